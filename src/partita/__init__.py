@@ -1,0 +1,1 @@
+"""Personalized federated learning among clients that differ."""

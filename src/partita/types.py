@@ -1,0 +1,208 @@
+"""The nouns of Partita.
+
+Everything that travels between clients and server is a dictionary of named tensors. Inside a local rule a
+noun describes ONE client; the machinery stacks many of them along a new first axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+Rate = Callable[[int, int], float]
+"""A learning rate over time: (round of the stage, rounds of the stage) -> step size."""
+
+
+class Partition(NamedTuple):
+    """Which names are communicated and which stay with the client. They may overlap."""
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+
+
+class Download(NamedTuple):
+    """What a client receives."""
+
+    shared: Tensors
+    extra: Tensors
+    version: int
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds; empty for stateless clients."""
+
+    personal: Tensors
+    memory: Tensors
+
+
+class Upload(NamedTuple):
+    """What a client sends: delta = (what it received) − (what it computed), shared names only.
+
+    The machinery sets `weight` from the client's sample count; a rule leaves it alone.
+    """
+
+    delta: Tensors
+    weight: Tensor | None = None
+    extra: Tensors = {}  # noqa: RUF012
+    metrics: Tensors = {}  # noqa: RUF012
+
+
+class ServerState(NamedTuple):
+    """What the server knows. `version` counts its steps."""
+
+    shared: Tensors
+    opt: Tensors
+    extra: Tensors
+    version: int
+
+
+class Batch(NamedTuple):
+    """One minibatch of one client.
+
+    `mask` marks the real samples where a short batch was padded (None: all are real). `key` seeds whatever
+    is random in the forward pass, so that dropout depends on (seed, round, client, step) alone.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    key: Tensor
+
+
+class Group(NamedTuple):
+    """Clients that run the same program on the same shapes.
+
+    `positions` are their places in the cohort. `stacked` says that the download has one row per client
+    (clients that hold different versions); otherwise all of them read the same one.
+    """
+
+    positions: tuple[int, ...]
+    download: Download
+    stacked: bool = False
+
+
+class Cohort(NamedTuple):
+    """Who reports now, and what each of them had downloaded."""
+
+    clients: tuple[int, ...]
+    groups: tuple[Group, ...]
+    staleness: tuple[int, ...]
+    time: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a client computes in one phase.
+
+    Exactly one of `steps` (a number, or one per client) and `epochs`; `batch=None` is the full batch.
+    `split` is the part of the client's data, `shuffle` whether each pass draws a new order.
+    """
+
+    steps: int | tuple[int, ...] | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    split: str = "train"
+    shuffle: bool = True
+
+
+class Phase(NamedTuple):
+    """`step` is repeated over the batches that `work` asks for (None: the work of the run).
+
+    step (carry, batch, lr) -> carry, written for one client. `lr` arrives as a 0-d tensor, or as a tuple of
+    them when several rates are declared.
+    """
+
+    step: Callable[[Any, Batch, Any], Any]
+    lr: Rate | tuple[Rate, ...]
+    work: Work | None = None
+
+
+class LocalRule(NamedTuple):
+    """What one client does: start -> phases of steps -> finish."""
+
+    start: Callable[[Download, ClientState], Any]
+    phases: tuple[Phase, ...]
+    finish: Callable[[Any, Download, ClientState], tuple[Upload, ClientState]]
+
+
+class Problem(Protocol):
+    """What a local rule may ask of the client it is written for: f_i, its gradient, its scores."""
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        ...
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of what a training pass changes without a gradient (BatchNorm statistics)."""
+        ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
+        """f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
+        ...
+
+    def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Metric and loss of each sample, in evaluation mode."""
+        ...
+
+
+class Aggregator(NamedTuple):
+    """(stacked deltas, weights) -> one delta per name. Weights are non-negative and need not sum to one."""
+
+    name: str
+    combine: Callable[[Tensors, Tensor], Tensors]
+    options: Mapping[str, Any]
+
+
+class ServerOptimizer(NamedTuple):
+    """init (shared) -> opt; step (shared, delta, opt) -> shared, opt."""
+
+    name: str
+    init: Callable[[Tensors], Tensors]
+    step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method: small functions, composed.
+
+    partition    (model, names)         -> which names are shared and which personal
+    init_client  (model's tensors, Partition) -> the state of a client that was never seen
+    local        (Problem)              -> LocalRule
+    aggregate    what the server makes of the deltas
+    server       the optimizer it applies to the result
+    personalize  (Problem)              -> LocalRule whose carry is the model a client is evaluated with
+    """
+
+    name: str
+    partition: Callable[[nn.Module, Sequence[str]], Partition]
+    init_client: Callable[[Tensors, Partition], ClientState]
+    local: Callable[[Problem], LocalRule]
+    aggregate: Aggregator
+    server: ServerOptimizer
+    personalize: Callable[[Problem], LocalRule]
+    weighting: str = "samples"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a pipeline: a method and its own length, work and cohort (None: as the run says)."""
+
+    algorithm: Algorithm
+    rounds: int | None = None
+    cohort: int | None = None
+    steps: int | tuple[int, ...] | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    state: str | None = None
