@@ -1,1 +1,52 @@
-"""Personalized federated learning among clients that differ."""
+"""Personalized federated learning among clients that differ.
+
+    import partita as pt
+
+    data = pt.data.digits(clients=20, partition=pt.data.label_skew(classes=3), seed=0)
+    run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", lr=0.1),
+                      rounds=50, cohort=10, steps=10, batch=32, seed=0)
+    print(run.summary())
+"""
+
+from partita import aggregate, callbacks, data, models, schedule, server
+from partita.algorithms import (
+    fedadagrad,
+    fedadam,
+    fedalt,
+    fedavg,
+    fedavgm,
+    fedprox,
+    fedsim,
+    fedyogi,
+    finetune,
+    local,
+    pipeline,
+    stage,
+)
+from partita.federate import federate
+from partita.run import Run, load
+
+__version__ = "0.1.0"
+__all__ = [
+    "Run",
+    "aggregate",
+    "callbacks",
+    "data",
+    "fedadagrad",
+    "fedadam",
+    "fedalt",
+    "fedavg",
+    "fedavgm",
+    "federate",
+    "fedprox",
+    "fedsim",
+    "fedyogi",
+    "finetune",
+    "load",
+    "local",
+    "models",
+    "pipeline",
+    "schedule",
+    "server",
+    "stage",
+]

@@ -110,15 +110,16 @@ class Work:
 
 
 class Phase(NamedTuple):
-    """`step` is repeated over the batches that `work` asks for (None: the work of the run).
+    """`step` is repeated over the batches of a client.
 
-    step (carry, batch, lr) -> carry, written for one client. `lr` arrives as a 0-d tensor, or as a tuple of
-    them when several rates are declared.
+    step  (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per rate
+    lr    the rates
+    work  how much to do, from the work of the run (None: just that)
     """
 
     step: Callable[[Any, Batch, Any], Any]
-    lr: Rate | tuple[Rate, ...]
-    work: Work | None = None
+    lr: tuple[Rate, ...] = ()
+    work: Callable[[Work], Work] | None = None
 
 
 class LocalRule(NamedTuple):
@@ -171,26 +172,43 @@ class ServerOptimizer(NamedTuple):
     options: Mapping[str, Any]
 
 
+class ServerRule(NamedTuple):
+    """init (shared) -> ServerState; step (ServerState, aggregated upload) -> ServerState."""
+
+    init: Callable[[Tensors], ServerState]
+    step: Callable[[ServerState, Upload], ServerState]
+
+
+class Personalize(NamedTuple):
+    """The model a client is evaluated with, or deploys: start -> phases of steps -> model.
+
+    The same shape as a local rule, so that one gradient step (MAML) or fine-tuning is no special case.
+    """
+
+    start: Callable[[Download, ClientState], Any]
+    phases: tuple[Phase, ...]
+    model: Callable[[Any, Download, ClientState], Tensors]
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A method: small functions, composed.
 
-    partition    (model, names)         -> which names are shared and which personal
+    partition    (model, names)               -> which names are shared and which personal
     init_client  (model's tensors, Partition) -> the state of a client that was never seen
-    local        (Problem)              -> LocalRule
-    aggregate    what the server makes of the deltas
-    server       the optimizer it applies to the result
-    personalize  (Problem)              -> LocalRule whose carry is the model a client is evaluated with
+    local        (Problem)                    -> LocalRule, what a client does
+    aggregate    (stacked uploads)            -> one upload
+    server       (Problem)                    -> ServerRule, what the server does with it
+    personalize  (Problem)                    -> Personalize, the model a client is evaluated with
     """
 
     name: str
     partition: Callable[[nn.Module, Sequence[str]], Partition]
     init_client: Callable[[Tensors, Partition], ClientState]
     local: Callable[[Problem], LocalRule]
-    aggregate: Aggregator
-    server: ServerOptimizer
-    personalize: Callable[[Problem], LocalRule]
-    weighting: str = "samples"
+    aggregate: Callable[[Upload], Upload]
+    server: Callable[[Problem], ServerRule]
+    personalize: Callable[[Problem], Personalize]
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

@@ -1,0 +1,25 @@
+"""The weighted mean: Σ_i w_i Δ_i / Σ_i w_i."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partita.types import Aggregator, Tensors
+
+
+def mean() -> Aggregator:
+    """Σ_i w_i Δ_i / Σ_i w_i; zero when nobody has weight."""
+
+    def combine(deltas: Tensors, weight: Tensor) -> Tensors:
+        total = weight.sum()
+        share = torch.where(total > 0, weight / total, torch.zeros_like(weight))
+        return {k: _combine(share, d) for k, d in deltas.items()}
+
+    return Aggregator("mean", combine, {})
+
+
+def _combine(share: Tensor, delta: Tensor) -> Tensor:
+    if not delta.is_floating_point():  # counters, such as BatchNorm's number of batches
+        return torch.tensordot(share.double(), delta.double(), 1).round().to(delta.dtype)
+    return torch.tensordot(share.to(delta.dtype), delta, 1)

@@ -1,0 +1,31 @@
+"""FedSim: Pillutla et al., *Federated Learning with Partial Model Personalization* (2022), Algorithm 3.
+
+    client:  (u, v_i) ← (u − η_u ∇_u f_i(u, v_i), v_i − η_v ∇_v f_i(u, v_i))     both at the same point
+    server:  the mean of u; v_i stays with the client
+
+An empty personal set makes it fedavg.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from partita.algorithms.base import Common, compose, method, rate, settings
+from partita.local.sgd import together
+from partita.partition import Personal
+from partita.types import Algorithm, Rate
+
+
+@method
+def fedsim(
+    personal: Personal, lr: float | Rate, personal_lr: float | Rate | None = None, **options: Unpack[Common]
+) -> Algorithm:
+    """A shared model with a personal part, both trained simultaneously.
+
+    Use it like fedalt when a round must stay short: it passes over the data once, not twice.
+    """
+    common, eta = settings(options), rate("lr", lr)
+    eta_v = eta if personal_lr is None else rate("personal_lr", personal_lr)
+    return compose(
+        lambda problem: together(problem, eta, common.optimizer, personal_lr=eta_v), common, personal=personal
+    )

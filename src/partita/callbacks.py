@@ -1,0 +1,66 @@
+"""What a run tells while it runs. Subclass `Callback` and pass it as `callbacks=[...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    """One finished round. `what` names the run: the method, or a baseline of it."""
+
+    what: str
+    round: int
+    rounds: int
+    train_loss: float | None
+    excluded: tuple[str, ...]
+
+
+class Callback:
+    """All methods may be overridden; none has to be."""
+
+    def start(self, what: str, round: int, rounds: int) -> None:
+        """A run begins, or goes on from `round`."""
+
+    def round(self, event: Event) -> None:
+        """A round is over."""
+
+    def evaluation(self, what: str, row: Mapping[str, Any]) -> None:
+        """A row of metrics.jsonl."""
+
+    def end(self, what: str) -> None:
+        """The run is over."""
+
+
+class ProgressBar(Callback):
+    """A bar per run: round, loss, time left. Shown on the standard error stream of a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description:>18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def start(self, what: str, round: int, rounds: int) -> None:
+        """Adds a bar."""
+        self._progress.start()
+        self._tasks[what] = self._progress.add_task(what, total=rounds, completed=round, loss="-")
+
+    def round(self, event: Event) -> None:
+        """Moves it."""
+        loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
+        self._progress.update(self._tasks[event.what], completed=event.round, loss=loss)
+
+    def end(self, what: str) -> None:
+        """Stops drawing when no bar is left."""
+        self._tasks.pop(what, None)
+        if not self._tasks:
+            self._progress.stop()

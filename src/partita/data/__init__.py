@@ -1,0 +1,29 @@
+"""Federated datasets: readers, partitioners, feature shifts."""
+
+from partita.data.build import from_arrays, from_datasets, split
+from partita.data.digits import digits
+from partita.data.federated import FederatedData
+from partita.data.partitioners import dirichlet, iid, label_skew, natural, power_law
+from partita.data.readers import from_huggingface, from_leaf, from_npz
+from partita.data.real import real
+from partita.data.shifts import negative, noise, rotation
+
+__all__ = [
+    "FederatedData",
+    "digits",
+    "dirichlet",
+    "from_arrays",
+    "from_datasets",
+    "from_huggingface",
+    "from_leaf",
+    "from_npz",
+    "iid",
+    "label_skew",
+    "natural",
+    "negative",
+    "noise",
+    "power_law",
+    "real",
+    "rotation",
+    "split",
+]

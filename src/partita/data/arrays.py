@@ -1,0 +1,92 @@
+"""What users pass becomes tensors: of the few dtypes that the library stores, and finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partita import check
+
+IntArray = NDArray[np.int64]
+
+
+def features(values: Any) -> Tensor:
+    """x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers."""
+    x = _tensor("x", values)
+    if x.dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64):
+        return x
+    if x.dtype in (torch.int8, torch.int16, torch.uint16):
+        return x.to(torch.int32)
+    if x.dtype in (torch.uint32, torch.uint64):
+        return x.to(torch.int64)
+    return x.to(torch.float32)
+
+
+def targets(values: Any) -> Tensor:
+    """y as it is stored: int64 labels, float32 or float64 numbers."""
+    y = _tensor("y", values)
+    if not y.is_floating_point():
+        return y.to(torch.int64)
+    return y if y.dtype == torch.float64 else y.to(torch.float32)
+
+
+def decode(x: Tensor) -> Tensor:
+    """Stored features as a model takes them: images in [0, 1], ids as int64."""
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32).div_(255)
+    return x.to(torch.int64) if x.dtype == torch.int32 else x
+
+
+def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor:
+    """Samples one by one (numbers, lists, arrays, tensors, images) as one tensor; colours come first."""
+    items = [v if isinstance(v, Tensor) else _sample(v) for v in values]
+    try:
+        if items and isinstance(items[0], Tensor):
+            return torch.stack(items)
+        array = np.stack(items) if items else np.zeros(0)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{field}: expected samples of one kind and one shape ({error})") from None
+    if dtype is not None and array.dtype.kind in "biuf":
+        array = array.astype(dtype)
+    return _tensor(field, array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
+    """Refuses NaN and infinity, and says in which row of which client."""
+    if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+        return
+    flat = values.reshape(len(values), -1)
+    bad = ~torch.isfinite(flat)
+    row = int(bad.any(1).nonzero()[0])
+    raise check.fail(f"{field}[{row}] of {client(row)}", float(flat[row][bad[row]][0]), "finite numbers")
+
+
+def _sample(value: Any) -> Any:
+    array = np.asarray(value)
+    image = hasattr(value, "mode") and array.ndim == 3  # a colour image of PIL: height, width, colour
+    return np.moveaxis(array, -1, 0) if image else array
+
+
+def _tensor(field: str, values: Any) -> Tensor:
+    if not isinstance(values, Tensor):
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{field}: expected rows of one shape ({error})") from None
+        if array.dtype.kind not in "biuf":
+            raise check.fail(f"dtype of {field}", str(array.dtype), "numbers (encode text as integers first)")
+        dtype = array.dtype.newbyteorder("=")
+        if array.dtype == np.float64 and not isinstance(values, np.ndarray):
+            dtype = np.dtype(np.float32)  # a list of numbers asks for no precision
+        elif array.dtype.itemsize > 8:
+            dtype = np.dtype(np.float64)
+        values = torch.from_numpy(np.require(array, dtype, ["C", "W"]))
+    if values.dtype.is_complex or values.ndim == 0:
+        raise check.fail(field, f"{values.dtype} with {values.ndim} axes", "real numbers, one row per sample")
+    tensor: Tensor = values.detach().cpu()
+    return tensor

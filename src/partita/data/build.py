@@ -1,0 +1,225 @@
+"""Federated data from arrays and datasets in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partita import check, draws
+from partita.data import arrays
+from partita.data.arrays import IntArray
+from partita.data.federated import FederatedData
+
+Partition = Callable[[NDArray[Any], int, np.random.Generator], Sequence[IntArray]]
+Mask = NDArray[np.bool_]
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    client: Any,
+    *,
+    test: Any = 0.2,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    source: Mapping[str, Any] | None = None,
+) -> FederatedData:
+    """Data whose rows say which client they belong to.
+
+    `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
+    `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
+    that is drawn for its test: at least one row of a client with two, and never all.
+
+    >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
+    """
+    x = arrays.features(x)
+    ids, owner = np.unique(_ids(client), return_inverse=True)
+    if len(owner) != len(x):
+        raise check.fail("ids in client", len(owner), f"{len(x)}, one for each row of x")
+    if names is not None and len(names) != len(ids):
+        raise check.fail("names", names, f"{len(ids)} names, one for each client")
+    return assemble(
+        x,
+        y,
+        owner,
+        [str(i) for i in ids] if names is None else names,
+        test=test,
+        seed=seed,
+        source=source or {"name": "from_arrays"},
+    )
+
+
+def split(
+    x: Any,
+    y: Any,
+    clients: int,
+    partition: Partition,
+    *,
+    test: Any = 0.2,
+    seed: int = 0,
+    source: Mapping[str, Any] | None = None,
+) -> FederatedData:
+    """Data without clients, dealt to a number of them, for example by `dirichlet(0.1)`."""
+    y = arrays.targets(y)
+    owner = owners(partition, y, clients, seed)
+    made = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
+    return assemble(x, y, owner, [str(i) for i in range(clients)], test=test, seed=seed, source=made)
+
+
+def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0) -> FederatedData:
+    """One torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
+
+    `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set.
+    """
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise check.fail("datasets", datasets, "a mapping from client names to a Dataset or a pair (x, y)")
+    names = {name: i for i, name in enumerate(datasets)}
+    parts = [(i, False, f"datasets[{name!r}]", datasets[name]) for name, i in names.items()]
+    if isinstance(test, Mapping):
+        for name in test:
+            if name not in names:
+                raise check.fail("test", name, f"names of clients{check.meant(name, map(str, names))}")
+        parts += [(names[name], True, f"test[{name!r}]", test[name]) for name in test]
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    owner: list[int] = []
+    tests: list[bool] = []
+    for i, is_test, field, dataset in parts:
+        x, y = _pair(field, dataset)
+        if len(x):
+            xs.append(_like(f"x of {field}", x, xs[:1]))
+            ys.append(_like(f"y of {field}", y, ys[:1]))
+        owner += [i] * len(x)
+        tests += [is_test] * len(x)
+    if not xs:
+        raise check.fail("datasets", datasets, "at least one sample")
+    mask = np.array(tests) if isinstance(test, Mapping) else test
+    source = {"name": "from_datasets"}
+    who = np.array(owner, dtype=np.int64)
+    return assemble(
+        torch.cat(xs), torch.cat(ys), who, [str(n) for n in names], test=mask, seed=seed, source=source
+    )
+
+
+def assemble(
+    x: Any,
+    y: Any,
+    owner: IntArray,
+    names: Sequence[str],
+    *,
+    test: Any,
+    seed: int,
+    source: Mapping[str, Any] | None = None,
+) -> FederatedData:
+    """Rows sorted by client, training before test; `owner` is the client of each row, −1 for none."""
+    x, y = arrays.features(x), arrays.targets(y)
+    if len(y) != len(x):
+        raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
+    clients = len(names)
+
+    def client(row: int) -> str:
+        return f"client {names[owner[row]]!r}" if owner[row] >= 0 else "no client"
+
+    arrays.finite("x", x, client)  # while rows have the numbers that the user knows
+    arrays.finite("y", y, client)
+    made = dict(source or {})
+    if np.ndim(test) == 0:
+        made |= {"test": check.number("test", test), "seed": seed}
+        test = held_out(owner, clients, test, seed)
+    test = test.cpu().numpy() if isinstance(test, Tensor) else np.asarray(test)
+    if test.dtype != np.bool_ or test.shape != (len(x),):
+        got = f"{test.dtype} {list(test.shape)}"
+        raise check.fail("test", got, f"a fraction, or a boolean for each of the {len(x)} rows")
+    order = np.lexsort((test, owner))
+    order = order[np.searchsorted(owner[order], 0) :]
+    train_sizes = np.bincount(owner[(owner >= 0) & ~test], minlength=clients)
+    test_sizes = np.bincount(owner[(owner >= 0) & test], minlength=clients)
+    starts = np.cumsum(train_sizes + test_sizes) - train_sizes - test_sizes
+    rows = torch.from_numpy(order)
+    return FederatedData.make(
+        x[rows],
+        y[rows],
+        np.stack([starts, train_sizes], axis=1),
+        np.stack([starts + train_sizes, test_sizes], axis=1),
+        names=names,
+        source=made,
+    )
+
+
+def held_out(owner: IntArray, clients: int, fraction: float, seed: int) -> Mask:
+    """Which rows are for testing: a fraction of each client's, at least one of two and never all."""
+    fraction = check.number("test", fraction, low=0, high=1)
+    if fraction == 1:
+        raise check.fail("test", fraction, "a fraction below 1")
+    check.integer("seed", seed, low=0)
+    mask = np.zeros(len(owner), dtype=np.bool_)
+    order = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
+    for i in range(clients):
+        rows = order[bounds[i] : bounds[i + 1]]
+        if fraction > 0 and len(rows) > 1:
+            count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+            mask[draws.generator(seed, "test-split", i).permutation(rows)[:count]] = True
+    return mask
+
+
+def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray:
+    """The client of each row, −1 for none, by a partitioner that may be the user's own."""
+    check.integer("clients", clients, low=1)
+    check.integer("seed", seed, low=0)
+    if not callable(partition):
+        raise check.fail("partition", partition, "iid(), dirichlet(alpha), ... or (y, clients, rng) -> rows")
+    parts = partition(y.numpy(), clients, draws.generator(seed, "partition"))
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    if len(parts) != clients or len(np.unique(rows)) != len(rows):
+        raise check.fail("partition", partition, f"{clients} lists of rows, no row twice")
+    if len(rows) and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y)):
+        raise check.fail("partition", partition, f"row numbers from 0 to {len(y) - 1}")
+    owner = np.full(len(y), -1, dtype=np.int64)
+    owner[rows] = np.repeat(np.arange(clients), [len(p) for p in parts])
+    return owner
+
+
+def describe(made_of: Any) -> dict[str, Any]:
+    """A partitioner in JSON terms."""
+    if hasattr(made_of, "options"):
+        return {"name": made_of.name, **made_of.options}
+    return {"name": getattr(made_of, "__name__", type(made_of).__name__)}
+
+
+def _ids(client: Any) -> NDArray[Any]:
+    ids = client.cpu().numpy() if isinstance(client, Tensor) else np.asarray(client)
+    if ids.dtype == object and all(isinstance(i, str) for i in ids.flat):
+        ids = ids.astype(str)
+    if ids.ndim != 1 or ids.dtype.kind not in "iuU" or ids.size == 0:
+        raise check.fail("client", client, "a whole number or a string for each row")
+    return ids
+
+
+def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(dataset, tuple | list) and len(dataset) == 2:
+        x, y = arrays.features(dataset[0]), arrays.targets(dataset[1])
+    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        samples = [dataset[i] for i in range(len(dataset))]
+        if any(not isinstance(s, tuple | list) or len(s) != 2 for s in samples):
+            raise check.fail(field, dataset, "samples that are pairs (x, y)")
+        x = arrays.features(arrays.stack(f"x of {field}", [s[0] for s in samples]))
+        y = arrays.targets(arrays.stack(f"y of {field}", [s[1] for s in samples]))
+    else:
+        raise check.fail(field, dataset, "a Dataset with a length, or a pair (x, y)")
+    if len(x) != len(y):
+        raise check.fail(f"rows of y of {field}", len(y), f"{len(x)}, as many as x")
+    return x, y
+
+
+def _like(field: str, values: Tensor, first: list[Tensor]) -> Tensor:
+    """Refuses what cannot stand under the first client's rows, so that no dtype changes silently."""
+    if first and (values.dtype, values.shape[1:]) != (first[0].dtype, first[0].shape[1:]):
+        got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (values, first[0]))
+        raise check.fail(field, got, f"{want} as of the first client")
+    return values

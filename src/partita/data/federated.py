@@ -1,0 +1,195 @@
+"""The data of all clients in two flat tensors, and for each client a range of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita import check
+from partita.data import arrays
+from partita.data.arrays import IntArray
+
+SPLITS = ("train", "test")
+_SAMPLED = 4 << 20  # bytes of x that a fingerprint reads
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData:
+    """Samples of many clients.
+
+    `x` and `y` hold the rows of all clients; client i has the rows start .. start + length − 1 with
+    (start, length) = `train[i]`, and likewise `test[i]`. Ranges may overlap: clients may share a pool, and
+    any of them may be empty. Images are stored as uint8 and ids as int32 if they came so, and reach the
+    model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made.
+
+    Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: IntArray
+    test: IntArray
+    names: tuple[str, ...]
+    source: dict[str, Any]
+
+    @classmethod
+    def make(
+        cls,
+        x: Any,
+        y: Any,
+        train: Any,
+        test: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+        source: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Checked data from rows and ranges; `test=None`: no client has test samples."""
+        x, y = arrays.features(x), arrays.targets(y)
+        if len(y) != len(x):
+            raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
+        train = _ranges("train", train)
+        test = np.zeros_like(train) if test is None else _ranges("test", test)
+        if len(train) == 0:
+            raise check.fail("clients", 0, "at least one client")
+        if len(test) != len(train):
+            raise check.fail("clients in test", len(test), f"{len(train)}, as many as in train")
+        names = tuple(map(str, range(len(train)) if names is None else names))
+        if len(names) != len(train) or len(set(names)) != len(names):
+            raise check.fail("names", names, f"{len(train)} different names, one for each client")
+        for split, ranges in (("train", train), ("test", test)):
+            outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
+            if outside.any():
+                i = int(outside.argmax())
+                field = f"{split} range of client {names[i]!r}"
+                raise check.fail(field, tuple(ranges[i].tolist()), f"(start, length) within {len(x)} rows")
+        if train[:, 1].sum() == 0:
+            raise check.fail("training samples", 0, "at least one among all clients")
+        data = cls(x, y, train, test, names, dict(source or {}))
+        arrays.finite("x", x, data._owner)
+        arrays.finite("y", y, data._owner)
+        return data
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.names)
+
+    def sizes(self, split: str = "train") -> IntArray:
+        """How many samples each client has."""
+        return self._split(split)[:, 1].copy()
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The same data on another device."""
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows by number: an index of any shape gives x and y of that leading shape."""
+        flat = index.to(self.x.device).reshape(-1)
+        x = arrays.decode(self.x.index_select(0, flat))
+        y = self.y.index_select(0, flat)
+        return x.reshape(index.shape + x.shape[1:]), y.reshape(index.shape + y.shape[1:])
+
+    def client(self, i: int, split: str = "train") -> tuple[Tensor, Tensor]:
+        """x and y of one client."""
+        check.integer("client", i, low=0, high=self.clients - 1)
+        start, length = self._split(split)[i].tolist()
+        return self.gather(torch.arange(start, start + length))
+
+    def subset(self, clients: Iterable[int]) -> FederatedData:
+        """Some of the clients, in the order given, and only their rows."""
+        if not isinstance(clients, Iterable):
+            raise check.fail("clients", clients, "a list of clients")
+        chosen = [check.integer("clients", i, low=0, high=self.clients - 1) for i in clients]
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise check.fail("clients", chosen, "at least one client, each once")
+        train, test = self.train[chosen], self.test[chosen]
+        used = np.zeros(len(self.x) + 1, dtype=np.int64)
+        for start, length in np.concatenate([train, test]):
+            used[start : start + length] = 1
+        place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
+        rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
+        return replace(
+            self,
+            x=self.x.index_select(0, rows),
+            y=self.y.index_select(0, rows),
+            train=np.stack([place[train[:, 0]], train[:, 1]], axis=1),
+            test=np.stack([place[test[:, 0]], test[:, 1]], axis=1),
+            names=tuple(self.names[i] for i in chosen),
+            source={**self.source, "subset": chosen},
+        )
+
+    def shift(self, shift: Callable[[FederatedData, int], FederatedData], seed: int = 0) -> FederatedData:
+        """The same samples seen differently by each client, for example `data.shift(rotation())`."""
+        if not callable(shift):
+            raise check.fail(
+                "shift", shift, "rotation(), negative(), noise() or a function (data, seed) -> data"
+            )
+        return shift(self, seed)
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the shapes, ranges, all labels and a sample of x: another run on the same
+        data has the same."""
+        row = max(1, self.x[:1].numel() * self.x.element_size())
+        count = min(len(self.x), max(1, _SAMPLED // row))
+        sample = torch.linspace(0, len(self.x) - 1, count, dtype=torch.float64).round().to(torch.int64)
+        digest = hashlib.sha256()
+        head = [[str(t.dtype), list(t.shape)] for t in (self.x, self.y)]
+        digest.update(json.dumps(head).encode())
+        for part in (self.train, self.test):
+            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+        for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
+            digest.update(values.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        title = f"FederatedData of {self.clients} clients"
+        title += f" ({self.source['name']})" if "name" in self.source else ""
+        lines = [title]
+        for split in SPLITS:
+            n = self.sizes(split)
+            none = f"; {(n == 0).sum()} clients have none" if (n == 0).any() else ""
+            lines.append(
+                f"  {split:5} {n.sum()} samples, per client min {n.min()}, "
+                f"median {np.median(n):g}, max {n.max()}{none}"
+            )
+        kinds = {torch.uint8: "uint8 (given as float32 in [0, 1])", torch.int32: "int32 (given as int64)"}
+        kind = kinds.get(self.x.dtype, str(self.x.dtype).removeprefix("torch."))
+        lines.append(f"  x     {kind}, each {list(self.x.shape[1:])}")
+        shape = f", each {list(self.y.shape[1:])}" if self.y.ndim > 1 else ""
+        if len(self.y) == 0:
+            lines.append("  y     no samples")
+        elif self.y.is_floating_point():
+            lines.append(f"  y     numbers from {self.y.min():g} to {self.y.max():g}{shape}")
+        else:
+            lines.append(
+                f"  y     {len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}"
+            )
+        return "\n".join(lines)
+
+    def _split(self, split: str) -> IntArray:
+        ranges: IntArray = getattr(self, check.choice("split", split, SPLITS))
+        return ranges
+
+    def _owner(self, row: int) -> str:
+        for split in SPLITS:
+            start, length = self._split(split).T
+            holders = np.flatnonzero((start <= row) & (row < start + length))
+            if len(holders):
+                return f"client {self.names[holders[0]]!r} ({split})"
+        return "no client"
+
+
+def _ranges(field: str, values: Any) -> IntArray:
+    ranges = np.asarray(values)
+    if ranges.size == 0:
+        return np.zeros((0, 2), dtype=np.int64)
+    if ranges.ndim != 2 or ranges.shape[1] != 2 or ranges.dtype.kind not in "iu":
+        raise check.fail(field, values, "whole numbers (start, length), a row for each client")
+    return ranges.astype(np.int64)

@@ -1,0 +1,210 @@
+"""Federated data from files and from the Hugging Face library. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partita import check
+from partita.data import arrays
+from partita.data.build import assemble, from_arrays
+from partita.data.federated import FederatedData
+
+FRACTION = 0.2  # of each client's rows for testing, where nothing else is said
+
+
+def from_npz(
+    path: str | PathLike[str],
+    *,
+    x: str = "x",
+    y: str = "y",
+    client: str = "client",
+    test: str | float | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """A NumPy archive with an array of rows, one of labels and one of client ids.
+
+    `x`, `y` and `client` are the keys of these arrays. `test` is the key of a boolean array, or the fraction
+    of each client's rows (None: 0.2).
+    """
+    keys = [x, y, client] + ([test] if isinstance(test, str) else [])
+    found = read_npz(path, keys)
+    held = found[test] if isinstance(test, str) else FRACTION if test is None else test
+    source = {"name": "from_npz", "path": str(path), "x": x, "y": y, "client": client, "test": test}
+    return from_arrays(found[x], found[y], found[client], test=held, seed=seed, source=source)
+
+
+def from_leaf(
+    train: str | PathLike[str],
+    test: str | PathLike[str] | float | None = None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    alphabet: str | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """JSON as LEAF writes it: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
+
+    `train` and `test` are files or folders of .json files; a number for `test` is the fraction of each
+    user's samples (None: 0.2). `shape` is the shape of a sample that the file holds as a flat list, such as
+    (28, 28). `alphabet` turns text into ids: a character becomes its place in it.
+
+    Caldas et al. (2018), LEAF: a benchmark for federated settings. arXiv:1812.01097
+    """
+    parts = [(False, _users(train))]
+    fraction = FRACTION if test is None else test
+    if isinstance(fraction, str | PathLike):
+        parts.append((True, _users(fraction)))
+    names = sorted({user for _, users in parts for user in users})
+    place = {name: i for i, name in enumerate(names)}
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    owner: list[int] = []
+    tests: list[bool] = []
+    for is_test, users in parts:
+        for user, (x, y) in users.items():
+            if len(x) != len(y):
+                raise check.fail(f"samples in y of user {user!r}", len(y), f"{len(x)}, as many as x")
+            if x:
+                xs.append(arrays.features(_shaped(_encode(f"x of user {user!r}", x, alphabet), user, shape)))
+                ys.append(arrays.targets(_encode(f"y of user {user!r}", y, alphabet)))
+            owner += [place[user]] * len(x)
+            tests += [is_test] * len(x)
+    if not xs:
+        raise check.fail("train", str(train), "users with at least one sample")
+    rows, labels = _joined("x", xs), _joined("y", ys)
+    held = fraction if len(parts) == 1 else np.array(tests)
+    source = {"name": "from_leaf", "train": str(train), "test": fraction if len(parts) == 1 else str(test)}
+    return assemble(rows, labels, np.array(owner), names, test=held, seed=seed, source=source)
+
+
+def from_huggingface(
+    dataset: Any, *, x: str, y: str, client: str, test: Any = None, seed: int = 0
+) -> FederatedData:
+    """A loaded `datasets.Dataset`, with the names of its columns of features, labels and client ids.
+
+    `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
+    Dataset with the same columns. Images become uint8 arrays with the colours first.
+    """
+    parts = [dataset] + ([test] if hasattr(test, "column_names") else [])
+    columns = {key: torch.cat([_column(part, name) for part in parts]) for key, name in (("x", x), ("y", y))}
+    ids = np.concatenate([np.asarray(list(_values(part, client))) for part in parts])
+    held: Any
+    if len(parts) == 2:
+        held = np.arange(len(ids)) >= len(dataset)
+    elif isinstance(test, str):
+        held = np.asarray(list(_values(dataset, test)))
+    else:
+        held = FRACTION if test is None else test
+    source = {"name": "from_huggingface", "x": x, "y": y, "client": client}
+    return from_arrays(columns["x"], columns["y"], ids, test=held, seed=seed, source=source)
+
+
+def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Some arrays of an archive; a file that is missing, damaged, pickled or without a key is refused."""
+    file = path_of("path", path)
+    if not file.is_file():
+        raise check.fail("path", str(path), "a file that exists")
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{file}: expected a NumPy archive (.npz) without pickled objects ({error})"
+        ) from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"{file}: expected an archive of named arrays (.npz), not a single array")
+    with archive:
+        missing = [key for key in keys if key not in archive.files]
+        if missing:
+            raise ValueError(f"{file}: no key {missing[0]!r}; it has {', '.join(archive.files) or 'no keys'}")
+        found = {}
+        for key in keys:
+            try:
+                found[key] = archive[key]
+            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise ValueError(f"{file}: key {key!r} is damaged or pickled ({error})") from None
+    return found
+
+
+def path_of(field: str, value: Any) -> Path:
+    """A path, if the value is one."""
+    if not isinstance(value, str | PathLike):
+        raise check.fail(field, value, "a path")
+    return Path(value)
+
+
+def _users(path: str | PathLike[str]) -> dict[str, tuple[list[Any], list[Any]]]:
+    place = path_of("path", path)
+    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    if not files or not all(file.is_file() for file in files):
+        raise check.fail("path", str(path), "a .json file, or a folder of them")
+    users: dict[str, tuple[list[Any], list[Any]]] = {}
+    for file in files:
+        try:
+            content = json.loads(file.read_bytes())
+            for user in content["users"]:
+                x, y = users.setdefault(str(user), ([], []))
+                x += content["user_data"][user]["x"]
+                y += content["user_data"][user]["y"]
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{file}: expected LEAF's users and user_data with x and y ({reason})") from None
+    return users
+
+
+def _encode(field: str, values: list[Any], alphabet: str | None) -> Any:
+    if not isinstance(values[0], str):
+        return values
+    if alphabet is None:
+        raise check.fail(field, values[0], "numbers (text needs alphabet=...)")
+    place = {letter: i for i, letter in enumerate(alphabet)}
+    strange = {letter for text in values for letter in text} - set(alphabet)
+    if strange:
+        raise check.fail(field, "".join(sorted(strange)), "only characters of the alphabet")
+    ids = [[place[letter] for letter in text] for text in values]
+    return [i[0] for i in ids] if all(len(i) == 1 for i in ids) else ids
+
+
+def _shaped(values: Any, user: str, shape: tuple[int, ...] | None) -> Tensor:
+    x = arrays.features(values)
+    if shape is None:
+        return x
+    if x[0].numel() != np.prod(shape):
+        raise check.fail(
+            "shape", shape, f"{x[0].numel()} numbers in all, as the samples of user {user!r} have"
+        )
+    return x.reshape(len(x), *shape)
+
+
+def _joined(field: str, parts: list[Tensor]) -> Tensor:
+    try:
+        return torch.cat(parts)
+    except RuntimeError as error:
+        raise ValueError(f"{field}: expected samples of one shape for all users ({error})") from None
+
+
+def _values(dataset: Any, name: str) -> Any:
+    columns = getattr(dataset, "column_names", None)
+    if not isinstance(columns, list):
+        raise check.fail("dataset", type(dataset).__name__, "a loaded Dataset (of a DatasetDict, one split)")
+    check.choice("column", name, columns)
+    return dataset[name]
+
+
+def _column(dataset: Any, name: str) -> Tensor:
+    values = _values(dataset, name)
+    feature: Any = (getattr(dataset, "features", None) or {}).get(name)
+    while hasattr(feature, "feature"):  # a list of ... of values
+        feature = feature.feature
+    dtype = str(getattr(feature, "dtype", ""))
+    known = dtype in ("uint8", "int8", "int16", "uint16", "int32", "float16", "float32")
+    return arrays.stack(f"column {name!r}", values, dtype if known else None)

@@ -1,0 +1,69 @@
+"""How a local rule, written for one client, runs for many: one after another, or stacked."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+from torch import nn
+
+from partita import check, tree
+from partita.data import FederatedData
+from partita.execute.auto import Auto
+from partita.execute.base import Bench, Build, Executor
+from partita.execute.loop import Loop
+from partita.execute.plan import Moment
+from partita.execute.probe import Findings, examine, why_not_stackable
+from partita.execute.problem import ModelProblem, reference, stacked
+from partita.execute.vmap import Vmap
+from partita.types import Partition, Tensors
+
+__all__ = ["Auto", "Build", "Executor", "Findings", "ModelProblem", "Moment", "examine", "make_executor"]
+
+EXECUTORS = ("auto", "loop", "vmap")
+
+
+def make_executor(
+    kind: str,
+    model: nn.Module,
+    data: FederatedData,
+    partition: Partition,
+    findings: Findings,
+    params: Tensors,
+    *,
+    batch: int | None,
+    memory: int | None = None,
+    picks: dict[str, dict[str, str]] | None = None,
+) -> tuple[Executor, ModelProblem]:
+    """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
+    check.choice("executor", kind, EXECUTORS)
+    loss, metric, buffers, sample_bytes = findings
+    loop = Loop(Bench(reference(model, partition, loss, metric, buffers), data))
+    if kind == "loop":
+        return loop, loop.bench.problem
+    problem = stacked(model, partition, loss, metric, buffers)
+    reason = why_not_stackable(loop.bench.problem, problem, params, data)
+    if reason is not None:
+        warnings.warn(
+            f"executor={kind!r}: {type(model).__name__} cannot be stacked, so clients train one after another "
+            f"(executor='loop'). Reason: {reason}",
+            stacklevel=3,
+        )
+        return loop, loop.bench.problem
+    largest = int(data.sizes("train").max(initial=1))
+    samples = min(batch or largest, largest)
+    # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
+    cost = 5 * tree.nbytes(params) + 3 * samples * sample_bytes
+    budget = memory if memory is not None else _memory(data.x.device) // 4
+    vmap = Vmap(Bench(problem, data), chunk=max(1, budget // max(cost, 1)))
+    if kind == "vmap":
+        return vmap, problem
+    return Auto((vmap, loop), picks if picks is not None else {}), problem
+
+
+def _memory(device: torch.device) -> int:
+    """What the device has in all: the same in every run on it, so that chunks are the same too."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,67 @@
+"""Measures the executors on the first clients that come and keeps the faster one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from partita import tree
+from partita.execute.base import Build, Executor
+from partita.execute.plan import Moment
+from partita.types import ClientState, Download, Group, Upload
+
+TRIAL_CLIENTS, TRIAL_STEPS, REPEATS = 16, 3, 2
+
+
+@dataclass(frozen=True, eq=False)
+class Auto:
+    """See `partita.execute.base.Executor`. Decides once for each role (training, evaluation) of each stage.
+
+    `picks` says what was decided and why; a resumed run starts with the picks of the run it goes on with.
+    """
+
+    candidates: tuple[Executor, ...]
+    picks: dict[str, dict[str, str]] = field(default_factory=dict)
+    name: str = "auto"
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """Run by the executor that was picked for this role."""
+        role = f"{moment.role}, stage {moment.stage}"
+        if role not in self.picks:
+            if len(clients) < 2:
+                return self.candidates[0](build, clients, group, states, moment)
+            self.picks[role] = self._measure(build, clients, group, states, moment)
+        picked = next(e for e in self.candidates if e.name == self.picks[role]["picked"])
+        return picked(build, clients, group, states, moment)
+
+    def _measure(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> dict[str, str]:
+        few = slice(0, TRIAL_CLIENTS)
+        short = moment._replace(work=replace(moment.work, steps=TRIAL_STEPS, epochs=None))
+        part = group._replace(download=_some(group, few))
+        seconds = {}
+        for executor in self.candidates:
+            times = []
+            for _ in range(1 + REPEATS):  # the first warms up
+                begin = time.perf_counter()
+                executor(build, clients[few], part, tree.rows(states, few), short)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+            seconds[executor.name] = min(times[1:])
+        shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
+        best = min(seconds, key=lambda name: seconds[name])
+        return {"picked": best, "why": f"measured on {len(clients[few])} clients: {shown}"}
+
+
+def _some(group: Group, few: slice) -> Download:
+    if not group.stacked:
+        return group.download
+    shared, extra = tree.rows(group.download[:2], few)
+    return Download(shared, extra, group.download.version)

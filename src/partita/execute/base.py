@@ -1,0 +1,65 @@
+"""What every executor does alike: bind a rule to its problem, know the rates and the work of a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.data import FederatedData
+from partita.execute.plan import Moment, count_steps
+from partita.execute.problem import ModelProblem
+from partita.types import ClientState, Group, LocalRule, Phase, Upload, Work
+
+Build = Callable[[Any], LocalRule]
+
+
+class Executor(Protocol):
+    """Runs a local rule for the clients of a group; returns stacks in their order."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A problem, the data it is solved on, and the rules bound to it so far."""
+
+    problem: ModelProblem
+    data: FederatedData
+    rules: dict[Build, LocalRule] = field(default_factory=dict)
+
+    def bind(self, build: Build) -> LocalRule:
+        """The rule for this problem; the same object every time, so that captured steps can be reused."""
+        if build not in self.rules:
+            self.rules[build] = build(self.problem)
+        return self.rules[build]
+
+    def rates(self, phase: Phase, moment: Moment) -> tuple[Tensor, ...]:
+        """The phase's learning rates in this round. 0-d float64: they take the type of what they multiply."""
+        device = self.data.x.device
+        values = [rate(moment.stage_round, moment.stage_rounds) for rate in phase.lr]
+        return tuple(torch.tensor(v, dtype=torch.float64, device=device) for v in values)
+
+
+def work_of(phase: Phase, moment: Moment) -> Work:
+    """What this phase asks for."""
+    return moment.work if phase.work is None else phase.work(moment.work)
+
+
+def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, moment: Moment) -> int:
+    """Steps that these clients take in all phases of a rule."""
+    total = 0
+    for phase in rule.phases:
+        work = work_of(phase, moment)
+        n = (data.train if work.split == "train" else data.test)[clients, 1]
+        total += int(count_steps(n, clients, work).sum())
+    return total

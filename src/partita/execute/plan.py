@@ -1,0 +1,105 @@
+"""Which samples each client sees in which step: one plan for a whole chunk of clients.
+
+A pass over a client's n samples is a new random order, cut into ⌈n/batch⌉ batches, the last one possibly
+short. The order is a function of (seed, round, phase, client, pass), computed for all clients at once by
+sorting random bits; nothing depends on who else is in the chunk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita import draws
+from partita.data import FederatedData
+from partita.types import Work
+
+
+class Moment(NamedTuple):
+    """Where in a run something is executed: all that draws and rates depend on, but for the client."""
+
+    seed: int
+    round: int
+    stage: int
+    stage_round: int
+    stage_rounds: int
+    work: Work
+    role: str = "training"
+
+
+class Plan(NamedTuple):
+    """For clients × steps: rows of the data, how many of them are real, and the keys of the forward pass."""
+
+    index: Tensor  # [clients, steps, batch]
+    real: Tensor  # [clients, steps, batch], false where a short batch is padded
+    size: np.ndarray  # [clients, steps], 0 after a client's last step
+    steps: np.ndarray  # [clients]
+    keys: Tensor  # [clients, steps]
+
+
+def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
+    """How many steps each client takes; one without data takes none."""
+    if work.steps is None:
+        steps = (work.epochs or 1) * _batches(n, work)
+    elif isinstance(work.steps, int):
+        steps = np.full(len(n), work.steps)
+    else:
+        steps = np.asarray(work.steps)[clients]
+    return np.where(n > 0, steps, 0)
+
+
+def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, moment: Moment) -> Plan:
+    """The plan of one phase for these clients, on the device of the data."""
+    device = data.x.device
+    start, n = (data.train if work.split == "train" else data.test)[clients].T
+    steps = count_steps(n, clients, work)
+    length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))
+    per_pass = np.maximum(_batches(n, work), 1)
+    which = np.arange(length)
+    epoch, offset = which // per_pass[:, None], (which % per_pass[:, None]) * (work.batch or 0)
+    size = np.minimum(n[:, None] - offset, work.batch or n[:, None])
+    size = np.where(which < steps[:, None], size, 0)
+
+    ids = torch.as_tensor(clients, device=device)
+    key = draws.key(moment.seed, "batches", moment.round, phase, ids, device=device)
+    keys = draws.fold(draws.fold(key, -1)[:, None], torch.arange(length, device=device))
+    place = torch.as_tensor(offset, device=device)[:, :, None] + torch.arange(width, device=device)
+    real = torch.arange(width, device=device) < torch.as_tensor(size, device=device)[:, :, None]
+    if work.shuffle and work.batch is not None:
+        passes = np.where(steps > 0, -(-steps // per_pass), 0)
+        order, first = _orders(key, n, passes)
+        place = order[torch.where(real, place + _first_of(first, passes, epoch, device), 0)]
+    index = torch.where(real, place + torch.as_tensor(start, device=device)[:, None, None], 0)
+    return Plan(index, real, size, steps, keys)
+
+
+def _batches(n: np.ndarray, work: Work) -> np.ndarray:
+    return -(-n // work.batch) if work.batch else np.minimum(n, 1)
+
+
+def _orders(key: Tensor, n: np.ndarray, passes: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """A random order of range(n_i) for each pass of each client, one after another; where each begins."""
+    device = key.device
+    lengths = np.repeat(n, passes)
+    first = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(first[-1])
+    if total == 0:
+        return torch.zeros(1, dtype=torch.int64, device=device), first
+    owner = np.repeat(np.arange(len(n)), passes)
+    number = np.arange(len(lengths)) - np.repeat(np.cumsum(passes) - passes, passes)
+    keys = draws.fold(key[torch.as_tensor(owner, device=device)], torch.as_tensor(number, device=device))
+    lengths_, first_ = torch.as_tensor(lengths, device=device), torch.as_tensor(first[:-1], device=device)
+    segment = torch.repeat_interleave(lengths_, output_size=total)
+    place = torch.arange(total, device=device) - first_[segment]
+    random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)
+    # sorting (pass, random bits) orders every pass at once
+    return place[torch.argsort((segment << 40) | random, stable=True)], first
+
+
+def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray, device: torch.device) -> Tensor:
+    before = (np.cumsum(passes) - passes)[:, None]
+    begin = first[np.minimum(before + epoch, len(first) - 1)]
+    return torch.as_tensor(begin, device=device)[:, :, None]

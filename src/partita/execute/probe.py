@@ -1,0 +1,160 @@
+"""One small trial before any work: what the model returns, what it changes, whether it can be stacked."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partita import check, tree
+from partita.data import FederatedData
+from partita.execute.problem import ModelProblem
+from partita.execute.stack import Stack, lift
+from partita.execute.stackable import context, stackable
+from partita.measure.criteria import Criterion, Function, choose_loss, choose_metric
+from partita.types import Batch, Tensors
+
+SAMPLES = 4
+
+
+class Findings(NamedTuple):
+    """What the trial found."""
+
+    loss: Criterion
+    metric: Criterion
+    buffers: tuple[str, ...]
+    sample_bytes: int
+
+
+def examine(
+    model: nn.Module, data: FederatedData, loss: str | Function | None, metric: str | Function | None
+) -> Findings:
+    """A forward and backward pass on a few samples of the first client that has some."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise check.fail("model", type(model).__name__, "a module with parameters that require gradients")
+    x, y = _samples(data, SAMPLES)
+    module = stackable(model).train()
+    before = {k: v.clone() for k, v in module.named_buffers()}
+    output, saved, random = _forward(module, x)
+    changed = tuple(
+        k for k, v in module.named_buffers() if k in before and not torch.equal(v, before[k])
+    )
+    criterion = choose_loss(loss, output, y)
+    _check_labels(criterion, output, data)
+    value = _value("loss", criterion, output, y)
+    if not value.requires_grad:
+        raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
+    measure = choose_metric(metric, criterion, y)
+    _value("metric", measure, output.detach(), y)
+    if random:
+        warnings.warn(
+            f"the model draws random numbers in {random}, which depend on the order of execution; "
+            "use nn.Dropout modules, whose draws Partita makes a function of (seed, round, client)",
+            stacklevel=4,
+        )
+    return Findings(criterion, measure, changed, saved // len(x))
+
+
+def why_not_stackable(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData
+) -> str | None:
+    """None when two stacked clients get the gradients that each would get alone, else the reason."""
+    x, y = _samples(data, 3)
+    if len(x) < 3:
+        x, y = (t.repeat(3, *[1] * (t.dim() - 1))[:3] for t in (x, y))
+    key = torch.arange(2, device=x.device)
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], device=x.device)
+    both = Batch(x.expand(2, *x.shape), y.expand(2, *y.shape), mask, key)
+    own = tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params)
+    try:
+        loss, gradient, _ = lift(
+            lambda p, b: stacked.grad(p, b, stacked.trainable), Stack.of(own, 2, True), Stack.of(both, 2, True)
+        ).full()
+    except Exception as error:  # any module may fail in its own way; the loop runs them all
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    for i, n in enumerate((3, 2)):
+        alone, expected, _ = loop.grad(params, Batch(x[:n], y[:n], None, key[i]), loop.trainable)
+        scale = float(tree.norm(expected)) + 1e-6
+        off = float(tree.norm(tree.sub(tree.row(gradient, i), expected))) / scale
+        if off > 1e-3 or abs(float(loss[i]) - float(alone)) > 1e-3 * (1 + abs(float(alone))):
+            return (
+                "its gradients differ when clients are stacked: a layer or the loss mixes the samples of a "
+                "batch, or draws random numbers of its own"
+            )
+    return None
+
+
+def _samples(data: FederatedData, n: int) -> tuple[Tensor, Tensor]:
+    start, size = data.train[int(np.argmax(data.train[:, 1]))]
+    return data.gather(torch.arange(int(start), int(start) + min(n, int(size)), device=data.x.device))
+
+
+def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
+    """The output, the bytes that autograd saved for the backward pass, names of random operations."""
+    own = {p.data_ptr() for p in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        if t.data_ptr() not in own:
+            saved[t.data_ptr()] = t.numel() * t.element_size()
+        return t
+
+    watch = _RandomOperations()
+    try:
+        with saved_tensors_hooks(pack, lambda t: t), watch:
+            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            output = torch.func.functional_call(module, given, (x,))
+    except Exception as error:
+        raise ValueError(
+            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)} and type {x.dtype}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+        ) from error
+    if not isinstance(output, Tensor):
+        raise check.fail("model", type(module).__name__, "a model that returns one tensor")
+    return output, sum(saved.values()), ", ".join(sorted(watch.seen))
+
+
+class _RandomOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.seen.add(str(func.name()))
+        return func(*args, **(kwargs or {}))
+
+
+def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:
+    try:
+        value = criterion.mean(output, y)
+    except Exception as error:
+        raise ValueError(
+            f"{field}={criterion.name}: cannot compare outputs of shape {list(output.shape)} with targets of "
+            f"shape {list(y.shape)}: {str(error).strip().splitlines()[0]}"
+        ) from error
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise check.fail(field, criterion.name, f"a function that returns one number for a batch, not {shape}")
+    if not bool(torch.isfinite(value)):
+        raise check.fail(field, criterion.name, f"a finite value on the first samples, not {float(value)}")
+    return value
+
+
+def _check_labels(criterion: Criterion, output: Tensor, data: FederatedData) -> None:
+    if criterion.name != "cross_entropy":
+        return
+    low, high = int(data.y.min()), int(data.y.max())
+    classes = output.shape[-1]
+    if (low < 0 and low != -100) or high >= classes:
+        raise ValueError(
+            f"data: labels run from {low} to {high}, but the model has {classes} outputs; expected labels from 0 "
+            f"to {classes - 1}"
+        )
+
+

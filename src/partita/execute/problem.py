@@ -1,0 +1,114 @@
+"""A model, its loss and its metric as functions of named tensors: what a local rule may ask.
+
+Two forms of the same problem: `reference` differentiates any module with plain autograd, `stacked` with
+`torch.func`, so that `vmap` can run it for many clients.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from partita import tree
+from partita.execute.stackable import context, stackable
+from partita.measure.criteria import Criterion
+from partita.types import Batch, Partition, Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class ModelProblem:
+    """f and its gradient by one of the two forms; see `partita.types.Problem`."""
+
+    trainable: tuple[str, ...]
+    buffers: tuple[str, ...]
+    partition: Partition
+    loss: Criterion
+    metric: Criterion
+    training: nn.Module
+    evaluation: nn.Module
+    differentiate: Callable[..., tuple[Tensors, tuple[Tensor, Tensors]]]
+
+    def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
+        """f, ∇f with respect to the named tensors, and the buffers after the pass."""
+        given = context(self.training, batch.key, batch.mask)
+
+        def f(moving: Tensors) -> tuple[Tensor, Tensors]:
+            buffers = {k: params[k].clone() for k in self.buffers}
+            output = functional_call(self.training, ({**params, **moving, **buffers}, given), (batch.x,))
+            return _mean(self.loss, output, batch), buffers
+
+        gradient, (value, buffers) = self.differentiate(f, tree.pick(params, wrt))
+        return value, gradient, buffers
+
+    def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Metric and loss of each sample, zero where the batch is padded."""
+        with torch.no_grad():
+            output = functional_call(self.evaluation, params, (batch.x,))
+            metric, loss = self.metric.each(output, batch.y), self.loss.each(output, batch.y)
+        if batch.mask is None:
+            return metric, loss
+        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+        real = batch.mask > 0
+        return torch.where(real, metric, zero.to(metric.dtype)), torch.where(real, loss, zero)
+
+
+def reference(
+    module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
+) -> ModelProblem:
+    """For one client at a time: any module, plain autograd."""
+    return _build(module, partition, loss, metric, buffers, _autograd)
+
+
+def stacked(
+    module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
+) -> ModelProblem:
+    """For many clients at once under `vmap`."""
+    return _build(module, partition, loss, metric, buffers, _functional)
+
+
+def _build(
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    differentiate: Callable[..., Any],
+) -> ModelProblem:
+    names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
+    training = stackable(module).requires_grad_(False).train()
+    evaluation = _share(training).eval()
+    return ModelProblem(names, buffers, partition, loss, metric, training, evaluation, differentiate)
+
+
+def _share(module: nn.Module) -> nn.Module:
+    """A second copy of the structure over the same tensors."""
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, memo)
+
+
+def _mean(loss: Criterion, output: Tensor, batch: Batch) -> Tensor:
+    if batch.mask is None:
+        return loss.mean(output, batch.y)
+    # Σ_real f(sample) / #real; `where` and not a product, since padding may hold anything
+    each = torch.where(batch.mask > 0, loss.each(output, batch.y), 0.0)
+    return each.sum() / batch.mask.sum().clamp(min=1)
+
+
+def _autograd(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+    leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
+    with torch.enable_grad():
+        value, aux = f(leaves)
+    gradient = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    filled = [torch.zeros_like(v) if g is None else g for g, v in zip(gradient, leaves.values())]
+    return dict(zip(leaves, filled)), (value.detach(), aux)
+
+
+def _functional(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+    gradient, result = grad_and_value(f, has_aux=True)(moving)
+    return gradient, result

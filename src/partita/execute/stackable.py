@@ -1,0 +1,130 @@
+"""Modules whose forward pass is a function of its inputs alone, so that many clients can be stacked.
+
+Dropout draws from the batch's key instead of a global generator: the same mask for a client whether it runs
+alone, in a stack, or in a captured graph. BatchNorm ignores the padding of short batches. Both receive what
+they need as buffers, which `functional_call` sets for each client.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partita import draws
+from partita.types import Tensors
+
+KEY, MASK = "batch_key", "batch_mask"
+_SHAPES = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of a key; whole channels when `leading` axes are kept apart."""
+
+    batch_key: Tensor
+
+    def __init__(self, p: float, leading: int | None) -> None:
+        super().__init__()
+        self.p, self.leading = p, leading
+        self.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        if self.p == 1.0:
+            return x * 0.0
+        shape = x.shape if self.leading is None else x.shape[: self.leading]
+        count = torch.arange(shape.numel(), device=x.device)
+        kept = (draws.uniform(draws.fold(self.batch_key, count)) >= self.p).view(shape)
+        kept = kept.view(*shape, *[1] * (x.dim() - len(shape)))
+        return x * kept.to(x.dtype) / (1.0 - self.p)
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm over the real samples of a batch; takes the place of `norm` and keeps its names.
+
+    Without a mask it is PyTorch's, except that a batch of a single value normalizes to zero and does not raise.
+    """
+
+    batch_mask: Tensor
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum = norm.eps, norm.momentum
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(norm, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.register_buffer(MASK, torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        tracks = self.training and self.running_mean is not None
+        if tracks:
+            self.num_batches_tracked.add_(1)
+        rate = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
+        if self.batch_mask.dim() == 0 and self.momentum is not None and x.numel() > x.shape[1]:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, True, rate, self.eps
+            )
+        return self._masked(x, rate if tracks else None)
+
+    def _masked(self, x: Tensor, rate: float | Tensor | None) -> Tensor:
+        axes = [0, *range(2, x.dim())]
+        mask = self.batch_mask.to(x.dtype).expand(x.shape[0]).reshape(-1, *[1] * (x.dim() - 1))
+        count = mask.sum() * x[0, 0].numel()
+        mean = (x * mask).sum(axes, keepdim=True) / count
+        var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
+        if rate is not None:
+            unbiased = var.flatten() * count / (count - 1).clamp(min=1)
+            self.running_mean.copy_(self.running_mean + rate * (mean.flatten() - self.running_mean))
+            self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
+        y = (x - mean) * torch.rsqrt(var + self.eps)
+        if self.weight is None:
+            return y
+        shape = (-1, *[1] * (x.dim() - 2))
+        return y * self.weight.view(shape) + self.bias.view(shape)
+
+
+def stackable(module: nn.Module) -> nn.Module:
+    """A copy of the module with keyed dropout and masked BatchNorm."""
+    return _swap(copy.deepcopy(module))
+
+
+def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
+    """The buffers that tell each dropout its key and each BatchNorm its mask."""
+    given: Tensors = {}
+    for i, name in enumerate(_owners(module, KEY)):
+        given[name] = draws.fold(key, i)
+    if mask is not None:
+        given |= dict.fromkeys(_owners(module, MASK), mask)
+    return given
+
+
+def _owners(module: nn.Module, buffer: str) -> list[str]:
+    cache = module.__dict__.setdefault("_partita_context", {})
+    if buffer not in cache:
+        cache[buffer] = [n for n, _ in module.named_buffers() if n.split(".")[-1] == buffer]
+    return list(cache[buffer])
+
+
+def _swap(module: nn.Module) -> nn.Module:
+    new = _replacement(module)
+    if new is not None:
+        return new.train(module.training)
+    for name, child in module.named_children():
+        setattr(module, name, _swap(child))
+    return module
+
+
+def _replacement(module: nn.Module) -> nn.Module | None:
+    if type(module) in _SHAPES:
+        return KeyedDropout(module.p, _SHAPES[type(module)])  # type: ignore[arg-type]
+    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return MaskedBatchNorm(module)  # type: ignore[arg-type]
+    return None

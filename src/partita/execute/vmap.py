@@ -1,0 +1,116 @@
+"""Many clients as one batch: their tensors stacked, each step one `vmap`.
+
+Ragged clients are handled here and nowhere else. Clients with many steps come first, so that those still
+running are always the head of the stack; a batch that is short for some clients is padded and masked. A
+cohort is cut into chunks that fit the memory budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from partita import tree
+from partita.execute.base import Bench, Build, work_of
+from partita.execute.plan import Moment, Plan, count_steps, draw
+from partita.execute.stack import Stack, join, lift
+from partita.types import Batch, ClientState, Download, Group, LocalRule, Phase, Upload
+
+
+@dataclass(frozen=True)
+class Vmap:
+    """See `partita.execute.base.Executor`. `chunk` is the number of clients that fit the memory budget."""
+
+    bench: Bench
+    chunk: int
+    name: str = "vmap"
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """The clients in chunks of similar work, put back into their order."""
+        rule = self.bench.bind(build)
+        order = self._by_work(rule, clients, moment)
+        parts = []
+        for begin in range(0, len(order), self.chunk):
+            some = torch.as_tensor(order[begin : begin + self.chunk], device=self.bench.data.x.device)
+            parts.append(self._chunk(rule, clients[some.cpu().numpy()], group, states, some, moment))
+        back = torch.as_tensor(np.argsort(order), device=self.bench.data.x.device)
+        same = bool((order == np.arange(len(order))).all())
+        joined = tree.cat(parts)
+        uploads, states = joined if same else tree.rows(joined, back)
+        return uploads, states
+
+    def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
+        if not rule.phases:
+            return np.arange(len(clients))
+        work = work_of(rule.phases[0], moment)
+        data = self.bench.data
+        n = (data.train if work.split == "train" else data.test)[clients, 1]
+        return np.argsort(-count_steps(n, clients, work), kind="stable")
+
+    def _chunk(
+        self,
+        rule: LocalRule,
+        clients: np.ndarray,
+        group: Group,
+        states: ClientState,
+        some: torch.Tensor,
+        moment: Moment,
+    ) -> tuple[Upload, ClientState]:
+        n = len(clients)
+        version = group.download.version
+        received = tree.rows(group.download[:2], some) if group.stacked else group.download[:2]
+        shared = Stack.of(received, n, rows=group.stacked)
+        if not group.stacked:
+            shared = self._own_buffers(shared, received[0], n)
+        state = Stack.of(tree.rows(states, some), n, rows=True)
+
+        def download(pair: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) -> Download:
+            return Download(*pair, version)
+
+        carry = lift(lambda pair, own: rule.start(download(pair), own), shared, state)
+        for number, phase in enumerate(rule.phases):
+            plan = draw(self.bench.data, clients, work_of(phase, moment), number, moment)
+            carry = self._phase(phase, carry, plan, moment)
+        result = lift(lambda c, pair, own: rule.finish(c, download(pair), own), carry, shared, state).full()
+        uploads, new = result
+        return uploads, new
+
+    def _own_buffers(self, shared: Stack, received: object, n: int) -> Stack:
+        """Buffers change in place during a forward pass: each client needs its own from the start."""
+        names = set(self.bench.problem.buffers)
+        own = {id(v) for k, v in received.items() if k in names}  # type: ignore[attr-defined]
+        rows = [id(x) in own for x in shared.leaves]
+        leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
+        return Stack(leaves, rows, shared.spec, n)
+
+    def _phase(self, phase: Phase, carry: Stack, plan: Plan, moment: Moment) -> Stack:
+        """All steps of a phase; a client leaves the stack after its last one."""
+        order = np.argsort(-plan.steps, kind="stable")
+        sorted_already = bool((order == np.arange(len(order))).all())
+        place = torch.as_tensor(order, device=plan.index.device)
+        if not sorted_already:
+            carry = carry.take(place)
+            plan = Plan(plan.index[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place])
+        lr = Stack.of(self.bench.rates(phase, moment), carry.n, rows=False)
+        done: list[Stack] = []
+        for s in range(plan.size.shape[1]):
+            active = int((plan.steps > s).sum())
+            if active < carry.n:
+                done.append(carry.between(active, carry.n))
+                carry = carry.between(0, active)
+            batch = Stack.of(self._batch(plan, s, active), active, rows=True)
+            carry = lift(phase.step, carry, batch, Stack(lr.leaves, lr.has_rows, lr.spec, active))
+        if done:
+            carry = join([carry, *reversed(done)])
+        return carry if sorted_already else carry.take(torch.argsort(place))
+
+    def _batch(self, plan: Plan, s: int, active: int) -> Batch:
+        size = plan.size[:active, s]
+        width = int(size.max())
+        x, y = self.bench.data.gather(plan.index[:active, s, :width])
+        mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
+        return Batch(x, y, mask, plan.keys[:active, s])

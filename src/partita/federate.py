@@ -1,0 +1,214 @@
+"""The loop: one round, on one screen. Nothing else knows the order of things."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from partita import check, tree
+from partita.aggregate.screen import usable
+from partita.algorithms import fedavg, local
+from partita.callbacks import Callback, ProgressBar
+from partita.data import FederatedData
+from partita.federation import Federation
+from partita.measure.criteria import Function
+from partita.run import Run
+from partita.schedule import Schedule
+from partita.settings import Settings
+from partita.store import checkpoint
+from partita.store.files import plain
+from partita.types import Algorithm, ServerState, Upload
+from partita.watch import Interrupt, Watch
+
+
+def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
+    """Round after round until the stage is over."""
+    while not run.schedule.done(run.server):
+        begin = time.perf_counter()
+        cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
+        states = run.store.load(cohort.clients)  # personal parameters and memories
+        uploads, states = run.execute(cohort, states)
+        good = usable((uploads.delta, uploads.extra, uploads.metrics, states), len(cohort.clients))
+        clients, accepted, states = _only(good, cohort.clients, uploads, states)  # the others are named
+        if run.keeps_state:
+            run.store.save(clients, states)
+        run.server = _advance(run, accepted)
+        watch.after(cohort, uploads, good, time.perf_counter() - begin)  # metrics, progress, checkpoint
+        if interrupt.requested:
+            watch.checkpoint()
+            raise KeyboardInterrupt
+
+
+def _advance(run: Federation, uploads: Upload) -> ServerState:
+    """The server's step on what was accepted; without any upload only the count goes on."""
+    if uploads.weight is None or not len(uploads.weight):
+        return run.server._replace(version=run.server.version + 1)
+    return run.problem_server.step(run.server, run.algorithm.aggregate(uploads))
+
+
+def _only(good: list[bool], clients: tuple[int, ...], uploads: Any, states: Any) -> tuple[Any, Any, Any]:
+    if all(good):
+        return clients, uploads, states
+    keep = [i for i, g in enumerate(good) if g]
+    return tuple(clients[i] for i in keep), *tree.rows((uploads, states), keep)
+
+
+def federate(
+    model: nn.Module | Callable[[], nn.Module],
+    data: FederatedData,
+    algorithm: Algorithm,
+    *,
+    rounds: int | None = None,
+    cohort: int | None = None,
+    steps: int | Sequence[int] | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    loss: str | Function | None = None,
+    metric: str | Function | None = None,
+    state: str = "keep",
+    schedule: Schedule | None = None,
+    norm: str | None = None,
+    executor: str = "auto",
+    device: str = "auto",
+    memory: int | str | None = None,
+    store: str = "auto",
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    baselines: bool = True,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+) -> Run:
+    """Train a model among the clients of `data` with `algorithm`, and find out who gains.
+
+    model       any nn.Module (its weights are the start), or a function that makes one under the seed
+    rounds      server steps; a pipeline's stages may bring their own
+    cohort      clients per round (None: everyone)
+    steps, epochs, batch
+                local work per round: minibatch steps (one number, or one per client) or passes over the
+                client's data (default: one pass); batch=None is the full batch
+    seed        everything random depends on it
+    loss        'cross_entropy', 'binary_cross_entropy', 'mse' or a function of (output, target) that returns
+                the mean over a batch (None: what fits the targets)
+    metric      'accuracy', 'mse', 'mae', 'loss' or such a function (None: accuracy, or the loss for numbers);
+                a function counts as higher-is-better unless its attribute `higher_is_better` is False
+    state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
+    norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
+    executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
+    device      'auto', 'cpu', 'cuda'
+    memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
+    store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
+    evaluate_every, checkpoint_every
+                rounds between evaluations (None: about ten in all) and checkpoints (None: by time)
+    baselines   also train every client alone and, for methods without a global model, fedavg, with the same
+                budget: what `Run.summary` compares with
+    out         folder for config.json, metrics.jsonl, clients.csv, summary.json and checkpoints
+    resume      go on with the run in `out`; the result has the same bits as without interruption
+    callbacks   see `partita.callbacks`
+    progress    show a progress bar (None: when the standard error stream is a terminal)
+    """
+    check_inputs(data, algorithm)
+    settings = Settings.checked(
+        data.clients,
+        rounds=rounds,
+        cohort=cohort,
+        steps=steps,
+        epochs=epochs,
+        batch=batch,
+        seed=seed,
+        state=state,
+        norm=norm,
+        executor=executor,
+        device=device,
+        memory=memory,
+        store=store,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+    )
+    shown = sys.stderr.isatty() if progress is None else progress
+    listeners = [*callbacks, *([ProgressBar()] if shown else [])]
+    folder = None if out is None else Path(out)
+    run = Federation(
+        model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
+    )
+    return train(run, algorithm.name, listeners, baselines=baselines, resume=resume)
+
+
+def train(
+    run: Federation, what: str, callbacks: Sequence[Callback], *, baselines: bool, resume: bool
+) -> Run:
+    """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
+    watch = Watch(run, what, callbacks)
+    _open(run, watch, resume)
+    references = {}
+    for name, method in (_baselines(run) if baselines else {}).items():
+        other = run.like(method, run.folder and run.folder / "baselines" / name)
+        references[name] = train(other, f"baseline {name}", callbacks, baselines=False, resume=resume)
+    if "global" in references:
+        watch.reference = {row["round"]: row["test.global"] for row in references["global"].metrics}
+    with Interrupt() as interrupt:
+        watch.start()
+        rounds(run, watch, interrupt)
+        while run.stage + 1 < len(run.stages):
+            run.enter(run.stage + 1)
+            rounds(run, watch, interrupt)
+        watch.end()
+    return Run.of(run, watch, references)
+
+
+def _open(run: Federation, watch: Watch, resume: bool) -> None:
+    """Begin, or go on from the newest valid checkpoint; refuse to overwrite or to mix runs."""
+    folder = run.folder
+    found = None
+    if folder is not None and (folder / "config.json").exists():
+        if not resume:
+            raise check.fail("out", str(folder), "a new folder, or resume=True to go on with the run in it")
+        _check_same(watch.config(), json.loads((folder / "config.json").read_text()), folder)
+        found = checkpoint.read(folder / "checkpoint")
+    if found is not None:
+        watch.restore(found)
+        return
+    if folder is not None:
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    run.enter(0)
+    watch.write_config()
+    watch.checkpoint()  # the initial weights: what is resumed starts from the same ones
+
+
+def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
+    for part in ("algorithm", "settings", "loss", "metric", "model", "data"):
+        old, new = before.get(part), plain(now[part])
+        if old != new:
+            fields = [k for k in new if old.get(k) != new[k]] if isinstance(old, dict) else []
+            shown = ", ".join(f"{k}: {old.get(k)!r} -> {new[k]!r}"[:160] for k in fields) or f"{old!r} -> {new!r}"
+            raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
+
+
+def _baselines(run: Federation) -> dict[str, Algorithm]:
+    """What the method is compared with: every client alone, and fedavg where it has no global model."""
+    options = run.stages[0].algorithm.options
+    same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
+    wanted: dict[str, Algorithm] = {}
+    if not run.ever_global:
+        wanted["global"] = fedavg(**same)
+    if run.partition.shared:
+        wanted["local"] = local(**same)
+    return wanted
+
+
+def check_inputs(data: object, algorithm: object) -> None:
+    """The two arguments that are easily confused."""
+    if not isinstance(data, FederatedData):
+        raise check.fail("data", data, "a FederatedData, made by partita.data.from_arrays(...) or the like")
+    if not isinstance(algorithm, Algorithm):
+        raise check.fail("algorithm", algorithm, "a method such as partita.fedavg(lr=0.1)")

@@ -1,0 +1,346 @@
+"""The state of a run, and what the loop in `federate.py` asks of it.
+
+A `Federation` knows the model, the data, the method in force, the server's state and the clients' states.
+It can enter the next stage, score every client, and be written to and read from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita import tree
+from partita.data import FederatedData
+from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
+from partita.execute.base import client_steps
+from partita.measure.criteria import Function
+from partita.measure.evaluate import evaluation, global_model
+from partita.partition import keep_norms
+from partita.schedule import Schedule, synchronous
+from partita.settings import Settings, stage_work
+from partita.store import Store, open_store
+from partita.types import (
+    Algorithm,
+    ClientState,
+    Cohort,
+    Download,
+    Group,
+    LocalRule,
+    Partition,
+    Problem,
+    ServerState,
+    Tensors,
+    Upload,
+)
+
+PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store")
+BLOCK = 4096  # clients whose states are held at once while all of them are evaluated or converted
+
+
+class Federation:
+    """See the module. Attributes that the loop reads: server, store, schedule, algorithm."""
+
+    server: ServerState
+    store: Store
+    algorithm: Algorithm
+    partition: Partition
+    problem: ModelProblem
+    execute_group: Executor
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        data: FederatedData,
+        algorithm: Algorithm,
+        settings: Settings,
+        *,
+        loss: str | Function | None = None,
+        metric: str | Function | None = None,
+        schedule: Schedule | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.settings, self.folder = settings, folder
+        self.given, self.loss, self.metric = algorithm, loss, metric
+        self.data = data.to(settings.device)
+        self.model = _own_copy(model, settings.seed).to(settings.device)
+        self.findings: Findings = examine(self.model, self.data, loss, metric)
+        self.names = (
+            *(n for n, p in self.model.named_parameters() if p.requires_grad),
+            *self.findings.buffers,
+        )
+        self.stages = settings.stages(algorithm)
+        for part in self.stages:  # a wrong split is refused before any work
+            self._partition(part.algorithm)
+        self._warn_about_buffers()
+        self.scheduler = schedule or synchronous()
+        self.picks: dict[str, dict[str, str]] = {}
+        self.base: Tensors = {k: v.detach().clone() for k, v in _tensors(self.model, self.names).items()}
+        self.stage = -1
+        self.first = 0
+
+    def like(self, algorithm: Algorithm, folder: Path | None) -> Federation:
+        """Another method under the same conditions: same data, initial weights, work and seed."""
+        first = self.stages[0]
+        settings = replace(
+            self.settings,
+            rounds=self.rounds,
+            cohort=first.cohort,
+            steps=first.steps,
+            epochs=first.epochs,
+            batch=first.batch,
+            state="keep",
+            norm=self.settings.norm or "global",
+        )
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.base, strict=False)
+        return Federation(
+            model,
+            self.data,
+            algorithm,
+            settings,
+            loss=self.loss,
+            metric=self.metric,
+            schedule=self.scheduler,
+            folder=folder,
+        )
+
+    # ---- stages
+
+    @property
+    def ever_global(self) -> bool:
+        """Whether some stage trains a whole model at the server."""
+        return any(set(self.names) <= set(self._partition(s.algorithm).shared) for s in self.stages)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all stages together."""
+        return sum(s.rounds or 0 for s in self.stages)
+
+    def enter(self, number: int) -> None:
+        """Begin a stage with what the one before left: the server's model and the clients' own parts."""
+        version, before = 0, None
+        if self.stage >= 0:
+            version, before = self.server.version, self.store
+            self.base = {**self.base, **self.server.shared}
+        self._prepare(number, version)
+        self.server = self.problem_server.init(tree.pick(self.base, self.partition.shared))
+        self.server = self.server._replace(version=version)
+        if before is not None:
+            self._carry_over(before)
+
+    def _prepare(self, number: int, first: int) -> None:
+        """Everything of a stage that follows from the settings and `base`."""
+        part = self.stages[number]
+        self.stage, self.first, self.algorithm = number, first, part.algorithm
+        self.partition = self._partition(part.algorithm)
+        self.execute_group, self.problem = make_executor(
+            self.settings.executor,
+            self.model,
+            self.data,
+            self.partition,
+            self.findings,
+            self.base,
+            batch=part.batch,
+            memory=self.settings.memory,
+            picks=self.picks,
+        )
+        self.problem_server = self.algorithm.server(self.problem)
+        self.evaluations = {
+            "global": evaluation(global_model, "test"),
+            "personal": evaluation(self.algorithm.personalize, "test"),
+        }
+        self.store = open_store(
+            self.algorithm.init_client(self.base, self.partition),
+            self.data.clients,
+            kind=self.settings.store,
+            folder=self.folder and self.folder / "checkpoint" / f"clients-{number}",
+            device=self.settings.device,
+        )
+        self.schedule = self.scheduler.begin(
+            clients=self.data.clients,
+            cohort=part.cohort or self.data.clients,
+            first=first,
+            rounds=part.rounds or 0,
+            seed=self.settings.seed,
+        )
+
+    def _carry_over(self, before: Store) -> None:
+        """Clients keep the personal tensors that the new stage still calls personal."""
+        touched = before.touched
+        for i in range(0, len(touched), BLOCK):
+            some = touched[i : i + BLOCK]
+            old, new = before.load(some), self.store.load(some)
+            kept = {k: old.personal.get(k, v) for k, v in new.personal.items()}
+            self.store.save(some, ClientState(kept, new.memory))
+
+    def _partition(self, algorithm: Algorithm) -> Partition:
+        partition = algorithm.partition(self.model, self.names)
+        if self.settings.norm == "personal":
+            partition = keep_norms(self.model, partition, self.findings.buffers)
+        return partition
+
+    def _warn_about_buffers(self) -> None:
+        if self.findings.buffers and self.settings.norm is None:
+            shown = ", ".join(self.findings.buffers[:3])
+            warnings.warn(
+                f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they are "
+                "averaged like the layers they belong to (norm='global'); norm='personal' keeps normalization "
+                "layers with each client",
+                stacklevel=4,
+            )
+
+    # ---- what the loop calls
+
+    @property
+    def has_global(self) -> bool:
+        """Whether the server alone holds a whole model."""
+        return set(self.names) <= set(self.partition.shared)
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether a client's model differs from the server's."""
+        return bool(self.partition.personal)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep their state between rounds."""
+        return self.stages[self.stage].state == "keep"
+
+    def moment(self, role: str = "training") -> Moment:
+        """Where the run is now."""
+        part = self.stages[self.stage]
+        version = self.server.version
+        return Moment(
+            seed=self.settings.seed,
+            round=version,
+            stage=self.stage,
+            stage_round=version - self.first,
+            stage_rounds=part.rounds or 0,
+            work=stage_work(part),
+            role=role,
+        )
+
+    def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
+        """The local rule for every client of the cohort, group by group; weights are sample counts."""
+        clients = np.asarray(cohort.clients)
+        done: list[tuple[Upload, ClientState]] = []
+        for group in cohort.groups:
+            part = slice(None) if len(group.positions) == len(clients) else list(group.positions)
+            some = states if part == slice(None) else tree.rows(states, torch.tensor(part))
+            done.append(self.execute_group(self.algorithm.local, clients[part], group, some, self.moment()))
+        uploads, states = tree.cat(done)
+        weight = torch.as_tensor(self.data.train[clients, 1], device=self.settings.device)
+        return uploads._replace(weight=weight.to(torch.float64)), states
+
+    def work_done(self, cohort: Cohort) -> int:
+        """Local steps of a cohort, all clients and phases together."""
+        rule = self.algorithm.local(self.problem)
+        return client_steps(rule, np.asarray(cohort.clients), self.data, self.moment())
+
+    def scores(self, role: str) -> np.ndarray:
+        """Each client's mean metric on its test samples, by the 'global' or its 'personal' model."""
+        found = np.full(self.data.clients, np.nan)
+        counts = self.data.test[:, 1]
+        with_data = np.flatnonzero(counts > 0)
+        download = Download(self.server.shared, self.server.extra, self.server.version)
+        for i in range(0, len(with_data), BLOCK):
+            some = with_data[i : i + BLOCK]
+            states = self.store.load(some.tolist()) if role == "personal" else ClientState({}, {})
+            group = Group(tuple(range(len(some))), download)
+            upload, _ = self.execute_group(self.evaluations[role], some, group, states, self.moment(role))
+            found[some] = upload.metrics["metric"].double().cpu().numpy() / counts[some]
+        return found
+
+    def personal_model(self, client: int) -> Tensors:
+        """The tensors of the model that a client is evaluated with."""
+        personalize = self.algorithm.personalize
+
+        def build(problem: Problem) -> LocalRule:
+            own = personalize(problem)
+            return LocalRule(own.start, own.phases, lambda c, d, s: (Upload(own.model(c, d, s)), s))
+
+        group = Group((0,), Download(self.server.shared, self.server.extra, self.server.version))
+        states = self.store.load([client])
+        upload, _ = self.execute_group(build, np.array([client]), group, states, self.moment("model"))
+        tensors: Tensors = tree.row({**upload.delta}, 0)
+        return tensors
+
+    # ---- checkpoints
+
+    def tensors(self) -> Tensors:
+        """All tensors of the run, by name."""
+        new = self.algorithm.init_client(self.base, self.partition)
+        parts: dict[str, Tensors] = {
+            "base": self.base,
+            "shared": self.server.shared,
+            "opt": self.server.opt,
+            "extra": self.server.extra,
+            "personal": new.personal,
+            "memory": new.memory,
+            "store": self.store.snapshot(self.server.version),
+        }
+        return {f"{part}/{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """The rest of a checkpoint."""
+        return {
+            "stage": self.stage,
+            "first": self.first,
+            "version": self.server.version,
+            "picks": self.picks,
+        }
+
+    def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Be where the checkpoint was."""
+        parts = split_tensors(tensors)
+        device = self.settings.device
+        parts = {part: ts if part == "store" else tree.to(ts, device) for part, ts in parts.items()}
+        self._check_fits(parts["base"])
+        self.base = parts["base"]
+        self.picks.update(facts["picks"])
+        self._prepare(facts["stage"], facts["first"])
+        self.server = ServerState(parts["shared"], parts["opt"], parts["extra"], facts["version"])
+        self.store.restore(parts["store"])
+
+    def _check_fits(self, base: Tensors) -> None:
+        wrong = [k for k in self.names if k not in base or base[k].shape != self.base[k].shape]
+        if wrong or len(base) != len(self.names):
+            raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
+
+
+def split_tensors(tensors: Tensors) -> dict[str, Tensors]:
+    """The tensors of a checkpoint by part: what `Federation.tensors` wrote."""
+    parts: dict[str, Tensors] = {p: {} for p in PARTS}
+    for name, value in tensors.items():
+        part, key = name.split("/", 1)
+        parts[part][key] = value
+    return parts
+
+
+def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A run never changes the model it was given; a function is called under the run's seed."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    if not callable(model):
+        raise ValueError(f"model={model!r}: expected an nn.Module or a function that returns one")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model={model!r}: expected a function that returns an nn.Module")
+    return made
+
+
+def _tensors(model: nn.Module, names: tuple[str, ...]) -> Tensors:
+    there: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return tree.pick(there, names)
+
+

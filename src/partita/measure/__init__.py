@@ -1,0 +1,1 @@
+"""What is measured: losses and metrics, scores of every client, who was hurt."""

@@ -1,0 +1,78 @@
+"""Every client's score under a model, as a local rule: so it runs stacked like training does.
+
+    score_i = (1/n_i) Σ_j metric(model_i(x_ij), y_ij)      over the client's test samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from partita.types import (
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Personalize,
+    Phase,
+    Problem,
+    Upload,
+    Work,
+)
+
+BATCH = 256
+
+
+class Sums(NamedTuple):
+    """Metric and loss so far, beside what is needed to rebuild the model."""
+
+    inner: Any
+    shared: Any
+    state: ClientState
+    metric: Tensor
+    loss: Tensor
+
+
+def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Callable[[Problem], LocalRule]:
+    """Personalize, then one pass over a split of the client's data."""
+
+    def build(problem: Problem) -> LocalRule:
+        own = personalize(problem)
+
+        def start(download: Download, state: ClientState) -> Sums:
+            zero = torch.zeros((), device=_device(download, state))
+            return Sums(own.start(download, state), download[:2], state, zero, zero)
+
+        def step(sums: Sums, batch: Batch, lr: tuple[Tensor, ...]) -> Sums:  # noqa: ARG001
+            params = own.model(sums.inner, Download(*sums.shared, 0), sums.state)
+            metric, loss = problem.score(params, batch)
+            return sums._replace(metric=sums.metric + metric.sum(), loss=sums.loss + loss.sum())
+
+        def finish(sums: Sums, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
+            return Upload({}, metrics={"metric": sums.metric, "loss": sums.loss}), ClientState({}, {})
+
+        adapt = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
+        return LocalRule(start, (*adapt, Phase(step, work=lambda run: _pass(split))), finish)  # noqa: ARG005
+
+    return build
+
+
+def global_model(problem: Problem) -> Personalize:
+    """The server's model, the same for everyone."""
+    del problem
+    return Personalize(lambda download, state: download.shared, (), lambda params, d, s: params)  # noqa: ARG005
+
+
+def _inside(step: Callable[[Any, Batch, Any], Any]) -> Callable[[Sums, Batch, Any], Sums]:
+    return lambda sums, batch, lr: sums._replace(inner=step(sums.inner, batch, lr))
+
+
+def _pass(split: str) -> Work:
+    return Work(epochs=1, batch=BATCH, split=split, shuffle=False)
+
+
+def _device(download: Download, state: ClientState) -> torch.device:
+    return next(iter({**download.shared, **state.personal}.values())).device

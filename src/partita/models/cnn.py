@@ -1,0 +1,75 @@
+"""Small convolutional networks for [B, C, H, W]; where there is one channel its axis may be missing."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from partita import check
+from partita.models.blocks import Blocks, Image, layers, seeded
+
+
+def leaf_cnn(classes: int = 62, *, seed: int = 0) -> Blocks:
+    """The FEMNIST network of LEAF (Caldas et al. 2018), as in EmbracingFL (Lee et al. 2024, section 6.2).
+
+    28×28×1 → conv 5×5, 32 → pool 2 → conv 5×5, 64 → pool 2 → dense 2048 → dense 62. Convolutions keep the
+    size (padding 2). Blocks `conv1`, `conv2`, `dense1`, `output`: 6,603,710 parameters, of which 6,551,614
+    are left without the convolutions and 127,038 in the last layer (Table 1).
+    """
+    check.integer("classes", classes, low=1)
+    with seeded(seed):
+        return Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(1, 32, 5, padding=2), size=28),
+                "conv2": _conv(nn.Conv2d(32, 64, 5, padding=2)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(64 * 7 * 7, 2048), relu=nn.ReLU()),
+                "output": layers(linear=nn.Linear(2048, classes)),
+            }
+        )
+
+
+def mnist_cnn(classes: int = 10, *, dropout: float = 0.25, seed: int = 0) -> Blocks:
+    """The MNIST network of PersA-FL (Toghani et al. 2023, Appendix D): 2 convolutions, 2 dense layers.
+
+    28×28×1 → conv 5×5, 32 → pool 2 → conv 5×5, 64 → pool 2 → dense 512 → dropout → dense 10: 582,026
+    parameters in `conv1`, `conv2`, `dense1`, `output`. The paper gives the number of layers, pooling and
+    dropout; widths and the dropout rate are ours.
+    """
+    check.integer("classes", classes, low=1)
+    check.number("dropout", dropout, low=0.0, high=1.0)
+    with seeded(seed):
+        return Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(1, 32, 5), size=28),
+                "conv2": _conv(nn.Conv2d(32, 64, 5)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(64 * 4 * 4, 512), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(512, classes)),
+            }
+        )
+
+
+def cifar_cnn(classes: int = 10, *, dropout: float = 0.25, seed: int = 0) -> Blocks:
+    """The CIFAR-10 network of PersA-FL (Toghani et al. 2023, Appendix D): 3 convolutions, 3 dense layers.
+
+    32×32×3 → three times (conv 3×3 → pool 2) with 32, 64, 128 channels → dense 256 → dropout → dense 128 →
+    dropout → dense 10: 651,978 parameters in `conv1`..`conv3`, `dense1`, `dense2`, `output`. The paper gives
+    the number of layers, pooling and dropout; widths and the dropout rate are ours.
+    """
+    check.integer("classes", classes, low=1)
+    check.number("dropout", dropout, low=0.0, high=1.0)
+    with seeded(seed):
+        return Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(3, 32, 3, padding=1), size=32),
+                "conv2": _conv(nn.Conv2d(32, 64, 3, padding=1)),
+                "conv3": _conv(nn.Conv2d(64, 128, 3, padding=1)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(128 * 4 * 4, 256), relu=nn.ReLU()),
+                "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(256, 128), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(128, classes)),
+            }
+        )
+
+
+def _conv(conv: nn.Conv2d, size: int | None = None) -> nn.Sequential:
+    """Convolution, ReLU, 2×2 pooling; the first block of a network is told the image size it expects."""
+    image = {} if size is None else {"image": Image(conv.in_channels, size)}
+    return layers(**image, conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(2))

@@ -1,0 +1,151 @@
+"""What a user asks of a run, checked before any work, and written down so that it can be run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from partita import check
+from partita.types import Aggregator, Algorithm, ServerOptimizer, Stage, Work
+
+STATES, NORMS, STORES = ("keep", "reset"), ("global", "personal"), ("auto", "memory", "disk")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `federate` that decide what is computed."""
+
+    rounds: int | None
+    cohort: int | None
+    steps: int | tuple[int, ...] | None
+    epochs: int | None
+    batch: int | None
+    seed: int
+    state: str
+    norm: str | None
+    executor: str
+    device: str
+    memory: int | None
+    store: str
+    evaluate_every: int | None
+    checkpoint_every: int | None
+
+    @staticmethod
+    def checked(clients: int, **given: Any) -> Settings:
+        """The settings, or a ValueError that names the first wrong one."""
+        whole = {"rounds": 1, "cohort": 1, "epochs": 1, "batch": 1, "evaluate_every": 1, "checkpoint_every": 1}
+        for field, low in whole.items():
+            if given[field] is not None:
+                high = clients if field == "cohort" else None
+                given[field] = check.integer(field, given[field], low=low, high=high)
+        given["seed"] = check.integer("seed", given["seed"], low=0)
+        given["steps"] = _steps(given["steps"], clients)
+        if given["steps"] is not None and given["epochs"] is not None:
+            raise check.fail("steps", given["steps"], "steps or epochs, not both")
+        check.choice("state", given["state"], STATES)
+        if given["norm"] is not None:
+            check.choice("norm", given["norm"], NORMS)
+        check.choice("store", given["store"], STORES)
+        given["device"] = _device(given["device"])
+        given["memory"] = parse_bytes(given["memory"])
+        return Settings(**given)
+
+    def stages(self, algorithm: Algorithm) -> tuple[Stage, ...]:
+        """The stages of the run with nothing left open: a plain method is a pipeline of one."""
+        parts = algorithm.stages or (Stage(algorithm),)
+        return tuple(self._fill(part) for part in parts)
+
+    def _fill(self, stage: Stage) -> Stage:
+        once = stage.rounds is None and stage.epochs is not None  # fine-tuning: all clients, one round
+        rounds = 1 if once else (stage.rounds or self.rounds)
+        if rounds is None:
+            raise check.fail("rounds", None, "a whole number from 1 (or each stage's own)")
+        own_work = stage.steps is not None or stage.epochs is not None
+        return dataclasses.replace(
+            stage,
+            rounds=rounds,
+            cohort=stage.cohort if once else (stage.cohort or self.cohort),
+            steps=stage.steps if own_work else self.steps,
+            epochs=stage.epochs if own_work else self.epochs,
+            batch=stage.batch or self.batch,
+            state=stage.state or ("keep" if once else self.state),
+        )
+
+
+def stage_work(stage: Stage) -> Work:
+    """What a client computes in a round of this stage; one pass over its data unless the user says more."""
+    epochs = 1 if stage.steps is None and stage.epochs is None else stage.epochs
+    return Work(steps=stage.steps, epochs=epochs, batch=stage.batch)
+
+
+def describe(value: Any) -> Any:
+    """A JSON-able description of options: what is needed to write them down again."""
+    if isinstance(value, Algorithm):
+        return {"name": value.name, **describe(value.options)}
+    if isinstance(value, Aggregator | ServerOptimizer):
+        return {"name": value.name, **describe(value.options)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"name": type(value).__name__.lower(), **describe(fields)}
+    if isinstance(value, Mapping):
+        return {str(k): describe(v) for k, v in value.items()}
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Sequence):
+        return [describe(v) for v in value]
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def versions() -> dict[str, str]:
+    """What a run was computed with."""
+    found = {"python": platform.python_version()}
+    for package in ("partita", "torch", "numpy", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    found["torch"] = torch.__version__
+    return found
+
+
+def parse_bytes(memory: Any) -> int | None:
+    """'8GiB', '500MB' or a number of bytes."""
+    if memory is None:
+        return None
+    units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    if isinstance(memory, str):
+        text = memory.strip().upper()
+        unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
+        try:
+            memory = int(float(text.removesuffix(unit)) * units.get(unit, 1))
+        except ValueError:
+            raise check.fail("memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'") from None
+    return check.integer("memory", memory, low=1)
+
+
+def _steps(steps: Any, clients: int) -> int | tuple[int, ...] | None:
+    if steps is None:
+        return None
+    if isinstance(steps, str) or not hasattr(steps, "__len__"):
+        return check.integer("steps", steps, low=1)
+    if len(steps) != clients:
+        raise check.fail("steps", steps, f"a whole number, or one for each of the {clients} clients")
+    return tuple(check.integer("steps", int(s), low=0) for s in steps)
+
+
+def _device(device: Any) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise check.fail("device", device, "'auto', 'cpu' or 'cuda'") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise check.fail("device", device, "'auto' or 'cpu': this machine has no CUDA device")
+    return str(chosen)

@@ -1,0 +1,109 @@
+"""What a store offers to a run, and the snapshots it puts into checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.check import fail
+from partita.store.layout import Layout
+from partita.types import ClientState, Tensors
+
+NOTHING = -1
+"""The round of a base file that holds no rows yet."""
+
+
+class Store(Protocol):
+    """The states of all clients of a run; a client that was never saved has the template's state.
+
+    A checkpoint of round r is taken in three steps, in this order:
+
+        tensors = store.snapshot(r)   # what goes into the checkpoint
+        ...                           # write it, until it is safe on disk
+        store.committed()             # it is
+
+    If writing fails, `committed` is not called, and the next snapshot covers what the failed one held. A run
+    may save states between the three. To resume, `restore` takes the snapshot out of the checkpoint.
+    """
+
+    @property
+    def touched(self) -> list[int]:
+        """The clients that were saved, in order."""
+        ...
+
+    @property
+    def overlay_bytes(self) -> int:
+        """Memory of the rows that wait for the next checkpoint; past some limit, a run should take one."""
+        ...
+
+    def load(self, clients: Sequence[int]) -> ClientState:
+        """The states of these clients, stacked in this order. No later call changes them."""
+        ...
+
+    def save(self, clients: Sequence[int], states: ClientState) -> None:
+        """Replace the states of these (distinct) clients by the rows of `states`."""
+        ...
+
+    def snapshot(self, round: int) -> Tensors:
+        """What the checkpoint of this round has to hold, as CPU tensors."""
+        ...
+
+    def committed(self) -> None:
+        """The checkpoint with the last snapshot is safe on disk."""
+        ...
+
+    def restore(self, snapshot: Tensors) -> None:
+        """Go (back) to the states of this snapshot."""
+        ...
+
+
+class Snapshot(NamedTuple):
+    """Rows of some clients as of `round`, complete on top of a base file complete up to round `base`."""
+
+    clients: list[int]
+    rows: Tensor
+    round: int
+    base: int = NOTHING
+
+
+def encode(snapshot: Snapshot, layout: Layout, clients: int) -> Tensors:
+    """As named tensors; the description travels along, so that a foreign snapshot is refused."""
+    about = {
+        "clients": clients,
+        "layout": layout.describe(),
+        "round": snapshot.round,
+        "base": snapshot.base,
+    }
+    return {
+        "clients": torch.tensor(snapshot.clients, dtype=torch.int64),
+        "rows": snapshot.rows,
+        "about": torch.from_numpy(np.frombuffer(json.dumps(about).encode(), dtype=np.uint8).copy()),
+    }
+
+
+def decode(tensors: Tensors, layout: Layout, clients: int) -> Snapshot:
+    """The inverse of `encode`, for a store of this layout and number of clients."""
+    missing = {"clients", "rows", "about"} - set(tensors)
+    if missing:
+        raise ValueError(f"snapshot: {', '.join(sorted(missing))} missing, so it is not of a client store")
+    about = json.loads(tensors["about"].numpy().tobytes())
+    layout.check(about["layout"], "the snapshot")
+    if about["clients"] != clients:
+        raise ValueError(f"the snapshot was written for {about['clients']} clients, this run has {clients}")
+    return Snapshot(tensors["clients"].tolist(), tensors["rows"], about["round"], about["base"])
+
+
+def indices(clients: Sequence[int], total: int, *, distinct: bool = False) -> list[int]:
+    """Client numbers as plain integers, checked."""
+    numbers = [int(c) for c in clients]
+    if numbers and (min(numbers) < 0 or max(numbers) >= total):
+        outside = next(c for c in numbers if not 0 <= c < total)
+        raise fail("clients", outside, f"numbers from 0 to {total - 1}")
+    if distinct and len(set(numbers)) < len(numbers):
+        raise fail("clients", numbers, "each client once")
+    return numbers

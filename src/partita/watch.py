@@ -1,0 +1,250 @@
+"""What a run measures, writes and tells: metrics, checkpoints, the files of its output folder."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from partita import tree
+from partita.callbacks import Callback, Event
+from partita.federation import Federation
+from partita.settings import describe, versions
+from partita.store import checkpoint
+from partita.store.files import append_jsonl, write_csv, write_json, write_jsonl
+from partita.types import Cohort, Upload
+
+CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
+CLIENT_COLUMNS = ("client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal")
+COUNTERS = ("bytes_up", "bytes_down", "client_steps", "training_seconds", "elapsed", "loss_sum", "loss_weight")
+
+
+class Watch:
+    """Follows one run. The loop calls it after every round."""
+
+    def __init__(self, run: Federation, what: str, callbacks: Sequence[Callback]) -> None:
+        self.run, self.what, self.callbacks = run, what, callbacks
+        self.reference: dict[int, float] = {}  # the global baseline by round, for methods without a global model
+        self.rows: list[dict[str, Any]] = []
+        self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
+        self.excluded: dict[int, list[int]] = {}  # client -> rounds
+        self.global_scores: np.ndarray | None = None
+        self.personal_scores: np.ndarray | None = None
+        self.loss: float | None = None
+        self.saved_at, self.saved_round, self.begin = time.monotonic(), -1, time.perf_counter()
+
+    # ---- the loop's calls
+
+    def start(self) -> None:
+        """Before the first round; a resumed run has its earlier rows back already."""
+        self.begin = time.perf_counter() - self.counters["elapsed"]
+        if self.folder:
+            write_jsonl(self.folder / "metrics.jsonl", self.rows)
+            self.write_config()
+        for callback in self.callbacks:
+            callback.start(self.what, self.run.server.version, self.run.rounds)
+
+    def after(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
+        """After a round: count, evaluate and checkpoint when it is time, tell."""
+        run, version = self.run, self.run.server.version
+        self._count(cohort, uploads, usable, seconds)
+        every = run.settings.evaluate_every or max(1, run.rounds // 10)
+        last_of_stage = run.schedule.done(run.server)
+        if version % every == 0 or last_of_stage:
+            self.evaluate(cohort)
+        self._tell(cohort, usable)
+        if self._checkpoint_due(version):
+            self.checkpoint()
+
+    def evaluate(self, cohort: Cohort) -> None:
+        """A row of metrics: every client's score under its own and under the global model."""
+        run, version = self.run, self.run.server.version
+        weight = run.data.test[:, 1]
+        if run.has_global:
+            self.global_scores = run.scores("global")
+        self.personal_scores = run.scores("personal") if run.has_personal else self.global_scores
+        row = {
+            "round": version,
+            "time": cohort.time,
+            "seconds": round(self.elapsed, 3),
+            "train_loss": self._train_loss(),
+            "test.global": self._global(version, weight),
+            "test.personal": mean_score(self.personal_scores, weight),
+            "staleness": float(np.mean(cohort.staleness)),
+            "excluded": [run.data.names[c] for c in sorted(self.excluded)],
+            "bytes_up": int(self.counters["bytes_up"]),
+            "bytes_down": int(self.counters["bytes_down"]),
+        }
+        self.rows.append(row)
+        self.counters["loss_sum"] = self.counters["loss_weight"] = 0.0
+        if self.folder:
+            append_jsonl(self.folder / "metrics.jsonl", row)
+        for callback in self.callbacks:
+            callback.evaluation(self.what, row)
+
+    def end(self) -> None:
+        """After the last round."""
+        self.checkpoint()
+        self.write_config()
+        for callback in self.callbacks:
+            callback.end(self.what)
+
+    # ---- checkpoints
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's output folder, if it has one."""
+        return self.run.folder
+
+    def checkpoint(self) -> None:
+        """The whole run on disk, or nothing of it."""
+        version = self.run.server.version
+        if self.folder is None or version == self.saved_round:
+            return
+        checkpoint.write(self.folder / "checkpoint", version, self.run.tensors(), self.state())
+        self.run.store.committed()
+        self.saved_at, self.saved_round = time.monotonic(), version
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Go on where a checkpoint was."""
+        facts = found.state
+        self.run.restore(found.tensors, facts)
+        self.rows = facts["rows"]
+        self.counters = facts["counters"]
+        self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
+        scores = facts["global_scores"]
+        self.global_scores = None if scores is None else np.array(scores, dtype=float)
+        self.saved_round = found.round
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside tensors."""
+        scores = None if self.global_scores is None else self.global_scores.tolist()
+        return {
+            **self.run.facts(),
+            "rows": self.rows,
+            "counters": {**self.counters, "elapsed": self.elapsed},
+            "excluded": self.excluded,
+            "global_scores": scores,
+        }
+
+    def _checkpoint_due(self, version: int) -> bool:
+        every = self.run.settings.checkpoint_every
+        if every is not None:
+            return version % every == 0
+        waited = time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
+        return waited or self.run.store.overlay_bytes > OVERLAY_BYTES
+
+    # ---- numbers
+
+    def _count(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
+        for group in cohort.groups:
+            sent = tree.nbytes(group.download[:2])
+            self.counters["bytes_down"] += sent if group.stacked else sent * len(group.positions)
+        self.counters["bytes_up"] += tree.nbytes((uploads.delta, uploads.extra))
+        self.counters["training_seconds"] += seconds
+        self.counters["client_steps"] += self.run.work_done(cohort)
+        for client, good in zip(cohort.clients, usable):
+            if not good:
+                self.excluded.setdefault(client, []).append(self.run.server.version)
+        self._count_loss(uploads, [i for i, good in enumerate(usable) if good])
+
+    def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
+        if "loss" not in uploads.metrics or uploads.weight is None:
+            return
+        weight = uploads.weight[keep]
+        total, sum_ = float(weight.sum()), float((uploads.metrics["loss"][keep] * weight).sum())
+        self.loss = sum_ / total if total else None
+        self.counters["loss_sum"] += sum_
+        self.counters["loss_weight"] += total
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of computing, over all resumptions."""
+        return time.perf_counter() - self.begin
+
+    def _train_loss(self) -> float | None:
+        total = self.counters["loss_weight"]
+        return self.counters["loss_sum"] / total if total else None
+
+    def _global(self, version: int, weight: np.ndarray) -> float | None:
+        if self.global_scores is not None:
+            return mean_score(self.global_scores, weight)
+        return self.reference.get(version)
+
+    def _tell(self, cohort: Cohort, usable: Sequence[bool]) -> None:
+        if not self.callbacks:
+            return
+        named = tuple(self.run.data.names[c] for c, good in zip(cohort.clients, usable) if not good)
+        event = Event(self.what, self.run.server.version, self.run.rounds, self.loss, named)
+        for callback in self.callbacks:
+            callback.round(event)
+
+    # ---- files
+
+    def config(self) -> dict[str, Any]:
+        """Everything needed to run it again."""
+        run = self.run
+        return {
+            "what": self.what,
+            "algorithm": describe(run.given),
+            "settings": {k: v for k, v in describe(run.settings).items() if k != "name"},
+            "loss": run.findings.loss.name,
+            "metric": run.findings.metric.name,
+            "model": {
+                "class": type(run.model).__name__,
+                "tensors": {k: list(v.shape) for k, v in run.base.items()},
+            },
+            "data": {
+                "clients": run.data.clients,
+                "fingerprint": run.data.fingerprint(),
+                "source": run.data.source,
+            },
+            "executor": {"requested": run.settings.executor, "picks": run.picks},
+            "versions": versions(),
+        }
+
+    def write_config(self) -> None:
+        """config.json, again whenever something was decided."""
+        if self.folder:
+            write_json(self.folder / "config.json", self.config())
+
+    def write_results(self, folder: Path, clients: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+        """clients.csv and summary.json."""
+        write_csv(folder / "clients.csv", clients, CLIENT_COLUMNS)
+        write_json(folder / "summary.json", summary)
+
+
+def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
+    """The mean over all test samples of all clients; None when there is no such model or no test sample."""
+    if scores is None or weight.sum() == 0:
+        return None
+    there = weight > 0
+    return float((scores[there] * weight[there]).sum() / weight.sum())
+
+
+class Interrupt:
+    """Ctrl-C finishes the round in progress and leaves a checkpoint; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

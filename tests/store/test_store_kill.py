@@ -1,0 +1,122 @@
+"""Whenever a run is killed, it goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import store_fake_run as fake
+
+from partita.store.files import read_jsonl
+
+KILLED = -signal.SIGKILL
+
+
+class Forks:
+    """Starts fake runs in processes of their own."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, fake.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, folder: Path, **options: int) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"folder": str(folder), **options}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def run(self, folder: Path, **options: int) -> int:
+        self.start(folder, **options)
+        return self.answer()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    assert forks.process.stdin is not None
+    forks.process.stdin.close()
+    forks.process.wait()
+
+
+def damage_newest(folder: Path) -> bool:
+    """Flip a byte of the newest checkpoint's tensors if there is an older one to fall back to."""
+    found = sorted(p for p in (folder / "checkpoint").glob("*") if p.name.isdecimal())
+    if len(found) < 2:
+        return False
+    file = found[-1] / "tensors.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    return True
+
+
+def check_newest_and_previous(folder: Path) -> int:
+    """Both checkpoints give the states of a straight run; returns the round of the newest."""
+    _, newest = fake.resume(folder)
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    if damage_newest(copy):
+        with pytest.warns(UserWarning, match="checkpoint skipped"):
+            _, previous = fake.resume(copy)
+        assert previous < newest
+    shutil.rmtree(copy)
+    return newest
+
+
+def test_killed_at_every_call_that_changes_the_disk(forks: Forks, tmp_path: Path) -> None:
+    grown = tmp_path / "grown"
+    assert forks.run(grown, rounds=6, every=2) == 0
+    whole = tmp_path / "whole"
+    shutil.copytree(grown, whole)
+    assert forks.run(whole, rounds=8, every=2) == 0
+    calls = read_jsonl(whole / "calls.jsonl")[-1]["calls"]
+    assert calls > 30
+    rounds = set()
+    for n in range(calls):
+        folder = tmp_path / "run"
+        shutil.copytree(grown, folder)
+        assert forks.run(folder, rounds=8, every=2, die_at=n) == KILLED
+        rounds.add(check_newest_and_previous(folder))
+        shutil.rmtree(folder)
+    assert rounds == {6, 8}
+
+
+def test_killed_at_every_call_from_the_start(forks: Forks, tmp_path: Path) -> None:
+    """The first checkpoints, before the row file has any rows."""
+    whole = tmp_path / "whole"
+    assert forks.run(whole, rounds=4, every=2) == 0
+    for n in range(read_jsonl(whole / "calls.jsonl")[-1]["calls"]):
+        folder = tmp_path / f"run{n}"
+        assert forks.run(folder, rounds=4, every=2, die_at=n) == KILLED
+        check_newest_and_previous(folder)
+
+
+def test_killed_at_random_moments_with_damage_in_between(forks: Forks, tmp_path: Path) -> None:
+    random.seed(time.time_ns())
+    folder = tmp_path / "run"
+    reached = 0
+    for attempt in range(20):
+        pid = forks.start(folder, rounds=fake.FOREVER, every=random.choice([1, 2, 3]))
+        time.sleep(random.uniform(0.01, 0.15))
+        os.kill(pid, signal.SIGKILL)
+        assert forks.answer() == KILLED
+        reached = check_newest_and_previous(folder)
+        if attempt % 3 == 2 and damage_newest(folder):
+            with pytest.warns(UserWarning, match="checkpoint skipped"):
+                assert fake.resume(folder)[1] < reached
+    assert reached > 0
