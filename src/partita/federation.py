@@ -7,6 +7,7 @@ It can enter the next stage, score every client, and be written to and read from
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,6 +131,8 @@ class Federation:
         if self.stage >= 0:
             version, before = self.server.version, self.store
             self.base = {**self.base, **self.server.shared}
+        if self.folder is not None:  # what a killed run may have left of this stage
+            shutil.rmtree(self._states_folder(number), ignore_errors=True)
         self._prepare(number, version)
         self.server = self.problem_server.init(tree.pick(self.base, self.partition.shared))
         self.server = self.server._replace(version=version)
@@ -161,7 +164,7 @@ class Federation:
             self.algorithm.init_client(self.base, self.partition),
             self.data.clients,
             kind=self.settings.store,
-            folder=self.folder and self.folder / "checkpoint" / f"clients-{number}",
+            folder=None if self.folder is None else self._states_folder(number),
             device=self.settings.device,
         )
         self.schedule = self.scheduler.begin(
@@ -171,6 +174,10 @@ class Federation:
             rounds=part.rounds or 0,
             seed=self.settings.seed,
         )
+
+    def _states_folder(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / "checkpoint" / f"clients-{number}"
 
     def _carry_over(self, before: Store) -> None:
         """Clients keep the personal tensors that the new stage still calls personal."""

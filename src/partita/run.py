@@ -136,6 +136,11 @@ class Run:
         check.choice("model", model, ("local", "global", "personal"))
         return np.array([np.nan if r[model] is None else r[model] for r in self.clients])
 
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger score is a better one."""
+        return bool(self.facts["higher_is_better"])
+
     def summary(self) -> Summary:
         """Scores of local-only, global and personal models, and how many clients were hurt."""
         return self.facts
@@ -234,6 +239,7 @@ def _summary(run: Federation, watch: Watch, scores: Mapping[str, np.ndarray | No
         clients=run.data.clients,
         scored=int((weight > 0).sum()),
         metric=run.findings.metric.name,
+        higher_is_better=run.findings.metric.higher_is_better,
         test={kind: mean_score(found, weight) for kind, found in scores.items()},
         hurt={f"vs_{kind}": _hurt(scores["personal"], scores[kind], better) for kind in ("global", "local")},
         seconds=round(watch.elapsed, 3),

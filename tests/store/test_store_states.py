@@ -68,11 +68,12 @@ def test_snapshot_is_not_changed_by_later_saves(store: Store) -> None:
     store.save([3], stacked([5]))
     snapshot = store.snapshot(1)
     copy = {k: x.clone() for k, x in snapshot.items()}
-    store.save([3], stacked([6]))
+    store.save([3, 4], stacked([6, 7]))
     store.committed()
     assert all(torch.equal(snapshot[k], copy[k]) for k in copy)
     store.restore(snapshot)
-    assert equal(store.load([3]), stacked([5]))
+    assert equal(store.load([3, 4]), tree.stack([state(5), TEMPLATE]))
+    assert store.touched == [3]
 
 
 def test_states_saved_while_a_checkpoint_is_written_belong_to_the_next(store: Store, tmp_path: Path) -> None:
@@ -119,6 +120,19 @@ def test_foreign_snapshots_are_refused(store: Store) -> None:
         store.restore(MemoryStore(TEMPLATE, 5).snapshot(1))
     with pytest.raises(ValueError, match=r"about.*missing"):
         store.restore({"clients": torch.zeros(0), "rows": torch.zeros(0)})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_states_on_an_accelerator(kind: str, tmp_path: Path) -> None:
+    store = open_store(TEMPLATE, CLIENTS, kind=kind, folder=tmp_path, device="cuda")
+    store.save([7, 2], tree.to(stacked([70, 20]), "cuda"))
+    snapshot = store.snapshot(1)
+    store.restore(snapshot)
+    loaded = store.load([2, 0, 7])
+    assert all(x.device.type == "cpu" for x in snapshot.values())
+    assert all(x.device.type == "cuda" for x in tree.leaves(loaded))
+    assert equal(tree.to(loaded, "cpu"), tree.stack([state(20), TEMPLATE, state(70)]))
 
 
 def test_open_store_chooses(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Experiments ready to run: each a function that returns an `Experiment`.
+
+A new one is a file here with its function, and a line in RECIPES. A user's own Python file with a function
+`experiment()` works the same.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+from partita import check
+from partita.recipes.digits import digits
+from partita.recipes.experiment import Experiment
+
+Recipe = Callable[..., Experiment]
+RECIPES: dict[str, Recipe] = {"digits": digits}
+
+__all__ = ["RECIPES", "Experiment", "Recipe", "find"]
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name, or the function `experiment` of this Python file."""
+    if name in RECIPES:
+        return RECIPES[name]
+    path = Path(name)
+    if path.suffix != ".py":
+        raise check.fail(
+            "recipe", name, f"one of {', '.join(RECIPES)}, or a Python file{check.meant(name, RECIPES)}"
+        )
+    if not path.exists():
+        raise check.fail("recipe", name, "a Python file that exists")
+    made = runpy.run_path(str(path)).get("experiment")
+    if not callable(made):
+        raise check.fail("recipe", name, "a file with a function experiment() that returns an Experiment")
+    return made  # type: ignore[no-any-return]
