@@ -99,7 +99,9 @@ class Marks(pt.callbacks.Callback):
         self.times.append(time.perf_counter())
 
 
-def partita(work: Workload, data: pt.data.FederatedData, device: str, rounds: int, executor: str) -> list[float]:
+def partita(
+    work: Workload, data: pt.data.FederatedData, device: str, rounds: int, executor: str
+) -> list[float]:
     """Seconds per round of Partita, everything included; the first round warms up and picks an executor."""
     marks = Marks(device)
     pt.federate(
@@ -150,7 +152,9 @@ def _wait(device: str) -> None:
 
 def main() -> None:
     """Print one line per workload."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--executor", default="auto", choices=("auto", "loop", "vmap"))

@@ -121,7 +121,7 @@ def at(lr: Rate, given: Given) -> float:
 
 
 def linear(lr: float, warmup: float) -> Rate:
-    """Up from 0 before the first round to η after a share of the rounds, then down to 0 after the last one."""
+    """From 0 up to η over a share of the rounds, then down to 0; both zeros lie just outside the rounds."""
     return lambda t, rounds: float(np.interp(t, [-1, warmup * rounds, rounds], [0, lr, 0]))
 
 
@@ -154,7 +154,7 @@ def federated(
     personal: Sequence[str] = (),
     server: Server = replace,
 ) -> World:
-    """u_i, v_i = client(u, v_i) for the cohort;  Δ = Σ α_i (u_i − u) / Σ α_i with α_i = n_i or 1;  u ← server."""
+    """u_i, v_i = client(u, v_i);  Δ = Σ α_i (u_i − u) / Σ α_i with α_i = n_i or 1;  u ← server(u, Δ)."""
     u = {k: x for k, x in world.model.items() if k not in personal}
     own = {i: {k: v[k] for k in personal if k in v} for i, v in world.personal.items()}
     delta, total, losses = {k: np.zeros_like(x) for k, x in u.items()}, 0.0, []
@@ -324,9 +324,7 @@ def fedalt(
     return federated(world, given, client, options, personal=mine)
 
 
-def finetune(
-    world: World, given: Given, personal: str, lr: Rate, l2: float = 0.0, **options: Any
-) -> World:
+def finetune(world: World, given: Given, personal: str, lr: Rate, l2: float = 0.0, **options: Any) -> World:
     """SGD on F_i(u, v) + (λ/2) ‖v − v_g‖² over v alone, v_g of the global model. Appendix B.2, step (c)."""
     mine = PARTS[personal]
     rates = dict.fromkeys(mine, at(lr, given))

@@ -58,7 +58,7 @@ def offences(importers: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str
 
 
 def test_the_finder_finds() -> None:
-    text = "import partita.store\nfrom partita import server as s, check\ndef f():\n  from ..data import digits\n"
+    text = "import partita.store\nfrom partita import server as s, check\ndef f():\n  from ..data import x\n"
     assert imported(text, "partita.local.sgd", False) == {
         "partita.store",
         "partita.server",

@@ -192,7 +192,7 @@ def test_keep_norms_moves_norms_and_statistics() -> None:
     every = (*names(model), *statistics)
     kept = keep_norms(model, split(model, every, "output"), statistics)
     mine = {*of("norm"), *of("body.1"), *of("closing"), *statistics, *of("head")}
-    assert kept.personal == tuple(n for n in every if n in mine)
+    assert sorted(kept.personal) == sorted(mine)
     assert kept.shared == tuple(n for n in every if n not in mine)
 
 
@@ -273,6 +273,6 @@ def test_what_matches_nothing_is_refused(personal, hint) -> None:
 def test_refused_by_federate_before_any_work(tmp_path) -> None:
     data = pt.data.from_arrays(torch.randn(8, 4), torch.arange(8) % 2, [0, 0, 0, 0, 1, 1, 1, 1])
     out = tmp_path / "run"
-    with pytest.raises(ValueError, match="personal='outputs'.*did you mean 'output'"):
+    with pytest.raises(ValueError, match=r"personal='outputs'.*did you mean 'output'"):
         pt.federate(models.mlp(4, 2), data, pt.fedalt(personal="outputs", lr=0.1), rounds=1, out=out)
     assert not out.exists()

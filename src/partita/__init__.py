@@ -1,11 +1,11 @@
 """Personalized federated learning among clients that differ.
 
-    import partita as pt
+import partita as pt
 
-    data = pt.data.digits(clients=20, partition=pt.data.label_skew(classes=3), seed=0)
-    run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", lr=0.1),
-                      rounds=50, cohort=10, steps=10, batch=32, seed=0)
-    print(run.summary())
+data = pt.data.digits(clients=20, partition=pt.data.label_skew(classes=3), seed=0)
+run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", lr=0.1),
+                  rounds=50, cohort=10, steps=10, batch=32, seed=0)
+print(run.summary())
 """
 
 from partita import aggregate, callbacks, data, models, schedule, server

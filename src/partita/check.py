@@ -24,9 +24,10 @@ def number(
     allowed += f" up to {high:g}" if high < math.inf else ""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise fail(field, value, allowed)
-    if value < low or value > high or (open_low and value == low):
+    x = float(value)
+    if x < low or x > high or (open_low and x == low):
         raise fail(field, value, allowed)
-    return float(value)
+    return x
 
 
 def integer(field: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
@@ -36,9 +37,10 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
     allowed += f" up to {high}" if high is not None else ""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise fail(field, value, allowed)
-    if (low is not None and value < low) or (high is not None and value > high):
+    n = int(value)
+    if (low is not None and n < low) or (high is not None and n > high):
         raise fail(field, value, allowed)
-    return int(value)
+    return n
 
 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:

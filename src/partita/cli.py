@@ -85,7 +85,8 @@ def run(
     """Run a recipe, or your own file with a function `experiment()` that returns an Experiment.
 
     KEY is an argument of the recipe, a field of the experiment (rounds, cohort, steps, epochs, batch, seed,
-    state, norm, evaluate_every, baselines, ...), `algorithm` (the name of another method) or `algorithm.OPTION`.
+    state, norm, evaluate_every, baselines, ...), `algorithm` (the name of another method) or
+    `algorithm.OPTION`.
 
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`
     """
@@ -123,7 +124,8 @@ def _table(run: Run, summary: Summary) -> Table:
     table = Table(
         title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
-        caption=f"{summary['seconds']:.1f} s, {summary['client_steps_per_second']:,.0f} client steps per second",
+        caption=f"{summary['seconds']:.1f} s, "
+        f"{summary['client_steps_per_second']:,.0f} client steps per second",
     )
     table.add_column("model")
     table.add_column(f"test {summary['metric']}", justify="right")
@@ -178,7 +180,7 @@ def _gains(run: Run, rows: int = 3) -> Table:
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
-    warnings.showwarning = _warning
+    warnings.showwarning = _warning  # type: ignore[assignment]
     try:
         app()
     except (ValueError, OSError) as error:

@@ -143,9 +143,7 @@ def federate(
     return train(run, algorithm.name, listeners, baselines=baselines, resume=resume)
 
 
-def train(
-    run: Federation, what: str, callbacks: Sequence[Callback], *, baselines: bool, resume: bool
-) -> Run:
+def train(run: Federation, what: str, callbacks: Sequence[Callback], *, baselines: bool, resume: bool) -> Run:
     """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
     watch = Watch(run, what, callbacks)
     _open(run, watch, resume)
@@ -168,16 +166,18 @@ def train(
 def _open(run: Federation, watch: Watch, resume: bool) -> None:
     """Begin, or go on from the newest valid checkpoint; refuse to overwrite or to mix runs."""
     folder = run.folder
-    found = None
-    if folder is not None and (folder / "config.json").exists():
-        if not resume:
-            raise check.fail("out", str(folder), "a new folder, or resume=True to go on with the run in it")
-        _check_same(watch.config(), json.loads((folder / "config.json").read_text()), folder)
-        found = checkpoint.read(folder / "checkpoint")
-    if found is not None:
-        watch.restore(found)
-        return
     if folder is not None:
+        if (folder / "config.json").exists():
+            if not resume:
+                raise check.fail(
+                    "out", str(folder), "a new folder, or resume=True to go on with the run in it"
+                )
+            _check_same(watch.config(), json.loads((folder / "config.json").read_text()), folder)
+            found = checkpoint.read(folder / "checkpoint")
+            if found is not None:
+                watch.restore(found)
+                checkpoint.drop(folder / "checkpoint", after=found.round)
+                return
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     run.enter(0)
@@ -189,8 +189,10 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
     for part in ("algorithm", "settings", "loss", "metric", "model", "data"):
         old, new = before.get(part), plain(now[part])
         if old != new:
-            fields = [k for k in new if old.get(k) != new[k]] if isinstance(old, dict) else []
-            shown = ", ".join(f"{k}: {old.get(k)!r} -> {new[k]!r}"[:160] for k in fields) or f"{old!r} -> {new!r}"
+            shown = f"{old!r} -> {new!r}"
+            if isinstance(old, dict):
+                changed = [k for k in new if old.get(k) != new[k]]
+                shown = ", ".join(f"{k}: {old.get(k)!r} -> {new[k]!r}"[:160] for k in changed)
             raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
 
 

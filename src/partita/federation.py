@@ -198,9 +198,9 @@ class Federation:
         if self.findings.buffers and self.settings.norm is None:
             shown = ", ".join(self.findings.buffers[:3])
             warnings.warn(
-                f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they are "
-                "averaged like the layers they belong to (norm='global'); norm='personal' keeps normalization "
-                "layers with each client",
+                f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
+                "are averaged like the layers they belong to (norm='global'); norm='personal' keeps "
+                "normalization layers with each client",
                 stacklevel=4,
             )
 
@@ -349,5 +349,3 @@ def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Modul
 def _tensors(model: nn.Module, names: tuple[str, ...]) -> Tensors:
     there: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return tree.pick(there, names)
-
-

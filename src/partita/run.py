@@ -28,7 +28,9 @@ class Summary(dict[str, Any]):
 
     def __str__(self) -> str:
         test, hurt, metric = self["test"], self["hurt"], self["metric"]
-        lines = [f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"]
+        lines = [
+            f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
+        ]
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
         lines += [f"  {names[k]:18} {metric} {_number(test[k])}" for k in names]
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
@@ -117,13 +119,15 @@ class Run:
         return Client(self, check.integer("client", number, low=0, high=len(self.clients) - 1))
 
     def model(self) -> nn.Module:
-        """The server's model, for methods that have a whole one; else with the personal part as at the start."""
+        """The server's model; where a part of it is personal, that part is as at the start."""
         return self.filled({**self.base, **self.shared})
 
     def filled(self, tensors: Tensors) -> nn.Module:
         """A copy of the model with these tensors."""
         if self.module is None:
-            raise ValueError("model=None: expected partita.load(folder, model=...) with the model that was trained")
+            raise ValueError(
+                "model=None: expected partita.load(folder, model=...) with the model that was trained"
+            )
         model = copy.deepcopy(self.module)
         there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
@@ -163,7 +167,9 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except FileNotFoundError:
-        raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)") from None
+        raise check.fail(
+            "folder", str(folder), "the folder of a finished run (it has no summary.json)"
+        ) from None
     found = checkpoint.read(folder / "checkpoint")
     if found is None:
         raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")

@@ -39,7 +39,14 @@ class Settings:
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
         """The settings, or a ValueError that names the first wrong one."""
-        whole = {"rounds": 1, "cohort": 1, "epochs": 1, "batch": 1, "evaluate_every": 1, "checkpoint_every": 1}
+        whole = {
+            "rounds": 1,
+            "cohort": 1,
+            "epochs": 1,
+            "batch": 1,
+            "evaluate_every": 1,
+            "checkpoint_every": 1,
+        }
         for field, low in whole.items():
             if given[field] is not None:
                 high = clients if field == "cohort" else None
@@ -125,7 +132,9 @@ def parse_bytes(memory: Any) -> int | None:
         try:
             memory = int(float(text.removesuffix(unit)) * units.get(unit, 1))
         except ValueError:
-            raise check.fail("memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'") from None
+            raise check.fail(
+                "memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'"
+            ) from None
     return check.integer("memory", memory, low=1)
 
 

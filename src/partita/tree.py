@@ -56,7 +56,7 @@ def row(stack: Any, i: int) -> Any:
     return map_tensors(lambda x: x[i], stack)
 
 
-def rows(stack: Any, index: Tensor | slice) -> Any:
+def rows(stack: Any, index: Tensor | slice | list[int]) -> Any:
     """Some rows of a stack."""
     return map_tensors(lambda x: x[index], stack)
 

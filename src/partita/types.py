@@ -146,6 +146,11 @@ class Problem(Protocol):
     @property
     def partition(self) -> Partition: ...
 
+    @property
+    def owns_gradients(self) -> bool:
+        """Whether each gradient has memory of its own that the rule may overwrite."""
+        ...
+
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
         ...

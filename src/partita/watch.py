@@ -17,12 +17,21 @@ from partita.callbacks import Callback, Event
 from partita.federation import Federation
 from partita.settings import describe, versions
 from partita.store import checkpoint
+from partita.store.checkpoint import Checkpoint
 from partita.store.files import append_jsonl, write_csv, write_json, write_jsonl
 from partita.types import Cohort, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
 CLIENT_COLUMNS = ("client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal")
-COUNTERS = ("bytes_up", "bytes_down", "client_steps", "training_seconds", "elapsed", "loss_sum", "loss_weight")
+COUNTERS = (
+    "bytes_up",
+    "bytes_down",
+    "client_steps",
+    "training_seconds",
+    "elapsed",
+    "loss_sum",
+    "loss_weight",
+)
 
 
 class Watch:
@@ -30,7 +39,9 @@ class Watch:
 
     def __init__(self, run: Federation, what: str, callbacks: Sequence[Callback]) -> None:
         self.run, self.what, self.callbacks = run, what, callbacks
-        self.reference: dict[int, float] = {}  # the global baseline by round, for methods without a global model
+        self.reference: dict[
+            int, float
+        ] = {}  # the global baseline by round, for methods without a global model
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
@@ -111,7 +122,7 @@ class Watch:
         self.run.store.committed()
         self.saved_at, self.saved_round = time.monotonic(), version
 
-    def restore(self, found: checkpoint.Checkpoint) -> None:
+    def restore(self, found: Checkpoint) -> None:
         """Go on where a checkpoint was."""
         facts = found.state
         self.run.restore(found.tensors, facts)
@@ -134,11 +145,10 @@ class Watch:
         }
 
     def _checkpoint_due(self, version: int) -> bool:
+        if self.run.store.overlay_bytes > OVERLAY_BYTES:
+            return True
         every = self.run.settings.checkpoint_every
-        if every is not None:
-            return version % every == 0
-        waited = time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
-        return waited or self.run.store.overlay_bytes > OVERLAY_BYTES
+        return version % every == 0 if every else time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
 
     # ---- numbers
 

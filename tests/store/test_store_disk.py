@@ -203,6 +203,17 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert values(store, 0, 3, 5, 6) == [1.0, 4.0, 6.0, 0.0]
 
 
+def test_a_file_that_cannot_be_changed_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, kept = grown(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    store = DiskStore(TEMPLATE, 10, tmp_path)
+    store.restore(kept[-1])
+    assert values(store, 0, 3, 4) == [1.0, 4.0, 0.0]
+    store.snapshot(5)
+    with pytest.raises(OSError, match="cannot write client rows"):
+        store.committed()
+
+
 def test_a_file_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"cannot create .*rows\.bin for 10 clients of 32 bytes: No space"):

@@ -20,6 +20,7 @@ def mean() -> Aggregator:
 
 
 def _combine(share: Tensor, delta: Tensor) -> Tensor:
-    if not delta.is_floating_point():  # counters, such as BatchNorm's number of batches
-        return torch.tensordot(share.double(), delta.double(), 1).round().to(delta.dtype)
-    return torch.tensordot(share.to(delta.dtype), delta, 1)
+    exact = delta if delta.is_floating_point() else delta.double()
+    mean: Tensor = torch.tensordot(share.to(exact.dtype), exact, 1)
+    # counters, such as BatchNorm's number of batches, stay whole
+    return mean if delta.is_floating_point() else mean.round().to(delta.dtype)

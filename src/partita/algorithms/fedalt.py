@@ -42,9 +42,7 @@ def fedalt(
         step_v = move(problem, v, optimizer=common.optimizer)
         step_u = move(problem, u, optimizer=common.optimizer)
         phases = (Phase(step_v, (eta_v,), work_v), Phase(step_u, (eta,), work_u))
-        return LocalRule(
-            start(problem, common.optimizer), phases if v else phases[1:], finish(problem)
-        )
+        return LocalRule(start(problem, common.optimizer), phases if v else phases[1:], finish(problem))
 
     return compose(local, common, personal=personal)
 

@@ -1,7 +1,7 @@
 """Federated averaging: McMahan et al., *Communication-Efficient Learning of Deep Networks* (2017).
 
-    client:  w ← w − η ∇f_i(w; batch), from w = w^t
-    server:  w^{t+1} = w^t − Σ_i n_i (w^t − w_i) / Σ_i n_i
+client:  w ← w − η ∇f_i(w; batch), from w = w^t
+server:  w^{t+1} = w^t − Σ_i n_i (w^t − w_i) / Σ_i n_i
 """
 
 from __future__ import annotations

@@ -78,4 +78,5 @@ def fedadagrad(
 def _with_server(lr: float | Rate, server: ServerOptimizer, options: Common) -> Algorithm:
     if options.get("server") is not None:
         raise check.fail("server", options["server"], "nothing: this method chooses the server optimizer")
-    return fedavg(lr, **{**options, "server": server})  # type: ignore[typeddict-item]
+    options["server"] = server
+    return fedavg(lr, **options)

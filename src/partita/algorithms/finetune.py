@@ -22,9 +22,7 @@ from partita.types import Algorithm, LocalRule, Partition, Phase, Problem, Rate
 
 
 @method
-def finetune(
-    personal: Personal, lr: float | Rate, l2: float = 0.0, **options: Unpack[Common]
-) -> Algorithm:
+def finetune(personal: Personal, lr: float | Rate, l2: float = 0.0, **options: Unpack[Common]) -> Algorithm:
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.
 
     Use it as the last stage of a pipeline, or alone on a model trained elsewhere.
@@ -37,8 +35,6 @@ def finetune(
 
     def local(problem: Problem) -> LocalRule:
         step = move(problem, problem.partition.personal, optimizer=common.optimizer, pull=l2)
-        return LocalRule(
-            start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=())
-        )
+        return LocalRule(start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=()))
 
     return compose(local, common, personal=personal, partition=partition)

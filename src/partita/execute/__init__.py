@@ -46,7 +46,7 @@ def make_executor(
     reason = why_not_stackable(loop.bench.problem, problem, params, data)
     if reason is not None:
         warnings.warn(
-            f"executor={kind!r}: {type(model).__name__} cannot be stacked, so clients train one after another "
+            f"executor={kind!r}: {type(model).__name__} cannot be stacked; clients train one after another "
             f"(executor='loop'). Reason: {reason}",
             stacklevel=3,
         )

@@ -43,6 +43,6 @@ class Loop:
             plan = draw(self.bench.data, client, work_of(phase, moment), number, moment)
             lr = self.bench.rates(phase, moment)
             for s in range(int(plan.steps[0])):
-                x, y = self.bench.data.gather(plan.index[0, s, : int(plan.size[0, s])])
+                x, y = self.bench.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
                 carry = phase.step(carry, Batch(x, y, None, plan.keys[0, s]), lr)
         return rule.finish(carry, download, state)

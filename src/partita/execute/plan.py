@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 class Plan(NamedTuple):
     """For clients × steps: rows of the data, how many of them are real, and the keys of the forward pass."""
 
-    index: Tensor  # [clients, steps, batch]
+    rows: Tensor  # [clients, steps, batch]
     real: Tensor  # [clients, steps, batch], false where a short batch is padded
     size: np.ndarray  # [clients, steps], 0 after a client's last step
     steps: np.ndarray  # [clients]

@@ -41,9 +41,7 @@ def examine(
     module = stackable(model).train()
     before = {k: v.clone() for k, v in module.named_buffers()}
     output, saved, random = _forward(module, x)
-    changed = tuple(
-        k for k, v in module.named_buffers() if k in before and not torch.equal(v, before[k])
-    )
+    changed = tuple(k for k, v in module.named_buffers() if k in before and not torch.equal(v, before[k]))
     criterion = choose_loss(loss, output, y)
     _check_labels(criterion, output, data)
     value = _value("loss", criterion, output, y)
@@ -73,7 +71,9 @@ def why_not_stackable(
     own = tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params)
     try:
         loss, gradient, _ = lift(
-            lambda p, b: stacked.grad(p, b, stacked.trainable), Stack.of(own, 2, True), Stack.of(both, 2, True)
+            lambda p, b: stacked.grad(p, b, stacked.trainable),
+            Stack.of(own, 2, True),
+            Stack.of(both, 2, True),
         ).full()
     except Exception as error:  # any module may fail in its own way; the loop runs them all
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
@@ -111,7 +111,7 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
             output = torch.func.functional_call(module, given, (x,))
     except Exception as error:
         raise ValueError(
-            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)} and type {x.dtype}: "
+            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)}, {x.dtype}: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         ) from error
     if not isinstance(output, Tensor):
@@ -119,12 +119,12 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
     return output, sum(saved.values()), ", ".join(sorted(watch.seen))
 
 
-class _RandomOperations(TorchDispatchMode):
+class _RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.seen.add(str(func.name()))
         return func(*args, **(kwargs or {}))
@@ -140,7 +140,9 @@ def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tenso
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0:
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise check.fail(field, criterion.name, f"a function that returns one number for a batch, not {shape}")
+        raise check.fail(
+            field, criterion.name, f"a function that returns one number for a batch, not {shape}"
+        )
     if not bool(torch.isfinite(value)):
         raise check.fail(field, criterion.name, f"a finite value on the first samples, not {float(value)}")
     return value
@@ -151,10 +153,9 @@ def _check_labels(criterion: Criterion, output: Tensor, data: FederatedData) -> 
         return
     low, high = int(data.y.min()), int(data.y.max())
     classes = output.shape[-1]
-    if (low < 0 and low != -100) or high >= classes:
+    ignored = low == -100 and data.y.dim() > 1  # positions of a sequence that do not count
+    if (low < 0 and not ignored) or high >= classes:
         raise ValueError(
-            f"data: labels run from {low} to {high}, but the model has {classes} outputs; expected labels from 0 "
-            f"to {classes - 1}"
+            f"data: labels run from {low} to {high}, but the model has {classes} outputs; "
+            f"expected labels from 0 to {classes - 1}"
         )
-
-

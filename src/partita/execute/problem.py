@@ -33,6 +33,7 @@ class ModelProblem:
     training: nn.Module
     evaluation: nn.Module
     differentiate: Callable[..., tuple[Tensors, tuple[Tensor, Tensors]]]
+    owns_gradients: bool
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -62,14 +63,14 @@ def reference(
     module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
 ) -> ModelProblem:
     """For one client at a time: any module, plain autograd."""
-    return _build(module, partition, loss, metric, buffers, _autograd)
+    return _build(module, partition, loss, metric, buffers, _autograd, True)
 
 
 def stacked(
     module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
 ) -> ModelProblem:
     """For many clients at once under `vmap`."""
-    return _build(module, partition, loss, metric, buffers, _functional)
+    return _build(module, partition, loss, metric, buffers, _functional, False)
 
 
 def _build(
@@ -79,11 +80,14 @@ def _build(
     metric: Criterion,
     buffers: tuple[str, ...],
     differentiate: Callable[..., Any],
+    owns_gradients: bool,
 ) -> ModelProblem:
     names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
     training = stackable(module).requires_grad_(False).train()
     evaluation = _share(training).eval()
-    return ModelProblem(names, buffers, partition, loss, metric, training, evaluation, differentiate)
+    return ModelProblem(
+        names, buffers, partition, loss, metric, training, evaluation, differentiate, owns_gradients
+    )
 
 
 def _share(module: nn.Module) -> nn.Module:
@@ -105,8 +109,22 @@ def _autograd(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Te
     with torch.enable_grad():
         value, aux = f(leaves)
     gradient = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    filled = [torch.zeros_like(v) if g is None else g for g, v in zip(gradient, leaves.values())]
-    return dict(zip(leaves, filled)), (value.detach(), aux)
+    return dict(zip(leaves, _owned(gradient, list(leaves.values())))), (value.detach(), aux)
+
+
+def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with memory of their own: autograd may return one tensor for two parameters, or a view."""
+    seen: set[int] = set()
+    owned = []
+    for given, leaf in zip(gradient, leaves):
+        g = torch.zeros_like(leaf) if given is None else given
+        memory = g.untyped_storage()
+        whole = g.is_contiguous() and memory.nbytes() == g.numel() * g.element_size()
+        if not whole or memory.data_ptr() in seen:
+            g = g.clone(memory_format=torch.contiguous_format)
+        seen.add(g.untyped_storage().data_ptr())
+        owned.append(g)
+    return owned
 
 
 def _functional(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:

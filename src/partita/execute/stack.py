@@ -6,14 +6,40 @@ what makes stacked evaluation, and steps on a small personal part, as cheap as o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
+
+Spec = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
+"""The shape of a structure: its type, its keys if it is a dictionary, its parts; None is a leaf."""
+
+
+def flatten(tree: Any, leaves: list[Any]) -> Spec:
+    """Appends the leaves of nested dictionaries and (named) tuples; returns their structure.
+
+    The same as torch's pytree for what local rules use, and several times faster: it runs in every step.
+    """
+    if isinstance(tree, dict):
+        return dict, tuple(tree), tuple([flatten(x, leaves) for x in tree.values()])
+    if isinstance(tree, tuple):
+        return type(tree), (), tuple([flatten(x, leaves) for x in tree])
+    leaves.append(tree)
+    return None
+
+
+def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
+    """The structure again, with these leaves."""
+    if spec is None:
+        return next(leaves)
+    kind, keys, parts = spec
+    if kind is dict:
+        return {k: unflatten(part, leaves) for k, part in zip(keys, parts)}
+    values = [unflatten(part, leaves) for part in parts]
+    return tuple(values) if kind is tuple else kind(*values)
 
 
 @dataclass(frozen=True)
@@ -22,13 +48,14 @@ class Stack:
 
     leaves: list[Any]
     has_rows: list[bool]
-    spec: Any
+    spec: Spec
     n: int
 
     @staticmethod
     def of(tree: Any, n: int, rows: bool) -> Stack:
         """A structure whose tensors all have rows, or are all common."""
-        leaves, spec = pytree.tree_flatten(tree)
+        leaves: list[Any] = []
+        spec = flatten(tree, leaves)
         return Stack(leaves, [rows and isinstance(x, Tensor) for x in leaves], spec, n)
 
     def _map(self, fn: Callable[[Tensor], Tensor], n: int) -> Stack:
@@ -49,7 +76,7 @@ class Stack:
             x if r or not isinstance(x, Tensor) else x.expand(self.n, *x.shape)
             for x, r in zip(self.leaves, self.has_rows)
         ]
-        return pytree.tree_unflatten(leaves, self.spec)
+        return unflatten(self.spec, iter(leaves))
 
 
 def join(parts: Sequence[Stack]) -> Stack:
@@ -75,29 +102,22 @@ def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
     flags = [r for a in args for r in a.has_rows]
     moving = [i for i, r in enumerate(flags) if r]
     common = {id(x) for x, r in zip(leaves, flags) if not r and isinstance(x, Tensor)}
-    kept: dict[str, Any] = {}
+    out: list[Any] = []
+    spec: Spec = None
+    rows: list[bool] = []
 
-    def call(*rows: Tensor) -> tuple[Tensor, ...]:
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        nonlocal spec, rows
         filled = list(leaves)
-        for i, x in zip(moving, rows):
+        for i, x in zip(moving, given):
             filled[i] = x
-        out = fn(*_unflatten(args, filled))
-        kept["leaves"], kept["spec"] = pytree.tree_flatten(out)
-        kept["rows"] = [isinstance(x, Tensor) and id(x) not in common for x in kept["leaves"]]
-        return tuple(x for x, r in zip(kept["leaves"], kept["rows"]) if r)
+        at = iter(filled)
+        spec = flatten(fn(*[unflatten(a.spec, at) for a in args]), out)
+        rows = [isinstance(x, Tensor) and id(x) not in common for x in out]
+        return tuple([x for x, r in zip(out, rows) if r])
 
     if not moving:  # nothing differs between the clients yet
         call()
-        return Stack(kept["leaves"], [False] * len(kept["leaves"]), kept["spec"], n)
-    result = iter(vmap(call, randomness="different")(*(leaves[i] for i in moving)))
-    return Stack(
-        [next(result) if r else x for x, r in zip(kept["leaves"], kept["rows"])], kept["rows"], kept["spec"], n
-    )
-
-
-def _unflatten(args: Sequence[Stack], leaves: list[Any]) -> list[Any]:
-    out, at = [], 0
-    for a in args:
-        out.append(pytree.tree_unflatten(leaves[at : at + len(a.leaves)], a.spec))
-        at += len(a.leaves)
-    return out
+        return Stack(out, [False] * len(out), spec, n)
+    result = iter(vmap(call, randomness="different")(*[leaves[i] for i in moving]))
+    return Stack([next(result) if r else x for x, r in zip(out, rows)], rows, spec, n)

@@ -17,7 +17,12 @@ from partita import draws
 from partita.types import Tensors
 
 KEY, MASK = "batch_key", "batch_mask"
-_SHAPES = {nn.Dropout: None, nn.Dropout1d: 2, nn.Dropout2d: 2, nn.Dropout3d: 2}
+_LEADING: dict[type[nn.Module], int | None] = {
+    nn.Dropout: None,
+    nn.Dropout1d: 2,
+    nn.Dropout2d: 2,
+    nn.Dropout3d: 2,
+}
 
 
 class KeyedDropout(nn.Module):
@@ -45,10 +50,15 @@ class KeyedDropout(nn.Module):
 class MaskedBatchNorm(nn.Module):
     """BatchNorm over the real samples of a batch; takes the place of `norm` and keeps its names.
 
-    Without a mask it is PyTorch's, except that a batch of a single value normalizes to zero and does not raise.
+    Without a mask it is PyTorch's, except that a batch of a single value normalizes to zero, and is no error.
     """
 
     batch_mask: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -61,34 +71,37 @@ class MaskedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        tracks = self.training and self.running_mean is not None
-        if tracks:
+            return self._torch(x, training=False, rate=0.0)
+        if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        rate = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
         if self.batch_mask.dim() == 0 and self.momentum is not None and x.numel() > x.shape[1]:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, True, rate, self.eps
-            )
-        return self._masked(x, rate if tracks else None)
+            return self._torch(x, training=True, rate=self.momentum)
+        return self._masked(x)
 
-    def _masked(self, x: Tensor, rate: float | Tensor | None) -> Tensor:
+    def _torch(self, x: Tensor, training: bool, rate: float) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, var, self.weight, self.bias, training, rate, self.eps)
+
+    def _masked(self, x: Tensor) -> Tensor:
         axes = [0, *range(2, x.dim())]
         mask = self.batch_mask.to(x.dtype).expand(x.shape[0]).reshape(-1, *[1] * (x.dim() - 1))
         count = mask.sum() * x[0, 0].numel()
         mean = (x * mask).sum(axes, keepdim=True) / count
         var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
-        if rate is not None:
-            unbiased = var.flatten() * count / (count - 1).clamp(min=1)
-            self.running_mean.copy_(self.running_mean + rate * (mean.flatten() - self.running_mean))
-            self.running_var.copy_(self.running_var + rate * (unbiased - self.running_var))
+        if self.training:
+            self._track(mean.flatten(), var.flatten() * count / (count - 1).clamp(min=1))
         y = (x - mean) * torch.rsqrt(var + self.eps)
-        if self.weight is None:
+        if self.weight is None or self.bias is None:
             return y
         shape = (-1, *[1] * (x.dim() - 2))
         return y * self.weight.view(shape) + self.bias.view(shape)
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        rate = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked
+        self.running_mean.copy_(self.running_mean + rate * (mean - self.running_mean))
+        self.running_var.copy_(self.running_var + rate * (var - self.running_var))
 
 
 def stackable(module: nn.Module) -> nn.Module:
@@ -123,8 +136,9 @@ def _swap(module: nn.Module) -> nn.Module:
 
 
 def _replacement(module: nn.Module) -> nn.Module | None:
-    if type(module) in _SHAPES:
-        return KeyedDropout(module.p, _SHAPES[type(module)])  # type: ignore[arg-type]
+    if type(module) in _LEADING and isinstance(module, nn.modules.dropout._DropoutNd):
+        return KeyedDropout(module.p, _LEADING[type(module)])
     if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
-        return MaskedBatchNorm(module)  # type: ignore[arg-type]
+        assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+        return MaskedBatchNorm(module)
     return None

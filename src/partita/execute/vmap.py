@@ -91,10 +91,12 @@ class Vmap:
         """All steps of a phase; a client leaves the stack after its last one."""
         order = np.argsort(-plan.steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
-        place = torch.as_tensor(order, device=plan.index.device)
+        place = torch.as_tensor(order, device=plan.rows.device)
         if not sorted_already:
             carry = carry.take(place)
-            plan = Plan(plan.index[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place])
+            plan = Plan(
+                plan.rows[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place]
+            )
         lr = Stack.of(self.bench.rates(phase, moment), carry.n, rows=False)
         done: list[Stack] = []
         for s in range(plan.size.shape[1]):
@@ -111,6 +113,6 @@ class Vmap:
     def _batch(self, plan: Plan, s: int, active: int) -> Batch:
         size = plan.size[:active, s]
         width = int(size.max())
-        x, y = self.bench.data.gather(plan.index[:active, s, :width])
+        x, y = self.bench.data.gather(plan.rows[:active, s, :width])
         mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
         return Batch(x, y, mask, plan.keys[:active, s])

@@ -1,10 +1,10 @@
 """Gradient steps on some of a client's tensors: the piece that most methods are made of.
 
-    g ← ∇f(w; batch) + μ (w − w^t)            pull towards what was received, if any
-    g ← g · min(1, G / ‖g‖)                   clipping at `max_grad_norm`, if any
-    g ← g + ω w                               weight decay
-    m ← β m + g                               momentum, from zero in every round
-    w ← w − η m
+g ← ∇f(w; batch) + μ (w − w^t)            pull towards what was received, if any
+g ← g · min(1, G / ‖g‖)                   clipping at `max_grad_norm`, if any
+g ← g + ω w                               weight decay
+m ← β m + g                               momentum, from zero in every round
+w ← w − η m
 """
 
 from __future__ import annotations
@@ -38,8 +38,13 @@ class Sgd:
         """m = 0."""
         return tree.zeros_like(tree.pick(params, names)) if self.momentum else {}
 
-    def update(self, w: Tensors, g: Tensors, m: Tensors, lr: dict[str, Tensor]) -> tuple[Tensors, Tensors]:
-        """One step on the names of g, each with its own rate; m keeps its other entries."""
+    def update(
+        self, w: Tensors, g: Tensors, m: Tensors, lr: dict[str, Tensor], overwrite: bool = False
+    ) -> tuple[Tensors, Tensors]:
+        """One step on the names of g, each with its own rate; m keeps its other entries.
+
+        `overwrite` allows the result to take the memory of g.
+        """
         if self.max_grad_norm is not None:
             scale = (self.max_grad_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0)
             g = {k: v * scale for k, v in g.items()}
@@ -47,8 +52,11 @@ class Sgd:
             g = tree.axpy(self.weight_decay, w, g)
         if self.momentum:
             g = {k: self.momentum * m[k] + v for k, v in g.items()}
-            m = {**m, **g}
-        return {k: w[k] - lr[k] * v for k, v in g.items()}, m
+            m, overwrite = {**m, **g}, False
+        new = {}
+        for k, v in g.items():  # w − η m in one pass over memory
+            new[k] = torch.addcmul(w[k], v, lr[k].to(v.dtype), value=-1.0, out=v if overwrite else None)
+        return new, m
 
 
 class Carry(NamedTuple):
@@ -89,7 +97,7 @@ def move(
         if pull:  # ∇ (μ/2)‖w − w^t‖² = μ (w − w^t), where w^t was received
             g = {k: v + pull * (w[k] - carry.received[k]) if k in carry.received else v for k, v in g.items()}
         rate = {k: lr[i] for i, group in enumerate(groups) for k in group}
-        new, momenta = optimizer.update(w, g, carry.momenta, rate)
+        new, momenta = optimizer.update(w, g, carry.momenta, rate, problem.owns_gradients)
         params = {**w, **new, **tree.pick(buffers, statistics)}
         return Carry(params, carry.received, momenta, carry.loss + loss, carry.steps + 1)
 
@@ -117,6 +125,4 @@ def together(
     """Simultaneous steps on all shared and personal tensors."""
     shared, personal = problem.partition
     step = move(problem, shared, personal, optimizer=optimizer, pull=pull)
-    return LocalRule(
-        start(problem, optimizer), (Phase(step, (lr, personal_lr or lr)),), finish(problem)
-    )
+    return LocalRule(start(problem, optimizer), (Phase(step, (lr, personal_lr or lr)),), finish(problem))

@@ -1,6 +1,6 @@
 """Every client's score under a model, as a local rule: so it runs stacked like training does.
 
-    score_i = (1/n_i) Σ_j metric(model_i(x_ij), y_ij)      over the client's test samples
+score_i = (1/n_i) Σ_j metric(model_i(x_ij), y_ij)      over the client's test samples
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from partita.types import (
     Personalize,
     Phase,
     Problem,
+    Tensors,
     Upload,
     Work,
 )
@@ -30,7 +31,7 @@ class Sums(NamedTuple):
     """Metric and loss so far, beside what is needed to rebuild the model."""
 
     inner: Any
-    shared: Any
+    shared: tuple[Tensors, Tensors]
     state: ClientState
     metric: Tensor
     loss: Tensor
@@ -44,10 +45,10 @@ def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Cal
 
         def start(download: Download, state: ClientState) -> Sums:
             zero = torch.zeros((), device=_device(download, state))
-            return Sums(own.start(download, state), download[:2], state, zero, zero)
+            return Sums(own.start(download, state), (download.shared, download.extra), state, zero, zero)
 
         def step(sums: Sums, batch: Batch, lr: tuple[Tensor, ...]) -> Sums:  # noqa: ARG001
-            params = own.model(sums.inner, Download(*sums.shared, 0), sums.state)
+            params = own.model(sums.inner, Download(sums.shared[0], sums.shared[1], 0), sums.state)
             metric, loss = problem.score(params, batch)
             return sums._replace(metric=sums.metric + metric.sum(), loss=sums.loss + loss.sum())
 

@@ -89,7 +89,9 @@ def _changed(algorithm: Algorithm, path: list[str], value: Any) -> Algorithm:
     if algorithm.stages:
         number = int(path[0]) if path[0].isdecimal() else -1
         if not 0 <= number < len(algorithm.stages) or len(path) != 2:
-            raise check.fail("--set", ".".join(["algorithm", *path]), "algorithm.STAGE.OPTION, such as algorithm.0.lr")
+            raise check.fail(
+                "--set", ".".join(["algorithm", *path]), "algorithm.STAGE.OPTION, such as algorithm.0.lr"
+            )
         stages = list(algorithm.stages)
         stages[number] = replace(
             stages[number], algorithm=_changed(stages[number].algorithm, path[1:], value)

@@ -46,9 +46,7 @@ def adagrad(lr: float, beta1: float = 0.0, tau: float = 1e-3) -> ServerOptimizer
 
 def yogi(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
     """v ← v − (1 − β₂) Δ² sign(v − Δ²)."""
-    return _adaptive(
-        "yogi", lambda v, d2: v - (1 - beta2) * d2 * torch.sign(v - d2), lr, beta1, beta2, tau
-    )
+    return _adaptive("yogi", lambda v, d2: v - (1 - beta2) * d2 * torch.sign(v - d2), lr, beta1, beta2, tau)
 
 
 def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:

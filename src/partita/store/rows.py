@@ -49,7 +49,8 @@ class RowFile:
         self._rows_at = self._tags_at + _pages(clients * _TAG.itemsize)
         if not path.exists():
             self._create()
-        self._fd = os.open(path, os.O_RDWR)
+        # the states of a finished run may be looked at where they cannot be changed
+        self._fd = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
         weakref.finalize(self, os.close, self._fd)
         self._check_head()
         self.round, self._place = self._read_round()

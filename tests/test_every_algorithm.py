@@ -1,0 +1,740 @@
+"""The same demands on every method. A new one joins with a line in CASES and a function in `plain.py`."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita as pt
+import plain
+from partita.algorithms import METHODS
+from partita.data import FederatedData
+from partita.execute.plan import Moment, Plan, draw
+from partita.schedule.synchronous import Turns
+from partita.store.files import read_jsonl
+from partita.types import Algorithm, Cohort, ServerState, Work
+
+# ---- the methods
+
+
+class Rate(NamedTuple):
+    """A learning rate over the rounds: the function of this name in `partita.server` and in `plain`."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method under test.
+
+    options   what Partita and the plain implementation are both called with
+    also      other options under which the two must agree
+    equal     pairs of methods that must have the same bits
+    up, down  which tensors a client sends and receives in a round
+    """
+
+    name: str
+    options: dict[str, Any]
+    also: tuple[dict[str, Any], ...] = ()
+    equal: tuple[tuple[Algorithm, Algorithm], ...] = ()
+    up: tuple[str, ...] = plain.ALL
+    down: tuple[str, ...] = plain.ALL
+
+
+LR, OUT, IN = 0.3, plain.PARTS["output"], plain.PARTS["input"]
+AVG, ADAPTIVE = pt.fedavg(LR), {"lr": LR, "server_lr": 0.03}
+STAGES = (
+    ("fedavg", {"lr": LR}, {"rounds": 2}),
+    ("fedalt", {"personal": "output", "lr": LR, "personal_lr": 0.2}, {"rounds": 2, "cohort": 4}),
+    ("finetune", {"personal": "all", "lr": 0.1, "l2": 0.5}, {"epochs": 2}),
+)
+MIXED = (
+    ("fedalt", {"personal": "output", "lr": LR}, {"rounds": 2, "steps": 3, "batch": 5}),
+    ("fedsim", {"personal": "*.bias", "lr": Rate("linear", (LR, 0.5))}, {"rounds": 2, "state": "reset"}),
+    ("fedadam", ADAPTIVE, {"rounds": 1, "cohort": 2}),
+    ("fedadam", ADAPTIVE, {"rounds": 2}),
+    ("local", {"lr": LR}, {"rounds": 1, "cohort": 3}),
+)
+
+_CASES = (
+    Case(
+        "local",
+        {"lr": LR},
+        up=(),
+        down=(),
+        equal=((pt.local(LR), pt.fedsim("all", LR)), (pt.local(LR), pt.fedalt("all", LR))),
+    ),
+    Case(
+        "fedavg",
+        {"lr": LR},
+        equal=(
+            (pt.fedavg(LR, server=pt.server.sgd(lr=1.0)), AVG),
+            (pt.fedavg(LR, max_grad_norm=1e9), AVG),
+            (pt.fedavg(pt.server.stepped(LR, [])), AVG),
+        ),
+    ),
+    Case("fedprox", {"lr": LR, "mu": 0.5}, equal=((pt.fedprox(LR, mu=0.0), AVG),)),
+    Case(
+        "fedavgm",
+        {"lr": LR, "server_lr": 0.7, "server_momentum": 0.6},
+        also=({"server_lr": 1.0},),
+        equal=((pt.fedavgm(LR, server_momentum=0.0), AVG),),
+    ),
+    Case(
+        "fedadam",
+        ADAPTIVE,
+        also=({"beta1": 0.5, "beta2": 0.9, "tau": 0.1},),
+        equal=((pt.fedadam(**ADAPTIVE), pt.fedavg(LR, server=pt.server.adam(0.03))),),
+    ),
+    Case(
+        "fedyogi",
+        ADAPTIVE,
+        also=({"beta1": 0.5, "beta2": 0.9, "tau": 0.1},),
+        equal=((pt.fedyogi(**ADAPTIVE), pt.fedavg(LR, server=pt.server.yogi(0.03))),),
+    ),
+    Case(
+        "fedadagrad",
+        ADAPTIVE,
+        also=({"beta1": 0.5, "tau": 0.1},),
+        equal=((pt.fedadagrad(**ADAPTIVE), pt.fedavg(LR, server=pt.server.adagrad(0.03))),),
+    ),
+    Case(
+        "fedsim",
+        {"personal": "input", "lr": LR, "personal_lr": 0.2},
+        up=OUT,
+        down=OUT,
+        also=({"personal": "output"}, {"personal_lr": None}, {"personal": "*.bias"}),
+        equal=((pt.fedsim("none", LR), AVG),),
+    ),
+    Case(
+        "fedalt",
+        {"personal": "output", "lr": LR, "personal_lr": 0.2},
+        up=IN,
+        down=IN,
+        also=({"personal": "input"}, {"personal_lr": None}, {"personal_steps": 4, "shared_steps": 2}),
+        equal=((pt.fedalt("none", LR), AVG),),
+    ),
+    Case(
+        "finetune",
+        {"personal": "output", "lr": LR, "l2": 0.02},
+        up=(),
+        also=({"l2": 0.0}, {"l2": 0.5}, {"personal": "all"}),
+        equal=((pt.finetune("all", LR), pt.local(LR)),),
+    ),
+    Case(
+        "pipeline",
+        {"stages": STAGES},
+        also=({"stages": MIXED},),
+        equal=(
+            (pt.pipeline(pt.fedprox(LR, mu=0.5)), pt.fedprox(LR, mu=0.5)),
+            (pt.pipeline(pt.stage(AVG, rounds=1), pt.stage(AVG, rounds=2)), AVG),
+        ),
+    ),
+)
+CASES = {case.name: case for case in _CASES}
+
+every_method = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+
+
+def make(name: str, options: Mapping[str, Any], **more: Any) -> Algorithm:
+    """The method of Partita; `more` options go to every stage of a pipeline."""
+    if name == "pipeline":
+        return pt.pipeline(*(pt.stage(make(n, o, **more), **work) for n, o, work in options["stages"]))
+    given = {**options, **more}
+    return METHODS[name](**{k: rate(pt.server, v) if isinstance(v, Rate) else v for k, v in given.items()})
+
+
+def rate(module: Any, spec: Rate) -> Any:
+    return getattr(module, spec.kind)(*spec.args)
+
+
+def test_every_method_has_a_case() -> None:
+    assert set(METHODS) == set(CASES), "a method joins by a line in CASES"
+    assert all(getattr(pt, name) is build for name, build in METHODS.items())
+
+
+# ---- what they run on
+
+
+def ragged(dtype: type) -> FederatedData:
+    """Seven clients with 0 to 14 training samples of 4 classes; the same class looks different to each."""
+    train, test = (9, 4, 1, 0, 14, 6, 8), (4, 3, 2, 1, 0, 5, 4)
+    rng = np.random.default_rng(0)
+    sizes = np.array([n for pair in zip(train, test) for n in pair])
+    start = np.cumsum(sizes) - sizes
+    ranges = np.stack([start, sizes], axis=1)
+    y = rng.integers(0, 4, sizes.sum())
+    client = np.repeat(np.repeat(np.arange(7), 2), sizes)
+    x = (
+        rng.normal(size=(4, 6))[y]
+        + 0.7 * rng.normal(size=(7, 6))[client]
+        + 0.5 * rng.normal(size=(len(y), 6))
+    )
+    return FederatedData.make(x.astype(dtype), y, ranges[::2], ranges[1::2])
+
+
+SINGLE, DOUBLE = ragged(np.float32), ragged(np.float64)
+STEPS = (5, 2, 3, 4, 1, 1, 7)
+WORK: dict[str, dict[str, Any]] = {
+    "epochs": {"epochs": 2, "batch": 4},
+    "full batch": {"epochs": 3},
+    "own steps": {"steps": STEPS, "batch": 4},
+}
+ROUNDS, COHORT, SEED = 3, 5, 3
+
+
+def federate(algorithm: Algorithm, data: FederatedData = SINGLE, **settings: Any) -> pt.Run:
+    """A short run of a small model in the data's precision."""
+    model = pt.models.mlp(6, 5, 4, seed=1).to(data.x.dtype)
+    work = {} if {"steps", "epochs"} & set(settings) else WORK["epochs"]
+    defaults = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, "executor": "vmap", "evaluate_every": 1}
+    return pt.federate(
+        model, data, algorithm, **{**defaults, **work, "baselines": False, "progress": False, **settings}
+    )
+
+
+@functools.cache
+def default_run(name: str, executor: str = "vmap", data: FederatedData = DOUBLE) -> pt.Run:
+    """The run of a case as it stands, which several tests compare with."""
+    return federate(make(name, CASES[name].options), data, executor=executor)
+
+
+def tensors(run: pt.Run) -> dict[str, Tensor]:
+    """All tensors of a finished run: the server's and every client's, and the models they stand for."""
+    found = {f"shared {k}": v for k, v in run.shared.items()}
+    for i in range(len(run.clients)):
+        found |= {f"personal {i} {k}": v for k, v in run.client(i).personal.items()}
+    return found | models(run)
+
+
+def models(run: pt.Run) -> dict[str, Tensor]:
+    """The server's and every client's model."""
+    found = {f"server {k}": v for k, v in run.model().state_dict().items()}
+    for i in range(len(run.clients)):
+        found |= {f"client {i} {k}": v for k, v in run.personalized(i).items()}
+    return found
+
+
+def rows(run: pt.Run, *without: str) -> list[dict[str, Any]]:
+    """Metrics, but for the time they took."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", *without)} for row in run.metrics]
+
+
+def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype, name
+        assert torch.equal(a[name], b[name]), name
+
+
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(
+            a[name], b[name], atol=atol, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+# ---- (a) learns
+
+
+@every_method
+def test_learns(case: Case) -> None:
+    data = pt.data.digits(8, pt.data.label_skew(classes=3), seed=0)
+    run = federate_digits(make(case.name, case.options), data)
+    first, last = run.metrics[0]["train_loss"], run.metrics[-1]["train_loss"]
+    assert last < 0.7 * first
+    majority = np.mean(
+        [np.bincount(data.client(i, "test")[1]).max() / data.sizes("test")[i] for i in range(8)]
+    )
+    assert run.metrics[-1]["test.personal"] > majority + 0.1  # better than each client's most frequent label
+
+
+def federate_digits(algorithm: Algorithm, data: FederatedData, **settings: Any) -> pt.Run:
+    fixed = {"rounds": 6, "steps": 12, "batch": 16, "executor": "vmap", "evaluate_every": 1}
+    model = pt.models.mlp(64, 16, 10)
+    return pt.federate(model, data, algorithm, **{**fixed, "baselines": False, "progress": False, **settings})
+
+
+# ---- (b) clients one after another, or stacked
+
+
+CLIENT_OPTIONS: dict[str, dict[str, Any]] = {
+    "epochs": {},
+    "full batch": {"momentum": 0.9, "weight_decay": 0.05},
+    "own steps": {"momentum": 0.5, "max_grad_norm": 0.5},
+}
+
+
+@every_method
+@pytest.mark.parametrize("work", WORK)
+def test_loop_equals_vmap(case: Case, work: str) -> None:
+    algorithm = make(case.name, case.options, **CLIENT_OPTIONS[work])
+    loop, vmap = (federate(algorithm, executor=e, **WORK[work]) for e in ("loop", "vmap"))
+    assert_close(tensors(loop), tensors(vmap), atol=1e-5)
+    assert rows(loop, "train_loss") == rows(vmap, "train_loss")
+    assert [r["train_loss"] for r in loop.metrics] == pytest.approx(
+        [r["train_loss"] for r in vmap.metrics], abs=1e-5
+    )
+
+
+# ---- (c) stopped and resumed
+
+
+class Stop(pt.callbacks.Callback):
+    """Stops the named run after a round, by an error or as Ctrl-C does; notes where runs begin."""
+
+    def __init__(self, what: str = "", how: str = "", after: int = -1) -> None:
+        self.what, self.how, self.after = what, how, after
+        self.began: dict[str, int] = {}
+
+    def start(self, what: str, round: int, rounds: int) -> None:  # noqa: ARG002
+        self.began[what] = round
+
+    def round(self, event: pt.callbacks.Event) -> None:
+        if (event.what, event.round) == (self.what, self.after):
+            if self.how == "ctrl-c":
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise RuntimeError("stopped")
+
+
+def stop_and_resume(
+    algorithm: Algorithm, folder: Path, stop: Stop, **settings: Any
+) -> tuple[pt.Run, dict[str, int]]:
+    """The run after an interruption, and the rounds from which its parts went on."""
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
+        federate(algorithm, out=folder, callbacks=[stop], **settings)
+    watch = Stop()
+    run = federate(algorithm, out=folder, resume=True, callbacks=[watch], **settings)
+    return run, watch.began
+
+
+@functools.cache
+def straight_run(name: str) -> tuple[Algorithm, dict[str, Any], pt.Run]:
+    """A run without interruption: its method, its settings, what it gave."""
+    algorithm = make(name, CASES[name].options, momentum=0.9, max_grad_norm=0.2)
+    settings = {"rounds": 5, "checkpoint_every": 2, "evaluate_every": 2}
+    return algorithm, settings, federate(algorithm, **settings)
+
+
+@every_method
+@pytest.mark.parametrize(("how", "begins"), [("error", 2), ("ctrl-c", 3)])
+def test_resumed_equals_straight(case: Case, tmp_path: Path, how: str, begins: int) -> None:
+    algorithm, settings, straight = straight_run(case.name)
+    resumed, began = stop_and_resume(algorithm, tmp_path / "run", Stop(case.name, how, after=3), **settings)
+    assert began == {case.name: begins}
+    assert_same_bits(tensors(resumed), tensors(straight))
+    assert rows(resumed) == rows(straight)
+    assert resumed.clients == straight.clients
+    assert read_jsonl(tmp_path / "run" / "metrics.jsonl") == resumed.metrics
+
+
+@pytest.mark.parametrize("name", ["fedalt", "pipeline"])
+def test_resumed_equals_straight_with_states_on_disk(name: str, tmp_path: Path) -> None:
+    algorithm, settings, straight = straight_run(name)
+    stop = Stop(name, "error", after=3)
+    resumed, _ = stop_and_resume(algorithm, tmp_path / "run", stop, store="disk", **settings)
+    assert_same_bits(tensors(resumed), tensors(straight))
+    assert rows(resumed) == rows(straight)
+
+
+@pytest.mark.parametrize("what", ["baseline global", "baseline local", "fedalt"])
+def test_resumed_equals_straight_with_baselines(what: str, tmp_path: Path) -> None:
+    algorithm = make("fedalt", CASES["fedalt"].options)
+    settings = {"checkpoint_every": 2, "baselines": True}
+    straight = federate(algorithm, **settings)
+    resumed, began = stop_and_resume(algorithm, tmp_path / "run", Stop(what, "error", 3), **settings)
+    assert began[what] == 2
+    assert rows(resumed) == rows(straight)
+    assert resumed.clients == straight.clients
+
+
+@every_method
+def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
+    store = "disk" if case.name in ("fedalt", "pipeline") else "memory"
+    run = federate(make(case.name, case.options), out=tmp_path / "run", store=store)
+    read = pt.load(tmp_path / "run", model=pt.models.mlp(6, 5, 4))
+    assert_same_bits(tensors(read), tensors(run))
+    assert (read.metrics, read.clients, read.summary()) == (run.metrics, run.clients, run.summary())
+
+
+# ---- (d) degenerate settings
+
+PAIRS = [(f"{c.name} {n}", pair) for c in CASES.values() for n, pair in enumerate(c.equal)]
+
+
+@both_executors
+@pytest.mark.parametrize("pair", [p for _, p in PAIRS], ids=[name for name, _ in PAIRS])
+def test_degenerate_settings_equal_their_parent(pair: tuple[Algorithm, Algorithm], executor: str) -> None:
+    special, parent = (federate(algorithm, executor=executor) for algorithm in pair)
+    assert_same_bits(models(special), models(parent))
+    assert [r["test.personal"] for r in special.metrics] == [r["test.personal"] for r in parent.metrics]
+
+
+@pytest.mark.parametrize("norm", ["global", "personal"])
+def test_norm_changes_nothing_without_norm_layers(norm: str) -> None:
+    assert_same_bits(tensors(federate(AVG, norm=norm)), tensors(default_run("fedavg", data=SINGLE)))
+
+
+# ---- (e) the plain implementation
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "momentum, decay, reset": ({"momentum": 0.9, "weight_decay": 0.05}, {"state": "reset"}),
+    "clipped, uniform": ({"max_grad_norm": 0.2, "weighting": "uniform"}, {}),
+    "linear, full batch": ({"lr": Rate("linear", (0.3, 0.25))}, WORK["full batch"]),
+    "halving, everyone": ({"lr": Rate("halving", (0.3, 2))}, {"cohort": None}),
+    "stepped, own steps": ({"lr": Rate("stepped", (0.3, (1, 2), 0.3))}, WORK["own steps"]),
+}
+
+
+@every_method
+@both_executors
+def test_agrees_with_the_plain_implementation(case: Case, executor: str) -> None:
+    agree(default_run(case.name, executor), case.name, case.options, {}, {})
+
+
+@every_method
+@pytest.mark.parametrize(("more", "settings"), VARIANTS.values(), ids=VARIANTS)
+def test_agrees_with_the_plain_implementation_under(
+    case: Case, more: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    run = federate(make(case.name, case.options, **more), DOUBLE, **settings)
+    agree(run, case.name, case.options, more, settings)
+
+
+ALSO = [(c.name, options) for c in CASES.values() for options in c.also]
+
+
+@pytest.mark.parametrize(("name", "more"), ALSO, ids=[f"{name} {n}" for n, (name, _) in enumerate(ALSO)])
+def test_agrees_with_the_plain_implementation_with(name: str, more: dict[str, Any]) -> None:
+    options = {**CASES[name].options, **more}
+    agree(federate(make(name, options), DOUBLE), name, options, {}, {})
+
+
+def agree(
+    run: pt.Run, name: str, options: Mapping[str, Any], more: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Models and personal parts at the end, losses and scores in every round, are those of the plain run."""
+    start = {k: v.numpy() for k, v in pt.models.mlp(6, 5, 4, seed=1).double().state_dict().items()}
+    worlds = list(plainly(name, options, more, settings, start))
+    # clipping is at G/(‖g‖ + 1e-6), as in torch
+    atol = 1e-5 if "max_grad_norm" in more else 1e-9
+    world = worlds[-1]
+    for k, value in run.shared.items():
+        np.testing.assert_allclose(value, world.model[k], rtol=0, atol=atol, err_msg=k)
+    for i in range(DOUBLE.clients):
+        model, expected = run.personalized(i), plain.client_model(world, i)
+        assert model.keys() == expected.keys()
+        for k, value in model.items():
+            np.testing.assert_allclose(value, expected[k], rtol=0, atol=atol, err_msg=f"client {i}, {k}")
+    assert [r["round"] for r in run.metrics] == list(range(1, len(worlds) + 1))
+    assert [r["train_loss"] for r in run.metrics] == pytest.approx([w.loss for w in worlds], abs=atol)
+    for row, after in zip(run.metrics, worlds):
+        assert row["test.personal"] == pytest.approx(pooled_accuracy(after))
+    scores = [None if not n else score for n, score in zip(DOUBLE.sizes("test"), accuracies(world))]
+    assert [r["personal"] for r in run.clients] == pytest.approx(scores)
+
+
+def accuracies(world: plain.World) -> list[float]:
+    """Every client's test accuracy with its own model."""
+    found = []
+    for i in range(DOUBLE.clients):
+        x, y = (t.numpy() for t in DOUBLE.client(i, "test"))
+        found.append(plain.accuracy(plain.client_model(world, i), x, y) if len(y) else 0.0)
+    return found
+
+
+def pooled_accuracy(world: plain.World) -> float:
+    """Over the test samples of all clients (appendix B.3)."""
+    n = DOUBLE.sizes("test")
+    return float((np.array(accuracies(world)) * n).sum() / n.sum())
+
+
+def plainly(
+    name: str,
+    options: Mapping[str, Any],
+    more: dict[str, Any],
+    settings: dict[str, Any],
+    start: plain.Params,
+) -> Sequence[plain.World]:
+    """The plain run on the random input that Partita draws."""
+    parts = stages(name, options, settings, DOUBLE.clients)
+    firsts = np.cumsum([0, *(p.rounds for p in parts)])
+    todo = []
+    for part in parts:
+        given = {k: rate(plain, v) if isinstance(v, Rate) else v for k, v in {**part.options, **more}.items()}
+        todo.append(plain.Stage(getattr(plain, part.name), given, part.rounds))
+
+    def given(s: int, t: int) -> plain.Given:
+        part, version = parts[s], int(firsts[s]) + t
+        x, y = DOUBLE.x.numpy(), DOUBLE.y.numpy()
+
+        def batches(client: int, phase: int, steps: int | None) -> list[np.ndarray]:
+            work = part.work if steps is None else replace(part.work, steps=steps, epochs=None)
+            plan = draw(DOUBLE, np.array([client]), work, phase, moment(version, work))
+            return [plan.index[0, k, : plan.size[0, k]].numpy() for k in range(plan.steps[0])]
+
+        return plain.Given(
+            x, y, DOUBLE.sizes(), cohort(version, part.cohort), batches, t, part.rounds, part.keeps
+        )
+
+    return list(plain.run(start, todo, given))
+
+
+class Part(NamedTuple):
+    """A stage of a run with all its settings; a method alone is a run of one."""
+
+    name: str
+    options: Mapping[str, Any]
+    rounds: int
+    cohort: int
+    work: Work
+    keeps: bool
+
+
+def stages(name: str, options: Mapping[str, Any], settings: dict[str, Any], clients: int) -> list[Part]:
+    """A stage's own settings, else the run's; epochs without rounds are one round of everyone."""
+    work = {} if {"steps", "epochs"} & set(settings) else WORK["epochs"]
+    run = {"rounds": ROUNDS, "cohort": COHORT, "state": "keep", "steps": None, "epochs": None, "batch": None}
+    once = {"rounds": 1, "cohort": None, "state": "keep"}
+    parts = []
+    for method, given, own in options["stages"] if name == "pipeline" else [(name, options, {})]:
+        its = {**run, **work, **settings}
+        its |= once if "epochs" in own and "rounds" not in own else {}
+        its |= {"steps": None, "epochs": None} if {"steps", "epochs"} & set(own) else {}
+        its |= own
+        amount = Work(steps=its["steps"], epochs=its["epochs"], batch=its["batch"])
+        keeps = its["state"] == "keep"
+        parts.append(Part(method, given, its["rounds"], its["cohort"] or clients, amount, keeps))
+    return parts
+
+
+def moment(version: int, work: Work) -> Moment:
+    return Moment(SEED, version, 0, 0, 0, work)
+
+
+def cohort(version: int, size: int) -> tuple[int, ...]:
+    """Who takes part in a round."""
+    turns = pt.schedule.synchronous().begin(
+        clients=DOUBLE.clients, cohort=size, first=version, rounds=1, seed=SEED
+    )
+    return turns.next(ServerState({}, {}, {}, version)).clients
+
+
+# ---- (f) draws do not depend on the order of execution
+
+
+def rows_of(plan: Plan, i: int) -> tuple[list[list[int]], list[int]]:
+    """The rows of each step of the i-th client of a plan, and the keys of its forward passes."""
+    steps = int(plan.steps[i])
+    return [plan.index[i, s, : plan.size[i, s]].tolist() for s in range(steps)], plan.keys[i, :steps].tolist()
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> None:
+    asked = Work(**work)
+    everyone = draw(SINGLE, np.arange(7), asked, 1, moment(2, asked))
+    for some in ([3, 6, 0, 5, 1, 4, 2], [4, 0], [2], [5, 4, 3]):
+        plan = draw(SINGLE, np.array(some), asked, 1, moment(2, asked))
+        for place, client in enumerate(some):
+            assert rows_of(plan, place) == rows_of(everyone, client)
+
+
+def test_a_pass_sees_every_row_once_in_a_new_order() -> None:
+    work = Work(epochs=3, batch=4)
+    plan = draw(SINGLE, np.arange(7), work, 0, moment(0, work))
+    orders = []
+    for i, (start, n) in enumerate(SINGLE.train):
+        batches, _ = rows_of(plan, i)
+        assert [len(b) for b in batches] == 3 * ([4] * (n // 4) + ([n % 4] if n % 4 else []))
+        passes = np.concatenate(batches).reshape(3, n) - start if n else []
+        assert all(sorted(p) == list(range(n)) for p in passes)
+        orders += [tuple(p) for p in passes if n > 5]  # of fewer rows, two orders may well be the same
+    assert len(set(orders)) == len(orders)
+
+
+def test_batches_differ_by_seed_round_phase() -> None:
+    work = Work(epochs=1, batch=4)
+    here = Moment(SEED, 1, 0, 0, 0, work)
+    places = [(here, 0), (here, 1), (here._replace(round=2), 0), (here._replace(seed=SEED + 1), 0)]
+    drawn = [str(rows_of(draw(SINGLE, np.array([4]), work, phase, at), 0)) for at, phase in places]
+    assert len(set(drawn)) == len(drawn)
+
+
+class Reversed:
+    """The same cohorts in the opposite order."""
+
+    def begin(self, **settings: int) -> Turns:
+        self.turns = pt.schedule.synchronous().begin(**settings)
+        return self
+
+    def done(self, server: ServerState) -> bool:
+        return self.turns.done(server)
+
+    def next(self, server: ServerState) -> Cohort:
+        found = self.turns.next(server)
+        return found._replace(clients=found.clients[::-1])
+
+
+@every_method
+@both_executors
+def test_the_order_of_the_cohort_does_not_matter(case: Case, executor: str) -> None:
+    forward = default_run(case.name, executor)
+    backward = federate(make(case.name, case.options), DOUBLE, executor=executor, schedule=Reversed())
+    assert_close(tensors(forward), tensors(backward), atol=1e-9)
+
+
+@every_method
+def test_the_size_of_chunks_does_not_matter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = []
+
+    def watched(data: FederatedData, clients: np.ndarray, *rest: Any) -> Plan:
+        chunks.append(len(clients))
+        return draw(data, clients, *rest)
+
+    monkeypatch.setattr("partita.execute.vmap.draw", watched)
+    cut = federate(make(case.name, case.options), DOUBLE, memory=8_000)
+    assert 1 < max(chunks) < COHORT
+    for other in ("vmap", "loop"):
+        assert_close(tensors(default_run(case.name, other)), tensors(cut), atol=1e-9)
+        assert rows(default_run(case.name, other), "train_loss") == rows(cut, "train_loss")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.name != "pipeline"], ids=lambda c: c.name)
+def test_a_client_never_seen_has_the_initial_state(case: Case) -> None:
+    run = federate(make(case.name, case.options), rounds=1, cohort=1, seed=SEED)
+    start = pt.models.mlp(6, 5, 4, seed=1).state_dict()
+    for i in {0, 1, 2, 3, 4, 5, 6} - set(cohort(0, 1)):
+        state = run.client(i)
+        assert not state.memory
+        assert_same_bits(state.personal, {k: start[k] for k in state.personal})
+        assert_same_bits(run.personalized(i), {**start, **run.shared, **state.personal})
+
+
+# ---- (g) what is sent
+
+
+@every_method
+def test_only_shared_tensors_are_sent(case: Case) -> None:
+    run = default_run(case.name, data=SINGLE)
+    size = {k: v.numel() for k, v in pt.models.mlp(6, 5, 4).state_dict().items()}
+    up = down = 0
+    for part in stages(case.name, case.options, {}, SINGLE.clients):
+        talks = CASES[part.name]
+        up += part.rounds * part.cohort * 4 * sum(size[k] for k in talks.up)
+        down += part.rounds * part.cohort * 4 * sum(size[k] for k in talks.down)
+    assert (run.metrics[-1]["bytes_up"], run.metrics[-1]["bytes_down"]) == (up, down)
+    assert (run.summary()["bytes_up"], run.summary()["bytes_down"]) == (up, down)
+    assert set(run.shared) == set(talks.down)
+
+
+# ---- baselines
+
+
+@every_method
+def test_baselines_say_who_is_hurt(case: Case) -> None:
+    run = federate(make(case.name, case.options), baselines=True)
+    summary, found = run.summary(), run.clients
+    n = np.array([r["n_test"] for r in found])
+    for kind in ("local", "global", "personal"):
+        score = np.array([r[kind] or 0.0 for r in found])
+        assert all((r[kind] is None) == (r["n_test"] == 0) for r in found)
+        assert summary["test"][kind] == pytest.approx((score * n).sum() / n.sum())
+    for kind in ("local", "global"):
+        worse = sum(r["personal"] < r[kind] for r in found if r["n_test"])
+        assert summary["hurt"][f"vs_{kind}"] == worse
+
+
+def test_baselines_are_the_methods_themselves() -> None:
+    found = federate(make("fedalt", CASES["fedalt"].options), baselines=True)
+    average, alone = default_run("fedavg", data=SINGLE), default_run("local", data=SINGLE)
+    np.testing.assert_array_equal(found.scores("global"), average.scores("global"))
+    np.testing.assert_array_equal(found.scores("local"), alone.scores("personal"))
+
+
+def test_the_global_model_of_a_pipeline_is_the_one_that_was_trained_as_a_whole() -> None:
+    """Once fedalt has moved u away from it, the old v is nobody's model: it must not stand for 'global'."""
+    data = pt.data.digits(8, pt.data.label_skew(classes=3), seed=0)
+    avg, alt = pt.stage(AVG, rounds=3), pt.stage(pt.fedalt("output", LR), rounds=6)
+    run = federate_digits(pt.pipeline(avg, alt, pt.stage(pt.finetune("output", LR), epochs=1)), data)
+    trained = run.metrics[2]["test.global"]
+    assert [row["test.global"] for row in run.metrics[2:]] == [trained] * (len(run.metrics) - 2)
+
+
+# ---- corners that all methods meet
+
+
+class Scaled(nn.Module):
+    """A model with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = pt.models.mlp(6, 4, seed=1)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scale
+
+
+@both_executors
+@pytest.mark.parametrize(
+    "algorithm",
+    [AVG, pt.fedprox(LR, mu=0.5, momentum=0.9), pt.fedadam(**ADAPTIVE), pt.fedsim("scale", LR), pt.local(LR)],
+    ids=lambda a: a.name,
+)
+def test_a_parameter_that_is_a_number_keeps_its_type(algorithm: Algorithm, executor: str) -> None:
+    run = pt.federate(
+        Scaled(), SINGLE, algorithm, rounds=2, batch=4, executor=executor, baselines=False, progress=False
+    )
+    found = tensors(run)
+    assert {name: t.dtype for name, t in found.items()} == dict.fromkeys(found, torch.float32)
+    assert not torch.equal(run.personalized(4)["scale"], torch.tensor(2.0))
+
+
+@both_executors
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize(
+    ("build", "moves"),
+    [
+        (lambda **o: pt.fedalt("all", LR, **o), True),
+        (lambda **o: pt.fedsim("all", LR, **o), True),
+        (lambda **o: pt.finetune("none", LR, **o), False),
+    ],
+    ids=["fedalt all", "fedsim all", "finetune none"],
+)
+def test_a_phase_may_have_nothing_to_move(
+    build: Callable[..., Algorithm], moves: bool, clip: float | None, executor: str
+) -> None:
+    run = federate(build(max_grad_norm=clip), executor=executor, cohort=None)
+    start = pt.models.mlp(6, 5, 4, seed=1).state_dict()
+    for i, n in enumerate(SINGLE.sizes()):
+        same = all(torch.equal(v, start[k]) for k, v in run.personalized(i).items())
+        assert same == (not moves or n == 0)
+
+
+def test_the_training_loss_is_that_of_clients_that_train() -> None:
+    """A client that takes no step has no loss: it must not count as a loss of zero."""
+    settings = {"steps": (3, 0, 0, 3, 0, 0, 3), "batch": 4, "cohort": None}
+    agree(federate(AVG, DOUBLE, **settings), "fedavg", {"lr": LR}, {}, settings)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"state": "kep"}, {"steps": 0}, {"steps": -3}, {"steps": "many"}, {"cohort": 8}, {"steps": (1, 2)}],
+    ids=str,
+)
+def test_a_stage_is_checked_like_a_run(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        federate(pt.pipeline(pt.stage(AVG, **wrong)))
