@@ -484,7 +484,7 @@ def plainly(
         def batches(client: int, phase: int, steps: int | None) -> list[np.ndarray]:
             work = part.work if steps is None else replace(part.work, steps=steps, epochs=None)
             plan = draw(DOUBLE, np.array([client]), work, phase, moment(version, work))
-            return [plan.index[0, k, : plan.size[0, k]].numpy() for k in range(plan.steps[0])]
+            return [plan.rows[0, k, : plan.size[0, k]].numpy() for k in range(plan.steps[0])]
 
         return plain.Given(
             x, y, DOUBLE.sizes(), cohort(version, part.cohort), batches, t, part.rounds, part.keeps
@@ -539,7 +539,7 @@ def cohort(version: int, size: int) -> tuple[int, ...]:
 def rows_of(plan: Plan, i: int) -> tuple[list[list[int]], list[int]]:
     """The rows of each step of the i-th client of a plan, and the keys of its forward passes."""
     steps = int(plan.steps[i])
-    return [plan.index[i, s, : plan.size[i, s]].tolist() for s in range(steps)], plan.keys[i, :steps].tolist()
+    return [plan.rows[i, s, : plan.size[i, s]].tolist() for s in range(steps)], plan.keys[i, :steps].tolist()
 
 
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
@@ -550,27 +550,6 @@ def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> Non
         plan = draw(SINGLE, np.array(some), asked, 1, moment(2, asked))
         for place, client in enumerate(some):
             assert rows_of(plan, place) == rows_of(everyone, client)
-
-
-def test_a_pass_sees_every_row_once_in_a_new_order() -> None:
-    work = Work(epochs=3, batch=4)
-    plan = draw(SINGLE, np.arange(7), work, 0, moment(0, work))
-    orders = []
-    for i, (start, n) in enumerate(SINGLE.train):
-        batches, _ = rows_of(plan, i)
-        assert [len(b) for b in batches] == 3 * ([4] * (n // 4) + ([n % 4] if n % 4 else []))
-        passes = np.concatenate(batches).reshape(3, n) - start if n else []
-        assert all(sorted(p) == list(range(n)) for p in passes)
-        orders += [tuple(p) for p in passes if n > 5]  # of fewer rows, two orders may well be the same
-    assert len(set(orders)) == len(orders)
-
-
-def test_batches_differ_by_seed_round_phase() -> None:
-    work = Work(epochs=1, batch=4)
-    here = Moment(SEED, 1, 0, 0, 0, work)
-    places = [(here, 0), (here, 1), (here._replace(round=2), 0), (here._replace(seed=SEED + 1), 0)]
-    drawn = [str(rows_of(draw(SINGLE, np.array([4]), work, phase, at), 0)) for at, phase in places]
-    assert len(set(drawn)) == len(drawn)
 
 
 class Reversed:
@@ -728,13 +707,3 @@ def test_the_training_loss_is_that_of_clients_that_train() -> None:
     """A client that takes no step has no loss: it must not count as a loss of zero."""
     settings = {"steps": (3, 0, 0, 3, 0, 0, 3), "batch": 4, "cohort": None}
     agree(federate(AVG, DOUBLE, **settings), "fedavg", {"lr": LR}, {}, settings)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"state": "kep"}, {"steps": 0}, {"steps": -3}, {"steps": "many"}, {"cohort": 8}, {"steps": (1, 2)}],
-    ids=str,
-)
-def test_a_stage_is_checked_like_a_run(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        federate(pt.pipeline(pt.stage(AVG, **wrong)))

@@ -50,7 +50,7 @@ def _advance(run: Federation, uploads: Upload) -> ServerState:
     """The server's step on what was accepted; without any upload only the count goes on."""
     if uploads.weight is None or not len(uploads.weight):
         return run.server._replace(version=run.server.version + 1)
-    return run.problem_server.step(run.server, run.algorithm.aggregate(uploads))
+    return run.server_rule.step(run.server, run.algorithm.aggregate(uploads))
 
 
 def _only(good: list[bool], clients: tuple[int, ...], uploads: Any, states: Any) -> tuple[Any, Any, Any]:
@@ -188,6 +188,8 @@ def _open(run: Federation, watch: Watch, resume: bool) -> None:
 def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
     for part in ("algorithm", "settings", "loss", "metric", "model", "data"):
         old, new = before.get(part), plain(now[part])
+        if part == "settings" and isinstance(old, dict):
+            old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))
         if old != new:
             shown = f"{old!r} -> {new!r}"
             if isinstance(old, dict):

@@ -134,7 +134,7 @@ class Federation:
         if self.folder is not None:  # what a killed run may have left of this stage
             shutil.rmtree(self._states_folder(number), ignore_errors=True)
         self._prepare(number, version)
-        self.server = self.problem_server.init(tree.pick(self.base, self.partition.shared))
+        self.server = self.server_rule.init(tree.pick(self.base, self.partition.shared))
         self.server = self.server._replace(version=version)
         if before is not None:
             self._carry_over(before)
@@ -155,7 +155,8 @@ class Federation:
             memory=self.settings.memory,
             picks=self.picks,
         )
-        self.problem_server = self.algorithm.server(self.problem)
+        self.rule = self.algorithm.local(self.problem)
+        self.server_rule = self.algorithm.server(self.problem)
         self.evaluations = {
             "global": evaluation(global_model, "test"),
             "personal": evaluation(self.algorithm.personalize, "test"),
@@ -244,13 +245,15 @@ class Federation:
             some = states if part == slice(None) else tree.rows(states, torch.tensor(part))
             done.append(self.execute_group(self.algorithm.local, clients[part], group, some, self.moment()))
         uploads, states = tree.cat(done)
+        if len(cohort.groups) > 1:  # back into the order of the cohort
+            places = torch.tensor([p for group in cohort.groups for p in group.positions])
+            uploads, states = tree.rows((uploads, states), torch.argsort(places))
         weight = torch.as_tensor(self.data.train[clients, 1], device=self.settings.device)
         return uploads._replace(weight=weight.to(torch.float64)), states
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""
-        rule = self.algorithm.local(self.problem)
-        return client_steps(rule, np.asarray(cohort.clients), self.data, self.moment())
+        return client_steps(self.rule, np.asarray(cohort.clients), self.data, self.moment())
 
     def scores(self, role: str) -> np.ndarray:
         """Each client's mean metric on its test samples, by the 'global' or its 'personal' model."""

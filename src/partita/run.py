@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 from partita import check, tree
 from partita.federation import Federation, split_tensors
 from partita.store import Store, checkpoint, open_store
-from partita.store.files import read_jsonl, write_json, write_jsonl
+from partita.store.files import copy_folder, read_jsonl, write_json, write_jsonl
 from partita.types import ClientState, Tensors
 from partita.watch import CLIENT_COLUMNS, Watch, mean_score
 
@@ -88,7 +87,7 @@ class Run:
 
         def write(folder: Path) -> None:
             if run.folder is not None:
-                shutil.copytree(run.folder, folder, dirs_exist_ok=True)
+                copy_folder(run.folder, folder)
                 return
             write_json(folder / "config.json", watch.config())
             write_jsonl(folder / "metrics.jsonl", watch.rows)
@@ -185,7 +184,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
 
     def write(target: Path) -> None:
-        shutil.copytree(folder, target, dirs_exist_ok=True)
+        copy_folder(folder, target)
 
     metrics = read_jsonl(folder / "metrics.jsonl")
     return Run(shared, metrics, rows, base, store, model, personalized, Summary(summary), write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -48,6 +49,7 @@ class Watch:
         self.global_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
         self.loss: float | None = None
+        self.known_picks = 0
         self.saved_at, self.saved_round, self.begin = time.monotonic(), -1, time.perf_counter()
 
     # ---- the loop's calls
@@ -70,6 +72,8 @@ class Watch:
         if version % every == 0 or last_of_stage:
             self.evaluate(cohort)
         self._tell(cohort, usable)
+        if len(run.picks) > self.known_picks:
+            self.write_config()
         if self._checkpoint_due(version):
             self.checkpoint()
 
@@ -203,7 +207,7 @@ class Watch:
         return {
             "what": self.what,
             "algorithm": describe(run.given),
-            "settings": {k: v for k, v in describe(run.settings).items() if k != "name"},
+            "settings": describe(dataclasses.asdict(run.settings)),
             "loss": run.findings.loss.name,
             "metric": run.findings.metric.name,
             "model": {
@@ -221,6 +225,7 @@ class Watch:
 
     def write_config(self) -> None:
         """config.json, again whenever something was decided."""
+        self.known_picks = len(self.run.picks)
         if self.folder:
             write_json(self.folder / "config.json", self.config())
 

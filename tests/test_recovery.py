@@ -1,0 +1,674 @@
+"""Killed at any moment and resumed, a run ends with the same bits as one that was never killed.
+
+As a script this file reads one run per line (the arguments of `job` as JSON), forks for each and reports the
+process id, every round and the exit code: real processes to kill, without importing torch for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import partita as pt
+from partita.callbacks import Callback, Event
+from partita.store import checkpoint
+
+CLIENTS = 8
+NEVER = 10**6
+
+
+def pipeline() -> pt.types.Algorithm:
+    return pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.2, server=pt.server.adam(0.02)), rounds=3),
+        pt.stage(pt.fedalt("output", lr=0.2, momentum=0.5), rounds=4),
+        pt.stage(pt.finetune("output", lr=0.1), epochs=1),
+    )
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "memory": {"store": "memory", "checkpoint_every": 1, "rounds": 8},
+    "disk": {"store": "disk", "checkpoint_every": 1, "rounds": 8},
+    "pipeline memory": {"store": "memory", "checkpoint_every": 2},
+    "pipeline disk": {"store": "disk", "checkpoint_every": 1},
+    "baselines": {"store": "disk", "checkpoint_every": 2, "rounds": 4, "baselines": True},
+}
+_digits: list[pt.data.FederatedData] = []
+
+
+def digits() -> pt.data.FederatedData:
+    if not _digits:
+        _digits.append(pt.data.digits(CLIENTS, pt.data.label_skew(classes=3), seed=0).subset(range(CLIENTS)))
+    return _digits[0]
+
+
+def model() -> nn.Module:
+    return pt.models.mlp(64, 8, 10)
+
+
+def federate(folder: str | Path | None, case: str = "memory", **changed: Any) -> pt.Run:
+    method = pipeline() if case.startswith("pipeline") else pt.fedalt("output", lr=0.2, momentum=0.5)
+    given: dict[str, Any] = {"model": model(), "data": digits(), "algorithm": method}
+    given |= {
+        "cohort": 3,
+        "steps": 2,
+        "batch": 8,
+        "executor": "vmap",
+        "evaluate_every": 2,
+        "baselines": False,
+    }
+    given |= {"out": folder, **CASES[case], **changed}
+    return pt.federate(given.pop("model"), given.pop("data"), given.pop("algorithm"), **given)
+
+
+# ---- in the child
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class Tell(Callback):
+    def start(self, what: str, round: int, rounds: int) -> None:
+        say("start", round, rounds, what)
+
+    def round(self, event: Event) -> None:
+        say("round", event.round, event.rounds, event.what)
+
+
+def job(folder: str, case: str, resume: bool, die_at: int | None) -> None:
+    calls = die_at_call(die_at)
+    federate(folder, case, resume=resume, callbacks=[Tell()])
+    say("calls", next(calls))
+
+
+def die_at_call(last: int | None) -> itertools.count[int]:
+    """Kill this process at the n-th call that changes something on disk, in the middle of it if it writes."""
+    count = itertools.count()
+    pwrite, save_file = os.pwrite, checkpoint.save_file
+
+    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if next(count) == last:
+                if fn is pwrite:
+                    fd, data, offset = args
+                    pwrite(fd, data[: len(data) // 2], offset)
+                if fn is save_file:
+                    Path(args[1]).write_bytes(b"half of the tensors")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return fn(*args, **options)
+
+        return call
+
+    checkpoint.save_file = wrap(save_file)
+    for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, wrap(getattr(os, name)))
+    return count
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    digits()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                job(**json.loads(line))
+            except KeyboardInterrupt:
+                os._exit(130)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        say("pid", pid)
+        say("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+# ---- in the parent
+
+
+class Process:
+    """A run in a process of its own."""
+
+    def __init__(self, forks: Forks) -> None:
+        self.forks, self.pid, self.code = forks, 0, NEVER
+        self.rounds = self.calls = 0
+        while not self.pid:
+            self.read()
+
+    def read(self) -> None:
+        """One line of what it reports."""
+        word, *rest = self.forks.line().split()
+        if word == "pid":
+            self.pid = int(rest[0])
+        elif word == "exit":
+            self.code = int(rest[0])
+        elif word == "calls":
+            self.calls = int(rest[0])
+        elif word == "round":
+            self.rounds += 1
+
+    def until(self, rounds: int) -> None:
+        while self.rounds < rounds and self.code == NEVER:
+            self.read()
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        if self.code == NEVER:
+            os.kill(self.pid, number)
+        return self.end()
+
+    def end(self) -> int:
+        while self.code == NEVER:
+            self.read()
+        return self.code
+
+
+class Forks:
+    """Starts runs, one at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the process that starts runs is gone"
+        return line
+
+    def start(self, folder: Path, case: str, resume: bool = True, die_at: int | None = None) -> Process:
+        assert self.process.stdin is not None
+        options = {"folder": str(folder), "case": case, "resume": resume, "die_at": die_at}
+        self.process.stdin.write(json.dumps(options) + "\n")
+        self.process.stdin.flush()
+        return Process(self)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    assert forks.process.stdin is not None
+    forks.process.stdin.close()
+    assert forks.process.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+    """What a case ends with when nothing happens to it."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def get(case: str) -> dict[str, Any]:
+        if case not in found:
+            folder = tmp_path_factory.mktemp("straight") / "run"
+            federate(folder, case)
+            found[case] = outcome(folder)
+        return found[case]
+
+    return get
+
+
+TIMES = ("seconds", "client_steps_per_second")
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a finished run left, but for what a clock decides."""
+    run = pt.load(folder)
+    found: dict[str, Any] = {f"shared {k}": x for k, x in run.shared.items()}
+    for i in range(len(run.clients)):
+        client = run.client(i)
+        found |= {f"personal {i} {k}": x for k, x in client.personal.items()}
+        found |= {f"memory {i} {k}": x for k, x in client.memory.items()}
+    tensors = checkpoint.read(folder / "checkpoint").tensors
+    found |= {k: x for k, x in tensors.items() if k.split("/")[0] in ("base", "opt", "extra")}
+    found["metrics"] = [{k: v for k, v in row.items() if k not in TIMES} for row in run.metrics]
+    found["summary"] = {k: v for k, v in run.summary().items() if k not in TIMES}
+    found["clients"] = (folder / "clients.csv").read_text()
+    for baseline in sorted(folder.glob("baselines/*")):
+        found |= {f"{baseline.name}: {k}": v for k, v in outcome(baseline).items()}
+    return found
+
+
+def assert_same_bits(folder: Path, expected: dict[str, Any]) -> None:
+    got = outcome(folder)
+    assert got.keys() == expected.keys()
+    for k, x in expected.items():
+        if isinstance(x, torch.Tensor):
+            assert got[k].dtype == x.dtype, k
+            assert torch.equal(got[k], x), k
+        else:
+            assert got[k] == x, k
+
+
+# ---- killed
+
+
+def kill_at_random(forks: Forks, folder: Path, case: str, kills: int) -> int:
+    """Kill a run so many times, resume it until it ends; the number of processes that it took."""
+    for attempt in itertools.count(1):
+        process = forks.start(folder, case)
+        if attempt <= kills:
+            process.until(random.randint(0, 3))
+            time.sleep(random.choice((0.0, random.uniform(0, 0.005), random.uniform(0, 0.05))))
+            process.kill()
+        if process.end() == 0:
+            return attempt
+        assert process.code == -signal.SIGKILL
+    raise AssertionError
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_random_moments(case, forks, straight, tmp_path) -> None:
+    random.seed(time.time_ns())
+    assert kill_at_random(forks, tmp_path / "run", case, kills=5) > 1
+    assert_same_bits(tmp_path / "run", straight(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_random_moments_often(case, forks, straight, tmp_path) -> None:
+    random.seed(time.time_ns())
+    for i in range(15):
+        kill_at_random(forks, tmp_path / f"run{i}", case, kills=random.randint(1, 12))
+        assert_same_bits(tmp_path / f"run{i}", straight(case))
+
+
+def die_at(forks: Forks, folder: Path, case: str, n: int) -> None:
+    process = forks.start(folder, case, die_at=n)
+    assert process.end() == -signal.SIGKILL
+    process = forks.start(folder, case)
+    assert process.end() == 0
+
+
+def calls_of(forks: Forks, folder: Path, case: str) -> int:
+    process = forks.start(folder, case)
+    assert process.end() == 0
+    return process.calls
+
+
+@pytest.mark.parametrize("case", ["disk", "pipeline disk", "baselines"])
+def test_killed_while_it_writes(case, forks, straight, tmp_path) -> None:
+    """At calls that change the disk: between two files of a checkpoint, within one, before a name is right."""
+    calls = calls_of(forks, tmp_path / "whole", case)
+    assert calls > 100
+    rng = random.Random(time.time_ns())
+    for n in sorted({0, calls - 1, *rng.sample(range(calls), 5)}):
+        die_at(forks, tmp_path / f"run{n}", case, n)
+        assert_same_bits(tmp_path / f"run{n}", straight(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_every_call_that_changes_the_disk(case, forks, straight, tmp_path) -> None:
+    for n in range(calls_of(forks, tmp_path / "whole", case)):
+        die_at(forks, tmp_path / "run", case, n)
+        assert_same_bits(tmp_path / "run", straight(case))
+        shutil.rmtree(tmp_path / "run")
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.parametrize("case", ["disk", "pipeline memory"])
+def test_interrupted_from_the_keyboard(case, forks, straight, tmp_path) -> None:
+    process = forks.start(tmp_path / "run", case)
+    process.until(3)
+    assert process.kill(signal.SIGINT) == 130
+    rounds = process.rounds
+    assert 3 <= rounds <= 5  # the round in progress was finished
+    newest = max(int(p.name) for p in (tmp_path / "run" / "checkpoint").iterdir() if p.name.isdecimal())
+    assert newest == rounds
+    assert not (tmp_path / "run" / "summary.json").exists()
+    process = forks.start(tmp_path / "run", case)
+    assert process.end() == 0
+    assert process.rounds == 8 - rounds
+    assert_same_bits(tmp_path / "run", straight(case))
+
+
+class Press(Callback):
+    """Presses Ctrl-C in some rounds."""
+
+    def __init__(self, *rounds: int, what: str = "", times: int = 1) -> None:
+        self.rounds, self.what, self.times, self.seen = rounds, what, times, []
+
+    def round(self, event: Event) -> None:
+        self.seen.append(event.round)
+        if event.round in self.rounds and event.what.startswith(self.what):
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def stop_at(folder: Path, round: int, case: str, **options: Any) -> None:
+    """A run up to the end of a round, by Ctrl-C."""
+    with pytest.raises(KeyboardInterrupt):
+        federate(folder, case, resume=True, callbacks=[Press(round)], **options)
+
+
+def test_interrupted_in_every_round(straight, tmp_path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    for round in range(1, 9):
+        stop_at(tmp_path / "run", round, "pipeline disk")
+        assert signal.getsignal(signal.SIGINT) is handler
+    federate(tmp_path / "run", "pipeline disk", resume=True)
+    assert_same_bits(tmp_path / "run", straight("pipeline disk"))
+
+
+def test_interrupted_in_a_baseline(straight, tmp_path) -> None:
+    press = Press(2, what="baseline local")
+    with pytest.raises(KeyboardInterrupt):
+        federate(tmp_path / "run", "baselines", callbacks=[press])
+    federate(tmp_path / "run", "baselines", resume=True)
+    assert_same_bits(tmp_path / "run", straight("baselines"))
+
+
+def test_a_second_ctrl_c_stops_at_once(straight, tmp_path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(tmp_path / "run", "memory", callbacks=[Press(3, times=2)])
+    newest = max(int(p.name) for p in (tmp_path / "run" / "checkpoint").iterdir() if p.name.isdecimal())
+    assert newest == 2  # the checkpoint of the round was not waited for
+    federate(tmp_path / "run", "memory", resume=True)
+    assert_same_bits(tmp_path / "run", straight("memory"))
+
+
+def test_interrupted_without_a_folder() -> None:
+    press = Press(2)
+    with pytest.raises(KeyboardInterrupt):
+        federate(None, "memory", callbacks=[press])
+    assert press.seen == [1, 2]
+
+
+# ---- damage
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
+    if how == "gone":
+        path.unlink()
+
+
+def newest(folder: Path) -> Path:
+    return max(p for p in (folder / "checkpoint").iterdir() if p.name.isdecimal())
+
+
+@pytest.mark.parametrize("case", ["memory", "disk", "pipeline memory", "pipeline disk"])
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        ("tensors.safetensors", "flip"),
+        ("state.json", "flip"),
+        ("manifest.json", "cut"),
+        ("state.json", "gone"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(case, file, how, straight, tmp_path) -> None:
+    folder = tmp_path / "run"
+    stop_at(folder, 5, case)
+    assert newest(folder).name == "00000005"
+    damage(newest(folder) / file, how)
+    with pytest.warns(UserWarning, match="checkpoint skipped"):
+        federate(folder, case, resume=True)
+    assert_same_bits(folder, straight(case))
+
+
+def test_damage_after_damage(straight, tmp_path) -> None:
+    """What was resumed from stays until something newer is whole: a damaged checkpoint does not count."""
+    folder = tmp_path / "run"
+    for round in (3, 5):
+        stop_at(folder, round, "disk", checkpoint_every=100)
+    damage(newest(folder) / "tensors.safetensors", "flip")
+    with pytest.warns(UserWarning, match="checkpoint skipped"):
+        stop_at(folder, 6, "disk", checkpoint_every=100)
+    damage(newest(folder) / "tensors.safetensors", "flip")
+    with pytest.warns(UserWarning, match="checkpoint skipped"):
+        federate(folder, "disk", resume=True, checkpoint_every=100)
+    assert_same_bits(folder, straight("disk"))
+
+
+def test_no_checkpoint_is_whole(tmp_path) -> None:
+    folder = tmp_path / "run"
+    stop_at(folder, 5, "memory")
+    for path in (folder / "checkpoint").iterdir():
+        damage(path / "tensors.safetensors", "flip")
+    before = sorted(p.name for p in (folder / "checkpoint").iterdir())
+    with (
+        pytest.warns(UserWarning, match="checkpoint skipped"),
+        pytest.raises(ValueError, match="no valid checkpoint"),
+    ):
+        federate(folder, "memory", resume=True)
+    assert sorted(p.name for p in (folder / "checkpoint").iterdir()) == before
+
+
+# ---- resuming
+
+
+def test_resume_without_a_run_begins_one(straight, tmp_path) -> None:
+    federate(tmp_path / "run", "memory", resume=True)
+    assert_same_bits(tmp_path / "run", straight("memory"))
+
+
+def test_resuming_a_finished_run_changes_nothing(straight, tmp_path) -> None:
+    folder = tmp_path / "run"
+    for case in ("baselines", "pipeline disk"):
+        first = federate(folder, case)
+        press = Press()
+        again = federate(folder, case, resume=True, callbacks=[press])
+        assert press.seen == []
+        assert_same_bits(folder, straight(case))
+        assert again.clients == first.clients
+        assert again.summary()["test"] == first.summary()["test"]
+        shutil.rmtree(folder)
+
+
+def test_a_run_is_never_overwritten(tmp_path) -> None:
+    folder = tmp_path / "run"
+    stop_at(folder, 2, "memory")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=r"^out=.*: expected a new folder, or resume=True"):
+        federate(folder, "memory")
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def other_data() -> pt.data.FederatedData:
+    return pt.data.digits(CLIENTS, pt.data.label_skew(classes=3), seed=1)
+
+
+def nudged() -> pt.data.FederatedData:
+    source = digits()
+    x = source.x.clone()
+    x[:, 3, 3] += 0.01
+    return pt.data.FederatedData.make(x, source.y, source.train, source.test, source=source.source)
+
+
+@pytest.mark.parametrize(
+    ("changed", "part", "shown"),
+    [
+        ({"algorithm": pt.fedalt("output", lr=0.3, momentum=0.5)}, "algorithm", "lr: 0.2 -> 0.3"),
+        (
+            {"algorithm": pt.fedalt("input", lr=0.2, momentum=0.5)},
+            "algorithm",
+            "personal: 'output' -> 'input'",
+        ),
+        ({"algorithm": pt.fedavg(lr=0.2)}, "algorithm", "name: 'fedalt' -> 'fedavg'"),
+        (
+            {"algorithm": pt.fedalt("output", lr=0.2, momentum=0.5, server=pt.server.adam(1.0))},
+            "algorithm",
+            "server",
+        ),
+        ({"seed": 1}, "settings", "seed: 0 -> 1"),
+        ({"rounds": 9}, "settings", "rounds: 8 -> 9"),
+        ({"cohort": 4}, "settings", "cohort: 3 -> 4"),
+        ({"steps": 3}, "settings", "steps: 2 -> 3"),
+        ({"batch": 9}, "settings", "batch: 8 -> 9"),
+        ({"store": "disk"}, "settings", "store: 'memory' -> 'disk'"),
+        ({"executor": "loop"}, "settings", "executor: 'vmap' -> 'loop'"),
+        ({"data": other_data}, "data", "fingerprint"),
+        ({"data": nudged}, "data", "fingerprint"),
+        ({"model": lambda: pt.models.mlp(64, 9, 10)}, "model", "tensors"),
+        ({"loss": nn.functional.cross_entropy}, "loss", "cross_entropy"),
+        ({"metric": "loss"}, "metric", "'accuracy' -> 'loss'"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
+)
+def test_another_run_is_not_resumed(changed, part, shown, tmp_path) -> None:
+    folder = tmp_path / "run"
+    stop_at(folder, 2, "memory")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    changed = {k: v() if k in ("data", "model") else v for k, v in changed.items()}
+    with pytest.raises(ValueError) as error:
+        federate(folder, "memory", resume=True, **changed)
+    text = str(error.value)
+    assert text.startswith("resume:")
+    assert f"another {part}" in text
+    assert shown in text
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_initial_weights_come_from_the_checkpoint(straight, tmp_path) -> None:
+    """A model that is made anew in every process need not be made the same."""
+    stop_at(tmp_path / "run", 3, "memory")
+    federate(tmp_path / "run", "memory", resume=True, model=pt.models.mlp(64, 8, 10, seed=99))
+    assert_same_bits(tmp_path / "run", straight("memory"))
+
+
+def test_frozen_weights_of_another_model_are_noticed(tmp_path) -> None:
+    """They are in no checkpoint, so that a model with others would silently train something else."""
+
+    def frozen(seed: int) -> nn.Module:
+        made = pt.models.mlp(64, 8, 10, seed=seed)
+        made.hidden1.requires_grad_(False)
+        return made
+
+    method = pt.fedavg(lr=0.2)
+    whole = federate(None, "memory", model=frozen(0), algorithm=method)
+    stop_at(tmp_path / "run", 3, "memory", model=frozen(0), algorithm=method)
+    try:
+        resumed = federate(tmp_path / "run", "memory", resume=True, model=frozen(1), algorithm=method)
+    except ValueError:
+        return
+    assert all(torch.equal(resumed.shared[k], x) for k, x in whole.shared.items())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pt.pipeline(pt.stage(pt.local(lr=0.1), rounds=2), pt.stage(pt.fedavg(lr=0.1), rounds=2)),
+        pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=2), pt.stage(pt.local(lr=0.1), rounds=2)),
+    ],
+    ids=["local then fedavg", "fedavg then local"],
+)
+def test_baselines_do_not_depend_on_the_stage_that_is_resumed(method, tmp_path) -> None:
+    options = {"algorithm": method, "rounds": None, "baselines": True}
+    federate(tmp_path / "whole", "memory", **options)
+    press = Press(3, what="pipeline")
+    with pytest.raises(KeyboardInterrupt):
+        federate(tmp_path / "run", "memory", callbacks=[press], **options)
+    federate(tmp_path / "run", "memory", resume=True, **options)
+    assert_same_bits(tmp_path / "run", outcome(tmp_path / "whole"))
+
+
+def test_auto_goes_on_with_what_it_picked(tmp_path) -> None:
+    folder = tmp_path / "run"
+    stop_at(folder, 3, "memory", executor="auto")
+    state = json.loads((newest(folder) / "state.json").read_text())
+    assert state["picks"]
+    federate(folder, "memory", executor="auto", resume=True)
+    after = json.loads((folder / "config.json").read_text())["executor"]["picks"]
+    assert state["picks"].items() <= after.items()
+
+
+def test_statistics_are_recovered(tmp_path) -> None:
+    def norms() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    for norm in ("global", "personal"):
+        options = {"model": norms(), "algorithm": pt.fedavgm(lr=0.1), "norm": norm}
+        federate(tmp_path / f"whole {norm}", "disk", **options)
+        for round in (2, 5):
+            stop_at(tmp_path / f"run {norm}", round, "disk", **options)
+        federate(tmp_path / f"run {norm}", "disk", resume=True, **options)
+        assert_same_bits(tmp_path / f"run {norm}", outcome(tmp_path / f"whole {norm}"))
+
+
+# ---- save and load
+
+
+@pytest.mark.parametrize("case", ["memory", "disk", "pipeline memory", "pipeline disk", "nowhere"])
+def test_saved_and_loaded(case, tmp_path) -> None:
+    if case == "nowhere":
+        run = federate(None, "memory")
+    else:
+        run = federate(tmp_path / "run", case)
+    run.save(tmp_path / "copy")
+    x = digits().client(0, "test")[0]
+    models = {i: run.client(i).model() for i in range(CLIENTS)}
+    server = run.model()
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)  # the copy stands alone
+    loaded = pt.load(tmp_path / "copy", model=model())
+    assert dict(loaded.summary()) == dict(run.summary())
+    assert str(loaded.summary()) == str(run.summary())
+    assert loaded.metrics == run.metrics
+    assert loaded.clients == run.clients
+    assert loaded.names == run.names
+    assert loaded.shared.keys() == run.shared.keys()
+    assert all(torch.equal(loaded.shared[k], v) for k, v in run.shared.items())
+    np.testing.assert_array_equal(loaded.scores(), run.scores())
+    for i in range(CLIENTS):
+        one = loaded.client(i)
+        assert one.name == str(i)
+        assert set(one.personal) == {"output.linear.weight", "output.linear.bias"}
+        ours = one.model()
+        assert not ours.training
+        assert torch.equal(ours(x), models[i](x))
+    assert torch.equal(loaded.model()(x), server(x))
+    assert len({models[i](x)[0, 0].item() for i in range(CLIENTS)}) > 1
+    loaded.save(tmp_path / "again")
+    assert_same_bits(tmp_path / "again", outcome(tmp_path / "copy"))
+
+
+def test_a_folder_of_a_run_is_loaded_where_it_is(tmp_path) -> None:
+    run = federate(tmp_path / "run", "disk")
+    loaded = pt.load(tmp_path / "run")
+    for i in range(CLIENTS):
+        a, b = run.client(i).personal, loaded.client(i).personal
+        assert all(torch.equal(a[k], b[k]) for k in a)
+    with pytest.raises(ValueError, match=r"model=None: expected partita.load\(folder, model=...\)"):
+        loaded.client(0).model()
+
+
+def test_what_cannot_be_loaded_or_saved(tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="expected the folder of a finished run"):
+            pt.load(folder)
+    stop_at(tmp_path / "run", 2, "memory")
+    with pytest.raises(ValueError, match="expected the folder of a finished run"):
+        pt.load(tmp_path / "run")
+    run = federate(None, "memory")
+    with pytest.raises(ValueError, match=r"^folder=.*this one holds a run already"):
+        run.save(tmp_path / "run")
+    for number in (-1, CLIENTS, 1.5, "0"):
+        with pytest.raises(ValueError, match=r"^client=.*from 0 up to 7"):
+            run.client(number)
+
+
+if __name__ == "__main__":
+    main()
