@@ -11,9 +11,9 @@ def experiment(seed: int = 0, clients: int = 30) -> Experiment:
         model=pt.models.mlp(64, 64, 10, seed=seed),
         data=data,
         algorithm=pt.fedalt(personal="input", lr=0.1),
-        rounds=50,
+        rounds=60,
         cohort=10,
-        epochs=1,
+        epochs=5,
         batch=16,
         seed=seed,
     )
