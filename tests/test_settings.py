@@ -197,7 +197,7 @@ def test_model(tmp_path, model, allowed) -> None:
 
 
 def test_a_model_that_does_not_fit_the_data(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"model=.*batch of shape \[4, 4\] and type torch.float32"):
+    with pytest.raises(ValueError, match=r"model=.*batch of shape \[4, 4\], torch.float32"):
         federate(tmp_path / "run", model=pt.models.mlp(5, 2))
     with pytest.raises(ValueError, match="labels run from 0 to 1, but the model has 1 outputs"):
         federate(tmp_path / "run", model=pt.models.mlp(4, 1), loss="cross_entropy")

@@ -56,6 +56,7 @@ def assert_same(a, b, tolerance: float = 1e-5) -> None:
     def close(x, y, what) -> None:
         assert x.keys() == y.keys(), what
         for k in x:
+            assert not (x[k].requires_grad or y[k].requires_grad), f"{what} {k} drags its graph along"
             torch.testing.assert_close(
                 x[k], y[k], atol=tolerance, rtol=tolerance, msg=lambda m, k=k: f"{what} {k}: {m}"
             )
@@ -240,6 +241,15 @@ def test_one_dropout_at_two_places() -> None:
     drop = nn.Dropout(0.4)
     model = nn.Sequential(nn.Linear(6, 8), drop, nn.ReLU(), nn.Linear(8, 8), drop, nn.Linear(8, 4))
     loop_equals_vmap(model, numbers(6), pt.fedavg(lr=0.1))
+
+
+def test_one_layer_at_two_places() -> None:
+    torch.manual_seed(0)
+    shared, norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+    model = nn.Sequential(shared, norm, nn.ReLU(), shared, norm, nn.Linear(6, 4))
+    loop, _ = loop_equals_vmap(model, numbers(6), pt.fedavg(lr=0.05), norm="global")
+    assert {k.split(".")[0] for k in loop.shared} == {"0", "1", "5"}
+    assert loop.shared["1.num_batches_tracked"] > 2 * 2  # both places count
 
 
 def test_constant_buffers_stay() -> None:

@@ -32,7 +32,7 @@ def federated(sizes: list[int], test_sizes: list[int] | None = None) -> Federate
 
 def batches(plan: Plan, i: int) -> list[list[int]]:
     """The rows that client i sees, step by step."""
-    return [plan.index[i, s][plan.real[i, s]].tolist() for s in range(int(plan.steps[i]))]
+    return [plan.rows[i, s][plan.real[i, s]].tolist() for s in range(int(plan.steps[i]))]
 
 
 def expected_sizes(n: int, batch: int | None, steps: int) -> list[int]:
@@ -109,7 +109,7 @@ def test_a_plan_does_not_depend_on_who_else_is_in_it(case, random) -> None:
 def test_short_last_batch() -> None:
     plan = draw(federated([7]), np.array([0]), Work(epochs=2, batch=3), 0, MOMENT)
     assert plan.size.tolist() == [[3, 3, 1, 3, 3, 1]]
-    assert plan.index.shape == (1, 6, 3)
+    assert plan.rows.shape == (1, 6, 3)
     assert plan.real[0, 2].tolist() == [True, False, False]
 
 
@@ -123,7 +123,7 @@ def test_full_batch_takes_the_rows_in_order() -> None:
 def test_a_batch_larger_than_the_data_is_the_data() -> None:
     data = federated([3, 5])
     plan = draw(data, np.arange(2), Work(epochs=2, batch=50), 0, MOMENT)
-    assert plan.index.shape == (2, 2, 5)
+    assert plan.rows.shape == (2, 2, 5)
     assert [sorted(b) for b in batches(plan, 0)] == [[2, 3, 4]] * 2
 
 
@@ -135,7 +135,7 @@ def test_empty_clients_take_no_steps() -> None:
         assert not plan.real[0].any()
         assert not plan.real[2].any()
     only = draw(data, np.array([2, 0]), Work(steps=3, batch=2), 0, MOMENT)
-    assert only.index.shape[:2] == (2, 0)
+    assert only.rows.shape[:2] == (2, 0)
     assert only.size.shape == (2, 0)
 
 
@@ -181,7 +181,7 @@ def test_the_rest_of_the_moment_changes_nothing() -> None:
     data, work = federated([9]), Work(epochs=1, batch=2)
     other = MOMENT._replace(stage=2, stage_round=0, stage_rounds=1, work=Work(steps=1), role="personal")
     a, b = (draw(data, np.array([0]), work, 0, m) for m in (MOMENT, other))
-    assert torch.equal(a.index, b.index)
+    assert torch.equal(a.rows, b.rows)
     assert torch.equal(a.keys, b.keys)
 
 

@@ -80,6 +80,15 @@ def test_padding_anywhere_and_gradients() -> None:
     assert not got_x[~real].any()
 
 
+def test_statistics_are_no_part_of_the_graph() -> None:
+    """Else every step would drag the graphs of all steps before along."""
+    ours = stackable(norm_layer(1))
+    x = torch.randn(3, 3, requires_grad=True)
+    for mask in (torch.ones(()), torch.tensor([1.0, 1.0, 0.0])):
+        _, buffers = masked_pass(ours, x, mask)
+        assert not any(b.requires_grad for b in buffers.values())
+
+
 def test_without_a_mask_it_is_batchnorm() -> None:
     layer = norm_layer(2)
     ours = stackable(layer)
@@ -153,7 +162,8 @@ def test_names_and_tensors_stay() -> None:
 
 
 def keyed(layer: nn.Module, x, key: int | torch.Tensor = 3):
-    return functional_call(layer, {KEY: torch.as_tensor(key)}, (x,))
+    """One pass under a key."""
+    return functional_call(layer, context(layer, torch.as_tensor(key), None), (x,))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])

@@ -43,7 +43,7 @@ class Experiment:
     def run(self, **options: Any) -> Run:
         """Train; `options` are further arguments of `federate`."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return federate(**given, **options)
+        return federate(**{**given, **options})
 
 
 def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Experiment:

@@ -1,0 +1,137 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from partita import cli
+
+QUICK = ["--set", "rounds=3", "--set", "clients=6", "--set", "baselines=False", "--quiet"]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process: its entry point with these arguments."""
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Done(int(stop.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_demo_shows_local_global_and_personal_with_personal_highest(tmp_path: Path, partita: Command) -> None:
+    done = partita("demo", "--out", str(tmp_path / "demo"), "--quiet")
+    assert done.returncode == 0, done.stderr
+    for words in ("each client alone", "one global model", "personal models", "Who gains and who loses"):
+        assert words in done.stdout
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    test = summary["test"]
+    assert test["personal"] > test["local"]
+    assert test["personal"] > test["global"]
+    assert 0 <= summary["hurt"]["vs_global"] < summary["clients"] / 2
+
+
+def test_run_writes_and_resumes(tmp_path: Path, partita: Command) -> None:
+    out = str(tmp_path / "run")
+    first = partita("run", "digits", *QUICK, "--out", out)
+    assert first.returncode == 0, first.stderr
+    again = partita("run", "digits", *QUICK, "--out", out)
+    assert again.returncode == 2
+    assert "resume" in again.stderr
+    assert partita("run", "digits", *QUICK, "--out", out, "--resume", "--json").returncode == 0
+
+
+def test_json_is_all_that_is_printed(partita: Command) -> None:
+    done = partita("run", "digits", *QUICK, "--json", "--set", "algorithm=fedavg", "--seed", "3")
+    summary = json.loads(done.stdout)
+    assert (summary["algorithm"], summary["seed"], summary["rounds"]) == ("fedavg", 3, 3)
+
+
+def test_set_changes_the_method_and_its_options(tmp_path: Path, partita: Command) -> None:
+    out = tmp_path / "run"
+    done = partita("run", "digits", *QUICK, "--set", "algorithm.lr=0.05", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    config = json.loads((out / "config.json").read_text())
+    assert config["algorithm"]["lr"] == 0.05
+    assert config["settings"]["rounds"] == 3
+
+
+def test_a_users_file_is_a_recipe(tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import partita as pt\n"
+        "from partita.recipes import Experiment\n"
+        "def experiment(clients=4):\n"
+        "    stages = pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=2),\n"
+        "                         pt.stage(pt.finetune(personal='output', lr=0.1), epochs=1))\n"
+        "    return Experiment(pt.models.mlp(64, 10), pt.data.digits(clients), stages, batch=16)\n"
+    )
+    done = partita("run", "mine.py", "--json", "--set", "clients=5", "--set", "algorithm.1.lr=0.2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["clients"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "digit"], ["digit", "did you mean 'digits'?"]),
+        (["run", "missing.py"], ["missing.py", "exists"]),
+        (["run", "digits", "--set", "roundz=3"], ["roundz", "did you mean 'rounds'?"]),
+        (["run", "digits", "--set", "rounds"], ["rounds", "key=value"]),
+        (["run", "digits", "--set", "rounds=0"], ["rounds=0", "from 1"]),
+        (["run", "digits", "--set", "algorithm=fedalt2"], ["fedalt2", "did you mean 'fedalt'?"]),
+        (["run", "digits", "--set", "algorithm.lrr=1"], ["lrr", "did you mean 'lr'?"]),
+        (["run", "digits", "--set", "algorithm.lr=-1"], ["lr=-1", "from 0"]),
+        (["run", "digits", "--set", "algorithm.personal=outputs"], ["outputs", "did you mean 'output'?"]),
+        (["run", "digits", "--device", "cudaa"], ["device='cudaa'", "cpu"]),
+        (["run", "digits", "--executor", "vmapp"], ["vmapp", "did you mean 'vmap'?"]),
+        (["run", "digits", "--memory", "8 apples"], ["memory='8 apples'", "8GiB"]),
+        (["run", "digits", "--out", "/proc/nothing"], ["/proc/nothing"]),
+    ],
+)
+def test_a_wrong_word_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    partita: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = partita(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_teaches(partita: Command) -> None:
+    text = partita("run", "--help").stdout
+    for word in ("recipe", "--set", "--resume", "--device", "Example"):
+        assert word.lower() in text.lower()
+
+
+def test_the_installed_command_fails_cleanly() -> None:
+    command = [str(Path(sys.executable).with_name("partita")), "run", "digit"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr

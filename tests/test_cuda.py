@@ -1,0 +1,76 @@
+"""What changes on a GPU: nothing but the speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import partita as pt
+from partita.execute.plan import Moment, draw
+from partita.types import Work
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+
+
+def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData:
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(clients), np.arange(7, 7 + clients))
+    x = rng.normal(size=(len(client), *shape)).astype("float32")
+    return pt.data.from_arrays(x, rng.integers(0, 4, len(client)), client, test=0.3)
+
+
+def test_the_same_draws() -> None:
+    data = make_data((3,))
+    moment = Moment(1, 2, 0, 2, 5, Work(epochs=2, batch=4))
+    here = draw(data, np.arange(6), moment.work, 0, moment)
+    there = draw(data.to("cuda"), np.arange(6), moment.work, 0, moment)
+    assert torch.equal(here.rows, there.rows.cpu())
+    assert torch.equal(here.keys, there.keys.cpu())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
+def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: object) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model, shape, norm = {
+        "mlp": (pt.models.mlp(12, 8, 4), (12,), None),
+        "norm": (pt.models.resnet20(4, width=0.25), (3, 8, 8), "global"),
+        "dropout": (pt.models.mnist_cnn(4), (28, 28), None),
+    }[kind]
+    options = {"rounds": 2, "cohort": 4, "epochs": 1, "batch": 4, "norm": norm, "baselines": False}
+    method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
+    cpu = pt.federate(
+        model, make_data(shape), method, executor="loop", device="cpu", progress=False, **options
+    )
+    gpu = pt.federate(
+        model, make_data(shape), method, executor=executor, device="cuda", out=f"{tmp_path}/run", **options
+    )
+    for name, value in cpu.shared.items():
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+    loaded = pt.load(f"{tmp_path}/run", model=model)
+    x = make_data(shape).client(3)[0]
+    torch.testing.assert_close(
+        loaded.client(3).model()(x), gpu.client(3).model()(x.cuda()).cpu(), atol=2e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_resume_has_the_same_bits(store: str, tmp_path: object) -> None:
+    class Stop(pt.callbacks.Callback):
+        def round(self, event: pt.callbacks.Event) -> None:
+            if event.round == 3:
+                raise InterruptedError
+
+    options = {"rounds": 5, "cohort": 3, "epochs": 1, "batch": 4, "baselines": False, "device": "cuda"}
+    options |= {"executor": "vmap", "store": store, "checkpoint_every": 1}
+    model, data, method = pt.models.mlp(12, 8, 4), make_data((12,)), pt.fedsim(personal="output", lr=0.1)
+    straight = pt.federate(model, data, method, out=f"{tmp_path}/a", **options)
+    with pytest.raises(InterruptedError):
+        pt.federate(model, data, method, out=f"{tmp_path}/b", callbacks=[Stop()], **options)
+    resumed = pt.federate(model, data, method, out=f"{tmp_path}/b", resume=True, **options)
+    for name, value in straight.shared.items():
+        assert torch.equal(resumed.shared[name], value)
+    for i in range(6):
+        for name, value in straight.client(i).personal.items():
+            assert torch.equal(resumed.client(i).personal[name], value)
