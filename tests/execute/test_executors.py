@@ -56,7 +56,7 @@ def assert_same(a, b, tolerance: float = 1e-5) -> None:
     def close(x, y, what) -> None:
         assert x.keys() == y.keys(), what
         for k in x:
-            assert not (x[k].requires_grad or y[k].requires_grad), f"{what} {k} drags its graph along"
+            assert not any(t.requires_grad for t in (x[k], y[k])), f"{what} {k} drags its graph along"
             torch.testing.assert_close(
                 x[k], y[k], atol=tolerance, rtol=tolerance, msg=lambda m, k=k: f"{what} {k}: {m}"
             )

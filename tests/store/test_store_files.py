@@ -14,6 +14,7 @@ import torch
 
 from partita.store.files import (
     append_jsonl,
+    copy_folder,
     plain,
     read_jsonl,
     write_csv,
@@ -113,3 +114,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_copy_folder_keeps_holes(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "deep").mkdir(parents=True)
+    with (source / "deep" / "rows.bin").open("wb") as f:
+        f.truncate(64 << 20)
+        f.seek(32 << 20)
+        f.write(b"row")
+    (source / "text").write_text("hello")
+    copy_folder(source, target)
+    assert (target / "text").read_text() == "hello"
+    copied = target / "deep" / "rows.bin"
+    assert copied.read_bytes() == (source / "deep" / "rows.bin").read_bytes()
+    assert copied.stat().st_blocks * 512 < 1 << 20

@@ -78,6 +78,8 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 def plain(value: Any) -> Any:
     """In JSON's types: tensors and arrays as numbers and lists; NaN and ±inf, unknown to JSON, as None."""
+    if value is None or type(value) in (str, int, bool):  # most of a large table
+        return value
     if isinstance(value, Tensor):
         value = value.detach().cpu().tolist()
     elif isinstance(value, np.generic | np.ndarray):

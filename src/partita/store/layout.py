@@ -42,14 +42,15 @@ class Layout:
     @classmethod
     def of(cls, template: ClientState) -> Layout:
         """The layout of states like this one."""
-        fields: list[Field] = []
+        fields: dict[tuple[str, str], Field] = {}
         offset = 0
-        for part, tensors in template._asdict().items():
-            for name, x in tensors.items():
-                fields.append(Field(part, name, tuple(x.shape), x.dtype, offset))
-                offset = _aligned(fields[-1].end)
+        names = [(part, name) for part, tensors in template._asdict().items() for name in tensors]
+        for part, name in sorted(names):  # places follow the names: files return tensors in another order
+            x = getattr(template, part)[name]
+            fields[part, name] = Field(part, name, tuple(x.shape), x.dtype, offset)
+            offset = _aligned(fields[part, name].end)
         # never zero: torch cannot view rows of no bytes as another dtype
-        return cls(tuple(fields), max(offset, _ALIGN))
+        return cls(tuple(fields[key] for key in names), max(offset, _ALIGN))
 
     def pack(self, states: ClientState, count: int) -> Tensor:
         """Stacked states of `count` clients -> rows, uint8 [count, width], on the device of the states."""
@@ -73,7 +74,8 @@ class Layout:
 
     def describe(self) -> list[list[Any]]:
         """The layout in JSON's types."""
-        return [[f.part, f.name, list(f.shape), _short(f.dtype), f.offset] for f in self.fields]
+        fields = sorted(self.fields, key=lambda f: f.offset)
+        return [[f.part, f.name, list(f.shape), _short(f.dtype), f.offset] for f in fields]
 
     def check(self, found: object, where: str) -> None:
         """Refuse what was written with another layout; `found` is its description."""
