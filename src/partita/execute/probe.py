@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita import check, tree
 from partita.data import FederatedData
@@ -51,8 +50,8 @@ def examine(
     _value("metric", measure, output.detach(), y)
     if random:
         warnings.warn(
-            f"the model draws random numbers in {random}, which depend on the order of execution; "
-            "use nn.Dropout modules, whose draws Partita makes a function of (seed, round, client)",
+            "the model draws random numbers of its own (torch.nn.functional.dropout?), which depend on the "
+            "order of execution; use nn.Dropout modules, whose draws are a function of (seed, round, client)",
             stacklevel=4,
         )
     return Findings(criterion, measure, changed, saved // len(x))
@@ -94,8 +93,8 @@ def _samples(data: FederatedData, n: int) -> tuple[Tensor, Tensor]:
     return data.gather(torch.arange(int(start), int(start) + min(n, int(size)), device=data.x.device))
 
 
-def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
-    """The output, the bytes that autograd saved for the backward pass, names of random operations."""
+def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
+    """The output, the bytes that autograd saved for the backward pass, whether it drew random numbers."""
     own = {p.data_ptr() for p in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -104,11 +103,13 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
             saved[t.data_ptr()] = t.numel() * t.element_size()
         return t
 
-    watch = _RandomOperations()
+    before = _random_state(x.device)
+    devices = [x.device] if x.device.type == "cuda" else []
     try:
-        with saved_tensors_hooks(pack, lambda t: t), watch:
+        with saved_tensors_hooks(pack, lambda t: t), torch.random.fork_rng(devices=devices):
             given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
             output = torch.func.functional_call(module, given, (x,))
+            draws = not torch.equal(before, _random_state(x.device))
     except Exception as error:
         raise ValueError(
             f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)}, {x.dtype}: "
@@ -116,18 +117,11 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, str]:
         ) from error
     if not isinstance(output, Tensor):
         raise check.fail("model", type(module).__name__, "a model that returns one tensor")
-    return output, sum(saved.values()), ", ".join(sorted(watch.seen))
+    return output, sum(saved.values()), draws
 
 
-class _RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.seen.add(str(func.name()))
-        return func(*args, **(kwargs or {}))
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:
