@@ -203,7 +203,7 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
     options = run.stages[0].algorithm.options
     same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
     wanted: dict[str, Algorithm] = {}
-    if not run.ever_global:
+    if not run.is_global(0):
         wanted["global"] = fedavg(**same)
     if run.partition.shared:
         wanted["local"] = local(**same)

@@ -42,7 +42,7 @@ from partita.types import (
     Upload,
 )
 
-PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store")
+PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores")
 BLOCK = 4096  # clients whose states are held at once while all of them are evaluated or converted
 
 
@@ -71,6 +71,7 @@ class Federation:
         self.settings, self.folder = settings, folder
         self.given, self.loss, self.metric = algorithm, loss, metric
         self.data = data.to(settings.device)
+        self.fingerprint = data.fingerprint()
         self.model = _own_copy(model, settings.seed).to(settings.device)
         self.findings: Findings = examine(self.model, self.data, loss, metric)
         self.names = (
@@ -98,7 +99,7 @@ class Federation:
             epochs=first.epochs,
             batch=first.batch,
             state="keep",
-            norm=self.settings.norm or "global",
+            norm="global",
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
@@ -115,10 +116,13 @@ class Federation:
 
     # ---- stages
 
-    @property
-    def ever_global(self) -> bool:
-        """Whether some stage trains a whole model at the server."""
-        return any(set(self.names) <= set(self._partition(s.algorithm).shared) for s in self.stages)
+    def is_global(self, stage: int) -> bool:
+        """Whether the server alone holds a whole model in this stage, and has done so in all before it.
+
+        Once a part was personal, what the server holds of it is older than the rest: no model of its own.
+        """
+        parts = (self._partition(s.algorithm) for s in self.stages[: stage + 1])
+        return all(set(self.names) <= set(partition.shared) for partition in parts)
 
     @property
     def rounds(self) -> int:
@@ -209,8 +213,8 @@ class Federation:
 
     @property
     def has_global(self) -> bool:
-        """Whether the server alone holds a whole model."""
-        return set(self.names) <= set(self.partition.shared)
+        """Whether the server alone holds a whole model now."""
+        return self.is_global(self.stage)
 
     @property
     def has_personal(self) -> bool:

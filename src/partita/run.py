@@ -92,7 +92,7 @@ class Run:
             write_json(folder / "config.json", watch.config())
             write_jsonl(folder / "metrics.jsonl", watch.rows)
             watch.write_results(folder, clients, summary)
-            checkpoint.write(folder / "checkpoint", run.server.version, run.tensors(), watch.state())
+            checkpoint.write(folder / "checkpoint", run.server.version, watch.tensors(), watch.state())
 
         if run.folder is not None:
             watch.write_results(run.folder, clients, summary)
@@ -202,10 +202,12 @@ def _read_clients(path: Path) -> list[dict[str, Any]]:
 
 def _scores(run: Federation, watch: Watch, references: Mapping[str, Run]) -> dict[str, np.ndarray | None]:
     """Every client's score alone, under the global and under its personal model, as far as they exist."""
-    personal = watch.personal_scores
-    if personal is None:  # resumed after its last evaluation
-        personal = run.scores("personal") if run.has_personal else watch.global_scores
     everyone = watch.global_scores
+    if everyone is None and run.has_global:  # resumed after its last evaluation
+        everyone = run.scores("global")
+    personal = watch.personal_scores
+    if personal is None:
+        personal = run.scores("personal") if run.has_personal else everyone
     if everyone is None and "global" in references:
         everyone = references["global"].scores("global")
     alone = references["local"].scores("personal") if "local" in references else None

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 
 from partita import tree
 from partita.callbacks import Callback, Event
@@ -20,9 +21,10 @@ from partita.settings import describe, versions
 from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
 from partita.store.files import append_jsonl, write_csv, write_json, write_jsonl
-from partita.types import Cohort, Upload
+from partita.types import Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
+SCORES = "scores/global"
 CLIENT_COLUMNS = ("client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal")
 COUNTERS = (
     "bytes_up",
@@ -40,9 +42,8 @@ class Watch:
 
     def __init__(self, run: Federation, what: str, callbacks: Sequence[Callback]) -> None:
         self.run, self.what, self.callbacks = run, what, callbacks
-        self.reference: dict[
-            int, float
-        ] = {}  # the global baseline by round, for methods without a global model
+        # for methods without a global model: the score of the global baseline by round
+        self.reference: dict[int, float] = {}
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
@@ -122,7 +123,7 @@ class Watch:
         version = self.run.server.version
         if self.folder is None or version == self.saved_round:
             return
-        checkpoint.write(self.folder / "checkpoint", version, self.run.tensors(), self.state())
+        checkpoint.write(self.folder / "checkpoint", version, self.tensors(), self.state())
         self.run.store.committed()
         self.saved_at, self.saved_round = time.monotonic(), version
 
@@ -133,19 +134,24 @@ class Watch:
         self.rows = facts["rows"]
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
-        scores = facts["global_scores"]
-        self.global_scores = None if scores is None else np.array(scores, dtype=float)
+        scores = found.tensors.get(SCORES)
+        self.global_scores = None if scores is None else scores.numpy()
         self.saved_round = found.round
+
+    def tensors(self) -> Tensors:
+        """The tensors of a checkpoint; also the scores of a global model that an earlier stage had."""
+        tensors = self.run.tensors()
+        if self.global_scores is not None and not self.run.has_global:
+            tensors[SCORES] = torch.from_numpy(self.global_scores)
+        return tensors
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside tensors."""
-        scores = None if self.global_scores is None else self.global_scores.tolist()
         return {
             **self.run.facts(),
             "rows": self.rows,
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
-            "global_scores": scores,
         }
 
     def _checkpoint_due(self, version: int) -> bool:
@@ -216,7 +222,7 @@ class Watch:
             },
             "data": {
                 "clients": run.data.clients,
-                "fingerprint": run.data.fingerprint(),
+                "fingerprint": run.fingerprint,
                 "source": run.data.source,
             },
             "executor": {"requested": run.settings.executor, "picks": run.picks},
