@@ -46,7 +46,8 @@ def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | st
 
 def uniform(key: Tensor) -> Tensor:
     """A uniform number in (0, 1) for each key, float32."""
-    return (_shift(bits(key), 40).to(torch.float32) + 0.5) * 2.0**-24
+    # 23 bits and a half: the largest, 1 − 2⁻²⁴, is still a float32 below 1
+    return (_shift(bits(key), 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
 def normal(key: Tensor) -> Tensor:

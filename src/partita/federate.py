@@ -137,6 +137,8 @@ def federate(
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     folder = None if out is None else Path(out)
+    if store == "disk" and folder is None:
+        raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     run = Federation(
         model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
     )
@@ -205,7 +207,7 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
     wanted: dict[str, Algorithm] = {}
     if not run.is_global(0):
         wanted["global"] = fedavg(**same)
-    if run.partition.shared:
+    if not run.alone:
         wanted["local"] = local(**same)
     return wanted
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partita import tree
+from partita import check, tree
 from partita.data import FederatedData
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
 from partita.execute.base import client_steps
@@ -79,8 +79,10 @@ class Federation:
             *self.findings.buffers,
         )
         self.stages = settings.stages(algorithm)
-        for part in self.stages:  # a wrong split is refused before any work
+        for part in self.stages:  # a wrong split or cohort is refused before any work
             self._partition(part.algorithm)
+            if part.cohort is not None:
+                check.integer("cohort", part.cohort, low=1, high=data.clients)
         self._warn_about_buffers()
         self.scheduler = schedule or synchronous()
         self.picks: dict[str, dict[str, str]] = {}
@@ -222,6 +224,11 @@ class Federation:
         return bool(self.partition.personal)
 
     @property
+    def alone(self) -> bool:
+        """Whether nothing is ever shared: the method is its own local baseline."""
+        return not any(self._partition(s.algorithm).shared for s in self.stages)
+
+    @property
     def keeps_state(self) -> bool:
         """Whether clients keep their state between rounds."""
         return self.stages[self.stage].state == "keep"
@@ -344,12 +351,15 @@ def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Modul
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if not callable(model):
-        raise ValueError(f"model={model!r}: expected an nn.Module or a function that returns one")
+        raise check.fail("model", model, "an nn.Module or a function that returns one")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = model()
+        try:
+            made = model()
+        except TypeError as error:
+            raise check.fail("model", model, f"a function that returns an nn.Module, without arguments ({error})") from error
     if not isinstance(made, nn.Module):
-        raise ValueError(f"model={model!r}: expected a function that returns an nn.Module")
+        raise check.fail("model", model, "a function that returns an nn.Module")
     return made
 
 

@@ -211,7 +211,7 @@ def _scores(run: Federation, watch: Watch, references: Mapping[str, Run]) -> dic
     if everyone is None and "global" in references:
         everyone = references["global"].scores("global")
     alone = references["local"].scores("personal") if "local" in references else None
-    if not run.partition.shared:
+    if alone is None and run.alone:
         alone = personal
     return {"local": alone, "global": everyone, "personal": personal}
 
@@ -262,7 +262,7 @@ def _hurt(personal: np.ndarray | None, other: np.ndarray | None, better: float) 
     if personal is None or other is None:
         return None
     both = ~(np.isnan(personal) | np.isnan(other))
-    return int((better * (personal[both] - other[both]) < 0).sum())
+    return int((better * personal[both] < better * other[both]).sum())
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,8 @@ import torch
 from partita import check
 from partita.types import Aggregator, Algorithm, ServerOptimizer, Stage, Work
 
-STATES, NORMS, STORES = ("keep", "reset"), ("global", "personal"), ("auto", "memory", "disk")
+STATES, NORMS = ("keep", "reset"), ("global", "personal")
+STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Settings:
             if given[field] is not None:
                 high = clients if field == "cohort" else None
                 given[field] = check.integer(field, given[field], low=low, high=high)
-        given["seed"] = check.integer("seed", given["seed"], low=0)
+        given["seed"] = check.integer("seed", given["seed"], low=0, high=2**63 - 1)
         given["steps"] = _steps(given["steps"], clients)
         if given["steps"] is not None and given["epochs"] is not None:
             raise check.fail("steps", given["steps"], "steps or epochs, not both")
@@ -59,6 +60,7 @@ class Settings:
         if given["norm"] is not None:
             check.choice("norm", given["norm"], NORMS)
         check.choice("store", given["store"], STORES)
+        check.choice("executor", given["executor"], EXECUTORS)
         given["device"] = _device(given["device"])
         given["memory"] = parse_bytes(given["memory"])
         return Settings(**given)
@@ -131,7 +133,7 @@ def parse_bytes(memory: Any) -> int | None:
         unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
         try:
             memory = int(float(text.removesuffix(unit)) * units.get(unit, 1))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise check.fail(
                 "memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'"
             ) from None
@@ -141,11 +143,12 @@ def parse_bytes(memory: Any) -> int | None:
 def _steps(steps: Any, clients: int) -> int | tuple[int, ...] | None:
     if steps is None:
         return None
+    steps = steps.tolist() if hasattr(steps, "tolist") else steps
     if isinstance(steps, str) or not hasattr(steps, "__len__"):
         return check.integer("steps", steps, low=1)
     if len(steps) != clients:
         raise check.fail("steps", steps, f"a whole number, or one for each of the {clients} clients")
-    return tuple(check.integer("steps", int(s), low=0) for s in steps)
+    return tuple(check.integer("steps", s, low=0) for s in steps)
 
 
 def _device(device: Any) -> str:
@@ -155,6 +158,8 @@ def _device(device: Any) -> str:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise check.fail("device", device, "'auto', 'cpu' or 'cuda'") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise check.fail("device", device, "'auto', 'cpu' or 'cuda'")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise check.fail("device", device, "'auto' or 'cpu': this machine has no CUDA device")
     return str(chosen)

@@ -37,6 +37,10 @@ def stage(
     for field, value in {"rounds": rounds, "cohort": cohort, "epochs": epochs, "batch": batch}.items():
         if value is not None:
             check.integer(field, value, low=1)
+    if steps is not None and not isinstance(steps, tuple):
+        check.integer("steps", steps, low=1)
+    if state is not None:
+        check.choice("state", state, ("keep", "reset"))
     if steps is not None and epochs is not None:
         raise check.fail("steps", steps, "steps or epochs, not both")
     return Stage(algorithm, rounds, cohort, steps, epochs, batch, state)

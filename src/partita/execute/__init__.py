@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import nn
 
-from partita import check, tree
+from partita import tree
 from partita.data import FederatedData
 from partita.execute.auto import Auto
 from partita.execute.base import Bench, Build, Executor
@@ -20,8 +20,6 @@ from partita.execute.vmap import Vmap
 from partita.types import Partition, Tensors
 
 __all__ = ["Auto", "Build", "Executor", "Findings", "ModelProblem", "Moment", "examine", "make_executor"]
-
-EXECUTORS = ("auto", "loop", "vmap")
 
 
 def make_executor(
@@ -37,7 +35,6 @@ def make_executor(
     picks: dict[str, dict[str, str]] | None = None,
 ) -> tuple[Executor, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
-    check.choice("executor", kind, EXECUTORS)
     loss, metric, buffers, sample_bytes = findings
     loop = Loop(Bench(reference(model, partition, loss, metric, buffers), data))
     if kind == "loop":
