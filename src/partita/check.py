@@ -11,7 +11,7 @@ from typing import Any
 
 def fail(field: str, value: object, allowed: str) -> ValueError:
     """The error that every check raises."""
-    shown = repr(value)
+    shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return ValueError(f"{field}={shown}: expected {allowed}")
 

@@ -58,5 +58,5 @@ def normal(key: Tensor) -> Tensor:
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
     """A NumPy generator for draws on the host."""
-    entropy = [zlib.crc32(purpose.encode()), seed, *parts]
+    entropy = [zlib.crc32(purpose.encode()), seed, len(parts), *parts]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

@@ -7,6 +7,7 @@ It can enter the next stage, score every client, and be written to and read from
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
 import warnings
 from collections.abc import Callable
@@ -78,6 +79,7 @@ class Federation:
             *(n for n, p in self.model.named_parameters() if p.requires_grad),
             *self.findings.buffers,
         )
+        self.fixed = _digest(self.model, self.names)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
             self._partition(part.algorithm)
@@ -357,10 +359,22 @@ def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Modul
         try:
             made = model()
         except TypeError as error:
-            raise check.fail("model", model, f"a function that returns an nn.Module, without arguments ({error})") from error
+            raise check.fail(
+                "model", model, f"a function that returns an nn.Module, without arguments ({error})"
+            ) from error
     if not isinstance(made, nn.Module):
         raise check.fail("model", model, "a function that returns an nn.Module")
     return made
+
+
+def _digest(model: nn.Module, names: tuple[str, ...]) -> str:
+    """Of what is trained by nobody and so is in no checkpoint: a resumed run must bring the same."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name not in names and not value.requires_grad:
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _tensors(model: nn.Module, names: tuple[str, ...]) -> Tensors:

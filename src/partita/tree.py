@@ -38,6 +38,8 @@ def zeros_like(x: Tensors) -> Tensors:
 
 def norm(x: Tensors) -> Tensor:
     """‖x‖₂ over all entries."""
+    if not x:
+        return torch.zeros(())
     return torch.stack([(v * v).sum() for v in x.values()]).sum().sqrt()
 
 

@@ -139,9 +139,9 @@ class Watch:
         self.saved_round = found.round
 
     def tensors(self) -> Tensors:
-        """The tensors of a checkpoint; also the scores of a global model that an earlier stage had."""
+        """The tensors of a checkpoint; also the global model's scores, for stages that have no such model."""
         tensors = self.run.tensors()
-        if self.global_scores is not None and not self.run.has_global:
+        if self.global_scores is not None:
             tensors[SCORES] = torch.from_numpy(self.global_scores)
         return tensors
 
@@ -219,6 +219,7 @@ class Watch:
             "model": {
                 "class": type(run.model).__name__,
                 "tensors": {k: list(v.shape) for k, v in run.base.items()},
+                "fixed": run.fixed,
             },
             "data": {
                 "clients": run.data.clients,

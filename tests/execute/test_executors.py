@@ -478,7 +478,7 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "shape", "reason"),
-    [(Reader, (2, 3), "lstm"), (Centred, (6,), "mixes the samples of a batch")],
+    [(Reader, (2, 3), "lstm|rnn"), (Centred, (6,), "mixes the samples of a batch")],
 )
 @pytest.mark.parametrize("executor", ["vmap", "auto"])
 def test_falls_back_to_the_loop_and_says_why(model, shape, reason, executor, tmp_path) -> None:

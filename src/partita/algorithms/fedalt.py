@@ -42,7 +42,8 @@ def fedalt(
         step_v = move(problem, v, optimizer=common.optimizer)
         step_u = move(problem, u, optimizer=common.optimizer)
         phases = (Phase(step_v, (eta_v,), work_v), Phase(step_u, (eta,), work_u))
-        return LocalRule(start(problem, common.optimizer), phases if v else phases[1:], finish(problem))
+        some = tuple(phase for phase, names in zip(phases, (v, u)) if names)
+        return LocalRule(start(problem, common.optimizer), some, finish(problem))
 
     return compose(local, common, personal=personal)
 

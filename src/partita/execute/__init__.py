@@ -47,6 +47,8 @@ def make_executor(
             f"(executor='loop'). Reason: {reason}",
             stacklevel=3,
         )
+        if picks is not None:
+            picks["fallback"] = {"picked": "loop", "why": reason}
         return loop, loop.bench.problem
     largest = int(data.sizes("train").max(initial=1))
     samples = min(batch or largest, largest)

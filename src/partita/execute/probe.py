@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from partita import check, tree
 from partita.data import FederatedData
 from partita.execute.problem import ModelProblem
 from partita.execute.stack import Stack, lift
-from partita.execute.stackable import context, stackable
+from partita.execute.stackable import KEY, MASK, context, stackable
 from partita.measure.criteria import Criterion, Function, choose_loss, choose_metric
 from partita.types import Batch, Tensors
 
@@ -39,9 +40,9 @@ def examine(
     for client in np.argsort(-data.train[:, 1], kind="stable")[:TRIALS]:
         x, y = _samples(data, SAMPLES, int(client))
         module = stackable(model).train()
-        before = {k: v.clone() for k, v in module.named_buffers()}
+        before = {k: v.clone() for k, v in module.named_buffers() if k.split(".")[-1] not in (KEY, MASK)}
         output, saved, random = _forward(module, x)
-        changed = tuple(k for k, v in module.named_buffers() if not torch.equal(v, before[k]))
+        changed = tuple(k for k, v in before.items() if not torch.equal(module.get_buffer(k), v))
         criterion = choose_loss(loss, output, y)
         _check_labels(criterion, output, data)
         value = _value("loss", criterion, output, y)
@@ -74,13 +75,20 @@ def why_not_stackable(
     both = Batch(x.expand(2, *x.shape), y.expand(2, *y.shape), mask, key)
     own = tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params)
     try:
-        loss, gradient, _ = lift(
-            lambda p, b: stacked.grad(p, b, stacked.trainable),
-            Stack.of(own, 2, True),
-            Stack.of(both, 2, True),
-        ).full()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            loss, gradient, _ = lift(
+                lambda p, b: stacked.grad(p, b, stacked.trainable),
+                Stack.of(own, 2, True),
+                Stack.of(both, 2, True),
+            ).full()
+            lift(stacked.score, Stack.of(own, 2, True), Stack.of(both, 2, True))
     except Exception as error:  # any module may fail in its own way; the loop runs them all
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    for warning in told:  # torch would run the clients one after another inside this operation
+        slow = re.search(r"batching rule for (\S+?)\. ", str(warning.message))
+        if slow:
+            return f"{slow[1]} cannot run for several clients at once"
     for i, n in enumerate((3, 2)):
         alone, expected, _ = loop.grad(params, Batch(x[:n], y[:n], None, key[i]), loop.trainable)
         scale = float(tree.norm(expected)) + 1e-6

@@ -50,7 +50,8 @@ class ModelProblem:
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Metric and loss of each sample, zero where the batch is padded."""
         with torch.no_grad():
-            output = functional_call(self.evaluation, params, (batch.x,))
+            given = context(self.evaluation, batch.key, batch.mask)
+            output = functional_call(self.evaluation, (params, given), (batch.x,))
             metric, loss = self.metric.each(output, batch.y), self.loss.each(output, batch.y)
         if batch.mask is None:
             return metric, loss
@@ -107,7 +108,10 @@ def _mean(loss: Criterion, output: Tensor, batch: Batch) -> Tensor:
 def _autograd(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:
     leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
     with torch.enable_grad():
-        value, aux = f(leaves)
+        value, buffers = f(leaves)
+    aux = {k: v.detach() for k, v in buffers.items()}
+    if not leaves:
+        return {}, (value.detach(), aux)
     gradient = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     return dict(zip(leaves, _owned(gradient, list(leaves.values())))), (value.detach(), aux)
 
@@ -128,5 +132,7 @@ def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[
 
 
 def _functional(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+    if not moving:
+        return {}, f({})
     gradient, result = grad_and_value(f, has_aux=True)(moving)
     return gradient, result

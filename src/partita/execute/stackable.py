@@ -33,6 +33,8 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, leading: int | None) -> None:
         super().__init__()
         self.p, self.leading = p, leading
+        self._seen: Tensor | None = None
+        self._calls = 0
         self.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,9 +44,16 @@ class KeyedDropout(nn.Module):
             return x * 0.0
         shape = x.shape if self.leading is None else x.shape[: self.leading]
         count = torch.arange(shape.numel(), device=x.device)
-        kept = (draws.uniform(draws.fold(self.batch_key, count)) >= self.p).view(shape)
+        key = draws.fold(self.batch_key, self._call())
+        kept = (draws.uniform(draws.fold(key, count)) >= self.p).view(shape)
         kept = kept.view(*shape, *[1] * (x.dim() - len(shape)))
         return x * kept.to(x.dtype) / (1.0 - self.p)
+
+    def _call(self) -> int:
+        """How often this module was called in this forward pass: each pass brings a new key tensor."""
+        self._calls = self._calls + 1 if self._seen is self.batch_key else 0
+        self._seen = self.batch_key
+        return self._calls
 
 
 class MaskedBatchNorm(nn.Module):
@@ -89,7 +98,8 @@ class MaskedBatchNorm(nn.Module):
         mean = (x * mask).sum(axes, keepdim=True) / count
         var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
         if self.training:
-            self._track(mean.flatten(), var.flatten() * count / (count - 1).clamp(min=1))
+            unbiased = var.flatten() * count / (count - 1).clamp(min=1)
+            self._track(mean.flatten().detach(), unbiased.detach())
         y = (x - mean) * torch.rsqrt(var + self.eps)
         if self.weight is None or self.bias is None:
             return y
@@ -106,7 +116,7 @@ class MaskedBatchNorm(nn.Module):
 
 def stackable(module: nn.Module) -> nn.Module:
     """A copy of the module with keyed dropout and masked BatchNorm."""
-    return _swap(copy.deepcopy(module))
+    return _swap(copy.deepcopy(module), {})
 
 
 def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
@@ -114,8 +124,8 @@ def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
     given: Tensors = {}
     for i, name in enumerate(_owners(module, KEY)):
         given[name] = draws.fold(key, i)
-    if mask is not None:
-        given |= dict.fromkeys(_owners(module, MASK), mask)
+    if owners := _owners(module, MASK):
+        given |= dict.fromkeys(owners, torch.ones((), device=key.device) if mask is None else mask)
     return given
 
 
@@ -126,13 +136,16 @@ def _owners(module: nn.Module, buffer: str) -> list[str]:
     return list(cache[buffer])
 
 
-def _swap(module: nn.Module) -> nn.Module:
-    new = _replacement(module)
-    if new is not None:
-        return new.train(module.training)
-    for name, child in module.named_children():
-        setattr(module, name, _swap(child))
-    return module
+def _swap(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Replaces below; a module that is used at several places stays one module."""
+    if module not in done:
+        new = _replacement(module)
+        done[module] = module if new is None else new.train(module.training)
+        if new is None:
+            for name, child in module._modules.items():
+                if child is not None:
+                    module._modules[name] = _swap(child, done)
+    return done[module]
 
 
 def _replacement(module: nn.Module) -> nn.Module | None:

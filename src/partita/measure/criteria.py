@@ -86,7 +86,10 @@ def own(field: str, function: Function, higher_is_better: bool) -> Criterion:
     """A user's function of (output, target) that returns the mean over a batch."""
 
     def each(output: Tensor, target: Tensor) -> Tensor:
-        return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
+        try:
+            return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
+        except RuntimeError:  # what vmap cannot trace, such as .item(), works sample by sample
+            return torch.stack([function(o, t) for o, t in zip(output.unsqueeze(1), target.unsqueeze(1))])
 
     better = getattr(function, "higher_is_better", higher_is_better)
     return Criterion(getattr(function, "__name__", field), function, each, better)
