@@ -305,6 +305,7 @@ def checked(**changed) -> Settings:
         "store": "auto",
         "evaluate_every": None,
         "checkpoint_every": None,
+        "baselines": False,
     }
     return Settings.checked(CLIENTS, **{**given, **changed})
 

@@ -133,6 +133,7 @@ def federate(
         store=store,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
+        baselines=baselines,
     )
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
@@ -142,17 +143,17 @@ def federate(
     run = Federation(
         model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
     )
-    return train(run, algorithm.name, listeners, baselines=baselines, resume=resume)
+    return train(run, algorithm.name, listeners, resume=resume)
 
 
-def train(run: Federation, what: str, callbacks: Sequence[Callback], *, baselines: bool, resume: bool) -> Run:
+def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: bool) -> Run:
     """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
     watch = Watch(run, what, callbacks)
     _open(run, watch, resume)
     references = {}
-    for name, method in (_baselines(run) if baselines else {}).items():
+    for name, method in _baselines(run).items():
         other = run.like(method, run.folder and run.folder / "baselines" / name)
-        references[name] = train(other, f"baseline {name}", callbacks, baselines=False, resume=resume)
+        references[name] = train(other, f"baseline {name}", callbacks, resume=resume)
     if "global" in references:
         watch.reference = {row["round"]: row["test.global"] for row in references["global"].metrics}
     with Interrupt() as interrupt:
@@ -202,6 +203,8 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
 
 def _baselines(run: Federation) -> dict[str, Algorithm]:
     """What the method is compared with: every client alone, and fedavg where it has no global model."""
+    if not run.settings.baselines:
+        return {}
     options = run.stages[0].algorithm.options
     same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
     wanted: dict[str, Algorithm] = {}

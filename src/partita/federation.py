@@ -104,6 +104,7 @@ class Federation:
             batch=first.batch,
             state="keep",
             norm="global",
+            baselines=False,
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)

@@ -36,6 +36,7 @@ class Settings:
     store: str
     evaluate_every: int | None
     checkpoint_every: int | None
+    baselines: bool
 
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
@@ -61,6 +62,8 @@ class Settings:
             check.choice("norm", given["norm"], NORMS)
         check.choice("store", given["store"], STORES)
         check.choice("executor", given["executor"], EXECUTORS)
+        if not isinstance(given["baselines"], bool):
+            raise check.fail("baselines", given["baselines"], "True or False")
         given["device"] = _device(given["device"])
         given["memory"] = parse_bytes(given["memory"])
         return Settings(**given)
