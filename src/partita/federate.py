@@ -50,6 +50,8 @@ def _advance(run: Federation, uploads: Upload) -> ServerState:
     """The server's step on what was accepted; without any upload only the count goes on."""
     if uploads.weight is None or not len(uploads.weight):
         return run.server._replace(version=run.server.version + 1)
+    if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
+        run.whole = set(run.names) <= set(uploads.delta)
     return run.server_rule.step(run.server, run.algorithm.aggregate(uploads))
 
 

@@ -90,6 +90,7 @@ class Federation:
         self.picks: dict[str, dict[str, str]] = {}
         self.base: Tensors = {k: v.detach().clone() for k, v in _tensors(self.model, self.names).items()}
         self.stage = -1
+        self.whole = True  # whether what the server holds was last trained as one model
         self.first = 0
 
     def like(self, algorithm: Algorithm, folder: Path | None) -> Federation:
@@ -122,12 +123,8 @@ class Federation:
     # ---- stages
 
     def is_global(self, stage: int) -> bool:
-        """Whether the server alone holds a whole model in this stage, and has done so in all before it.
-
-        Once a part was personal, what the server holds of it is older than the rest: no model of its own.
-        """
-        parts = (self._partition(s.algorithm) for s in self.stages[: stage + 1])
-        return all(set(self.names) <= set(partition.shared) for partition in parts)
+        """Whether the server alone holds a whole model in this stage."""
+        return set(self.names) <= set(self._partition(self.stages[stage].algorithm).shared)
 
     @property
     def rounds(self) -> int:
@@ -219,7 +216,7 @@ class Federation:
     @property
     def has_global(self) -> bool:
         """Whether the server alone holds a whole model now."""
-        return self.is_global(self.stage)
+        return self.whole and self.is_global(self.stage)
 
     @property
     def has_personal(self) -> bool:
@@ -320,6 +317,7 @@ class Federation:
             "first": self.first,
             "version": self.server.version,
             "picks": self.picks,
+            "whole": self.whole,
         }
 
     def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:
@@ -330,6 +328,7 @@ class Federation:
         self._check_fits(parts["base"])
         self.base = parts["base"]
         self.picks.update(facts["picks"])
+        self.whole = facts["whole"]
         self._prepare(facts["stage"], facts["first"])
         self.server = ServerState(parts["shared"], parts["opt"], parts["extra"], facts["version"])
         self.store.restore(parts["store"])

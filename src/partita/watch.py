@@ -177,7 +177,7 @@ class Watch:
     def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
         if "loss" not in uploads.metrics or uploads.weight is None:
             return
-        weight = uploads.weight[keep]
+        weight = uploads.weight[keep] * (uploads.metrics["steps"][keep] > 0)  # without a step, no loss
         total, sum_ = float(weight.sum()), float((uploads.metrics["loss"][keep] * weight).sum())
         self.loss = sum_ / total if total else None
         self.counters["loss_sum"] += sum_

@@ -114,7 +114,9 @@ def finish(
         delta = {k: download.shared[k] - carry.params[k] for k in sent}
         loss = carry.loss / carry.steps.clamp(min=1)
         personal = tree.pick(carry.params, problem.partition.personal)
-        return Upload(delta, metrics={"loss": loss}), ClientState(personal, state.memory)
+        return Upload(delta, metrics={"loss": loss, "steps": carry.steps}), ClientState(
+            personal, state.memory
+        )
 
     return end
 

@@ -34,7 +34,8 @@ def sgd(lr: float = 1.0, momentum: float = 0.0) -> ServerOptimizer:
         if not momentum:
             return {k: x - lr * delta[k] for k, x in shared.items()}, opt
         m = {k: momentum * opt[f"m.{k}"] + delta[k] for k in shared}
-        return {k: x - lr * m[k] for k, x in shared.items()}, {f"m.{k}": x for k, x in m.items()}
+        moments = {f"m.{k}": x for k, x in m.items()}
+        return {k: x - lr * m[k] for k, x in shared.items()}, {**opt, **moments}
 
     return ServerOptimizer("sgd", init, step, {"lr": lr, "momentum": momentum})
 
@@ -82,6 +83,6 @@ def _adaptive(
             v = second(opt[f"v.{k}"], delta[k] ** 2)
             new[k] = x - lr * m / (v.sqrt() + tau)
             moments[f"m.{k}"], moments[f"v.{k}"] = m, v
-        return new, moments
+        return new, {**opt, **moments}
 
     return ServerOptimizer(name, init, step, options)
