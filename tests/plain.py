@@ -161,7 +161,10 @@ def federated(
     kept = dict(own)
     for i in given.cohort:
         w, seen = client(i, {**world.model, **own.get(i, {})})
-        alpha = float(given.n[i]) if options.get("weighting", "samples") == "samples" else 1.0
+        # a client without data has no say, whatever the weighting
+        alpha = (
+            float(given.n[i]) if options.get("weighting", "samples") == "samples" else float(given.n[i] > 0)
+        )
         delta = {k: delta[k] + alpha * (w[k] - u[k]) for k in u}
         total += alpha
         kept[i] = {k: w[k] for k in personal}

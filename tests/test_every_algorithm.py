@@ -642,7 +642,9 @@ def test_baselines_say_who_is_hurt(name: str) -> None:
 
 def test_baselines_are_the_methods_themselves() -> None:
     found = federate(make("fedalt", CASES["fedalt"].options), baselines=True)
-    average, alone = default_run("fedavg", data=SINGLE), default_run("local", data=SINGLE)
+    average = default_run("fedavg", data=SINGLE)
+    turns = pt.schedule.synchronous(order="turns")  # alone, every client has as many turns as any other
+    alone = federate(make("local", CASES["local"].options), schedule=turns)
     np.testing.assert_array_equal(found.scores("global"), average.scores("global"))
     np.testing.assert_array_equal(found.scores("local"), alone.scores("personal"))
 

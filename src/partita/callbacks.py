@@ -31,6 +31,9 @@ class Callback:
     def end(self, what: str) -> None:
         """The run is over."""
 
+    def close(self) -> None:
+        """Everything is over, by its end or by an error."""
+
 
 class ProgressBar(Callback):
     """A bar per run: round, loss, time left. Shown on the standard error stream of a terminal."""
@@ -51,7 +54,8 @@ class ProgressBar(Callback):
 
     def start(self, what: str, round: int, rounds: int) -> None:
         """Adds a bar."""
-        self._progress.start()
+        if not self._tasks:
+            self._progress.start()
         self._tasks[what] = self._progress.add_task(what, total=rounds, completed=round, loss="-")
 
     def round(self, event: Event) -> None:
@@ -59,8 +63,6 @@ class ProgressBar(Callback):
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
         self._progress.update(self._tasks[event.what], completed=event.round, loss=loss)
 
-    def end(self, what: str) -> None:
-        """Stops drawing when no bar is left."""
-        self._tasks.pop(what, None)
-        if not self._tasks:
-            self._progress.stop()
+    def close(self) -> None:
+        """Stops drawing and gives the terminal its cursor back."""
+        self._progress.stop()

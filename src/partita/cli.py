@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,9 +53,10 @@ def demo(
     Example: `partita demo --seed 1 --out runs/demo`
     """
     experiment = build(find("digits"), {"seed": seed})
-    run = experiment.run(
-        out=out, device=device, executor=executor, resume=resume, progress=_bar(as_json, quiet)
-    )
+    with _stoppable(out):
+        run = experiment.run(
+            out=out, device=device, executor=executor, resume=resume, progress=_bar(as_json, quiet)
+        )
     _show(run, as_json)
     if not as_json:
         console = Console()
@@ -94,14 +97,15 @@ def run(
     if seed is not None:
         settings["seed"] = seed
     experiment = build(find(recipe), settings)
-    result = experiment.run(
-        out=out,
-        device=device,
-        executor=executor,
-        memory=memory,
-        resume=resume,
-        progress=_bar(as_json, quiet),
-    )
+    with _stoppable(out):
+        result = experiment.run(
+            out=out,
+            device=device,
+            executor=executor,
+            memory=memory,
+            resume=resume,
+            progress=_bar(as_json, quiet),
+        )
     _show(result, as_json)
     if out is not None and not as_json:
         typer.echo(f"Results in {out}: summary.json, clients.csv, metrics.jsonl, config.json, checkpoint/")
@@ -186,9 +190,17 @@ def main() -> None:
     except (ValueError, OSError) as error:
         typer.echo(f"partita: {error}", err=True)
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def _stoppable(out: Path | None) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
     except KeyboardInterrupt:
-        typer.echo("partita: stopped; with --out a checkpoint was left, go on with --resume", err=True)
-        sys.exit(130)
+        left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
+        typer.echo(f"partita: stopped; {left}", err=True)
+        raise typer.Exit(130) from None
 
 
 def _warning(message: Warning | str, *_: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -24,7 +25,7 @@ from partita.schedule import Schedule
 from partita.settings import Settings
 from partita.store import checkpoint
 from partita.store.files import plain
-from partita.types import Algorithm, ServerState, Upload
+from partita.types import Algorithm, Cohort, ServerState, Upload
 from partita.watch import Interrupt, Watch
 
 
@@ -33,17 +34,25 @@ def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
     while not run.schedule.done(run.server):
         begin = time.perf_counter()
         cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
-        states = run.store.load(cohort.clients)  # personal parameters and memories
-        uploads, states = run.execute(cohort, states)
-        good = usable((uploads.delta, uploads.extra, uploads.metrics, states), len(cohort.clients))
-        clients, accepted, states = _only(good, cohort.clients, uploads, states)  # the others are named
-        if run.keeps_state:
-            run.store.save(clients, states)
-        run.server = _advance(run, accepted)
+        done = [_work(run, part) for part in run.parts(cohort)]
+        uploads, good = tree.cat([u for u, _ in done]), [g for _, some in done for g in some]
+        run.server = _advance(run, _only(good, uploads))  # what is not usable is set aside and named
         watch.after(cohort, uploads, good, time.perf_counter() - begin)  # metrics, progress, checkpoint
-        if interrupt.requested:
-            watch.checkpoint()
-            raise KeyboardInterrupt
+        interrupt.check(watch)
+
+
+def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[bool]]:
+    """Clients train, as many at once as their states fit: what they send, and whether it is usable."""
+    states = run.load(cohort.clients)  # personal parameters and memories
+    uploads, states = run.execute(cohort, states)
+    good = usable((uploads.delta, uploads.extra, uploads.metrics, states), len(cohort.clients))
+    if run.keeps_state:
+        run.store.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
+    return uploads, good
+
+
+def _only(good: list[bool], stacks: Any) -> Any:
+    return stacks if all(good) else tree.rows(stacks, [i for i, g in enumerate(good) if g])
 
 
 def _advance(run: Federation, uploads: Upload) -> ServerState:
@@ -53,13 +62,6 @@ def _advance(run: Federation, uploads: Upload) -> ServerState:
     if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
         run.whole = set(run.names) <= set(uploads.delta)
     return run.server_rule.step(run.server, run.algorithm.aggregate(uploads))
-
-
-def _only(good: list[bool], clients: tuple[int, ...], uploads: Any, states: Any) -> tuple[Any, Any, Any]:
-    if all(good):
-        return clients, uploads, states
-    keep = [i for i, g in enumerate(good) if g]
-    return tuple(clients[i] for i in keep), *tree.rows((uploads, states), keep)
 
 
 def federate(
@@ -102,7 +104,8 @@ def federate(
     loss        'cross_entropy', 'binary_cross_entropy', 'mse' or a function of (output, target) that returns
                 the mean over a batch (None: what fits the targets)
     metric      'accuracy', 'mse', 'mae', 'loss' or such a function (None: accuracy, or the loss for numbers);
-                a function counts as higher-is-better unless its attribute `higher_is_better` is False
+                a function returns a mean over samples; higher is better unless its name ends in 'loss',
+                'error', 'mse' or 'mae', or its attribute `higher_is_better` says otherwise
     state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
     norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
@@ -111,8 +114,8 @@ def federate(
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
     evaluate_every, checkpoint_every
                 rounds between evaluations (None: about ten in all) and checkpoints (None: by time)
-    baselines   also train every client alone and, for methods without a global model, fedavg, with the same
-                budget: what `Run.summary` compares with
+    baselines   also train what `Run.summary` compares with: every client alone and, for methods without a
+                global model, fedavg; as many rounds, clients per round and steps, with the method's `lr`
     out         folder for config.json, metrics.jsonl, clients.csv, summary.json and checkpoints
     resume      go on with the run in `out`; the result has the same bits as without interruption
     callbacks   see `partita.callbacks`
@@ -137,6 +140,8 @@ def federate(
         checkpoint_every=checkpoint_every,
         baselines=baselines,
     )
+    if schedule is not None and not hasattr(schedule, "begin"):
+        raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     folder = None if out is None else Path(out)
@@ -145,7 +150,11 @@ def federate(
     run = Federation(
         model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
     )
-    return train(run, algorithm.name, listeners, resume=resume)
+    try:
+        return train(run, algorithm.name, listeners, resume=resume)
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: bool) -> Run:
@@ -154,7 +163,8 @@ def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: 
     _open(run, watch, resume)
     references = {}
     for name, method in _baselines(run).items():
-        other = run.like(method, run.folder and run.folder / "baselines" / name)
+        folder = run.folder and run.folder / "baselines" / name
+        other = run.like(method, folder, order="turns" if name == "local" else None)
         references[name] = train(other, f"baseline {name}", callbacks, resume=resume)
     if "global" in references:
         watch.reference = {row["round"]: row["test.global"] for row in references["global"].metrics}
@@ -165,6 +175,7 @@ def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: 
             run.enter(run.stage + 1)
             rounds(run, watch, interrupt)
         watch.end()
+        interrupt.check(watch)
     return Run.of(run, watch, references)
 
 
@@ -177,21 +188,36 @@ def _open(run: Federation, watch: Watch, resume: bool) -> None:
                 raise check.fail(
                     "out", str(folder), "a new folder, or resume=True to go on with the run in it"
                 )
-            _check_same(watch.config(), json.loads((folder / "config.json").read_text()), folder)
+            before = json.loads((folder / "config.json").read_text())
+            _check_same(watch.config(), before, folder)
+            run.picks.update(before["executor"]["picks"])
             found = checkpoint.read(folder / "checkpoint")
+            if found is None and (folder / "metrics.jsonl").exists():
+                raise ValueError(f"resume: the run in {folder} has no checkpoint left; choose another folder")
             if found is not None:
                 watch.restore(found)
                 checkpoint.drop(folder / "checkpoint", after=found.round)
                 return
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder)
     run.enter(0)
     watch.write_config()
     watch.checkpoint()  # the initial weights: what is resumed starts from the same ones
 
 
+def _clear(folder: Path) -> None:
+    """Remove what a killed run left before its first checkpoint, and nothing of anybody else."""
+    left = folder / "checkpoint"
+    theirs = [p.name for p in left.glob("*") if not re.fullmatch(r"\d+|\.\d+\.(tmp|old)|clients-\d+", p.name)]
+    if theirs:
+        raise check.fail(
+            "out", str(folder), f"a folder without a checkpoint/ of something else ({theirs[0]})"
+        )
+    shutil.rmtree(left, ignore_errors=True)
+
+
 def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
-    for part in ("algorithm", "settings", "loss", "metric", "model", "data"):
+    for part in ("algorithm", "settings", "schedule", "loss", "metric", "model", "data"):
         old, new = before.get(part), plain(now[part])
         if part == "settings" and isinstance(old, dict):
             old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))
@@ -211,7 +237,7 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
     same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
     wanted: dict[str, Algorithm] = {}
     if not run.is_global(0):
-        wanted["global"] = fedavg(**same)
+        wanted["global"] = fedavg(**same, weighting=options.get("weighting", "samples"))
     if not run.alone:
         wanted["local"] = local(**same)
     return wanted

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from partita.data import FederatedData
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
 from partita.execute.base import client_steps
 from partita.measure.criteria import Function
-from partita.measure.evaluate import evaluation, global_model
+from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
 from partita.schedule import Schedule, synchronous
 from partita.settings import Settings, stage_work
@@ -35,16 +35,14 @@ from partita.types import (
     Cohort,
     Download,
     Group,
-    LocalRule,
     Partition,
-    Problem,
     ServerState,
     Tensors,
     Upload,
 )
 
 PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores")
-BLOCK = 4096  # clients whose states are held at once while all of them are evaluated or converted
+BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 
 
 class Federation:
@@ -86,6 +84,7 @@ class Federation:
             if part.cohort is not None:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
         self._warn_about_buffers()
+        self._warn_about_reset()
         self.scheduler = schedule or synchronous()
         self.picks: dict[str, dict[str, str]] = {}
         self.base: Tensors = {k: v.detach().clone() for k, v in _tensors(self.model, self.names).items()}
@@ -93,8 +92,11 @@ class Federation:
         self.whole = True  # whether what the server holds was last trained as one model
         self.first = 0
 
-    def like(self, algorithm: Algorithm, folder: Path | None) -> Federation:
-        """Another method under the same conditions: same data, initial weights, work and seed."""
+    def like(self, algorithm: Algorithm, folder: Path | None, order: str | None) -> Federation:
+        """Another method under the same conditions: same data, initial weights, work and seed.
+
+        With an `order`, cohorts come in that order: alone, every client should have as many turns as others.
+        """
         first = self.stages[0]
         settings = replace(
             self.settings,
@@ -116,7 +118,7 @@ class Federation:
             settings,
             loss=self.loss,
             metric=self.metric,
-            schedule=self.scheduler,
+            schedule=self.scheduler if order is None else synchronous(order),
             folder=folder,
         )
 
@@ -157,22 +159,27 @@ class Federation:
             self.partition,
             self.findings,
             self.base,
-            batch=part.batch,
             memory=self.settings.memory,
             picks=self.picks,
         )
         self.rule = self.algorithm.local(self.problem)
         self.server_rule = self.algorithm.server(self.problem)
+        self.deployment = deployment(self.algorithm.personalize)
         self.evaluations = {
             "global": evaluation(global_model, "test"),
             "personal": evaluation(self.algorithm.personalize, "test"),
         }
+        new = self.algorithm.init_client(self.base, self.partition)
+        self.store_names = (*new.personal, *new.memory)
+        width = max(1, tree.nbytes(new))
+        self.block = max(1, min(BLOCK_CLIENTS, BLOCK_BYTES // width))
+        fits = self.data.clients * width <= BLOCK_BYTES  # else states stay on the host
         self.store = open_store(
-            self.algorithm.init_client(self.base, self.partition),
+            new,
             self.data.clients,
             kind=self.settings.store,
             folder=None if self.folder is None else self._states_folder(number),
-            device=self.settings.device,
+            device=self.settings.device if fits else "cpu",
         )
         self.schedule = self.scheduler.begin(
             clients=self.data.clients,
@@ -189,8 +196,8 @@ class Federation:
     def _carry_over(self, before: Store) -> None:
         """Clients keep the personal tensors that the new stage still calls personal."""
         touched = before.touched
-        for i in range(0, len(touched), BLOCK):
-            some = touched[i : i + BLOCK]
+        for i in range(0, len(touched), self.block):
+            some = touched[i : i + self.block]
             old, new = before.load(some), self.store.load(some)
             kept = {k: old.personal.get(k, v) for k, v in new.personal.items()}
             self.store.save(some, ClientState(kept, new.memory))
@@ -208,6 +215,15 @@ class Federation:
                 f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
                 "are averaged like the layers they belong to (norm='global'); norm='personal' keeps "
                 "normalization layers with each client",
+                stacklevel=4,
+            )
+
+    def _warn_about_reset(self) -> None:
+        last = self.stages[-1]
+        if last.state == "reset" and self._partition(last.algorithm).personal:
+            warnings.warn(
+                "state='reset': clients forget their personal part, so they are evaluated with its start; "
+                "end with a stage partita.stage(partita.finetune(...), epochs=...) to give them one",
                 stacklevel=4,
             )
 
@@ -230,8 +246,8 @@ class Federation:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether clients keep their state between rounds."""
-        return self.stages[self.stage].state == "keep"
+        """Whether clients keep a state between rounds."""
+        return self.stages[self.stage].state == "keep" and bool(self.store_names)
 
     def moment(self, role: str = "training") -> Moment:
         """Where the run is now."""
@@ -246,6 +262,22 @@ class Federation:
             work=stage_work(part),
             role=role,
         )
+
+    def load(self, clients: Sequence[int]) -> ClientState:
+        """The states of these clients, on the run's device."""
+        states: ClientState = tree.to(self.store.load(clients), self.settings.device)
+        return states
+
+    def parts(self, cohort: Cohort) -> Iterator[Cohort]:
+        """The cohort in parts whose states fit: one, unless they are many or large."""
+        for a in range(0, len(cohort.clients), self.block):
+            if len(cohort.clients) <= self.block:
+                yield cohort
+                return
+            b = a + self.block
+            groups = tuple(_between(group, a, b) for group in cohort.groups)
+            groups = tuple(group for group in groups if group.positions)
+            yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
 
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
         """The local rule for every client of the cohort, group by group; weights are sample counts."""
@@ -272,9 +304,9 @@ class Federation:
         counts = self.data.test[:, 1]
         with_data = np.flatnonzero(counts > 0)
         download = Download(self.server.shared, self.server.extra, self.server.version)
-        for i in range(0, len(with_data), BLOCK):
-            some = with_data[i : i + BLOCK]
-            states = self.store.load(some.tolist()) if role == "personal" else ClientState({}, {})
+        for i in range(0, len(with_data), self.block):
+            some = with_data[i : i + self.block]
+            states = self.load(some.tolist()) if role == "personal" else ClientState({}, {})
             group = Group(tuple(range(len(some))), download)
             upload, _ = self.execute_group(self.evaluations[role], some, group, states, self.moment(role))
             found[some] = upload.metrics["metric"].double().cpu().numpy() / counts[some]
@@ -282,15 +314,9 @@ class Federation:
 
     def personal_model(self, client: int) -> Tensors:
         """The tensors of the model that a client is evaluated with."""
-        personalize = self.algorithm.personalize
-
-        def build(problem: Problem) -> LocalRule:
-            own = personalize(problem)
-            return LocalRule(own.start, own.phases, lambda c, d, s: (Upload(own.model(c, d, s)), s))
-
         group = Group((0,), Download(self.server.shared, self.server.extra, self.server.version))
-        states = self.store.load([client])
-        upload, _ = self.execute_group(build, np.array([client]), group, states, self.moment("model"))
+        states, moment = self.load([client]), self.moment("model")
+        upload, _ = self.execute_group(self.deployment, np.array([client]), group, states, moment)
         tensors: Tensors = tree.row({**upload.delta}, 0)
         return tensors
 
@@ -339,6 +365,16 @@ class Federation:
             raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
 
 
+def _between(group: Group, a: int, b: int) -> Group:
+    """The clients at places a to b of a cohort, counted from a."""
+    rows = [i for i, place in enumerate(group.positions) if a <= place < b]
+    shared, extra, version = group.download
+    if group.stacked:
+        shared, extra = tree.rows((shared, extra), rows)
+    places = tuple(group.positions[i] - a for i in rows)
+    return Group(places, Download(shared, extra, version), group.stacked)
+
+
 def split_tensors(tensors: Tensors) -> dict[str, Tensors]:
     """The tensors of a checkpoint by part: what `Federation.tensors` wrote."""
     parts: dict[str, Tensors] = {p: {} for p in PARTS}
@@ -355,7 +391,7 @@ def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Modul
     if not callable(model):
         raise check.fail("model", model, "an nn.Module or a function that returns one")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # and not torch.manual_seed, which reseeds GPUs too
         try:
             made = model()
         except TypeError as error:

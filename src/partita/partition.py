@@ -78,6 +78,7 @@ def _select(model: nn.Module, names: Sequence[str], word: str) -> set[str]:
     if word in ("input", "output"):
         parts = getattr(model, f"{word}_part", None) or _outer_layer(model, last=word == "output")
         found = {n for n in names if _in_modules(n, parts)}
+        _refuse_ties(model, parts, found, word)
     elif word == "adapter":
         found = {n for n in names if "adapter" in n.split(".")}
     elif word == "norm":
@@ -100,6 +101,20 @@ def _outer_layer(model: nn.Module, last: bool) -> tuple[str, ...]:
     layers = [n for n, m in owners if not isinstance(m, _NORMS) and "adapter" not in n.split(".")]
     layers = layers or [n for n, _ in owners]
     return (layers[-1 if last else 0],) if layers else ()
+
+
+def _refuse_ties(model: nn.Module, parts: Sequence[str], found: set[str], word: str) -> None:
+    """A tensor of the layer that also belongs to another layer has one name only, and not the layer's."""
+    names = {id(p): n for n, p in model.named_parameters()}
+    for alias, p in model.named_parameters(remove_duplicate=False):
+        own = names[id(p)]
+        if alias != own and _in_modules(alias, parts) and own not in found and p.requires_grad:
+            raise check.fail(
+                "personal",
+                word,
+                f"a part that shares no tensor with another: {alias} is the same tensor as {own}; "
+                "name the tensors that shall be personal",
+            )
 
 
 def _norm_layers(model: nn.Module) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Client:
     """One client after a run: its tensors and its model."""
 
     def __init__(self, run: Run, number: int) -> None:
-        self._run, self.number, self.name = run, number, run.names[number]
+        self._run, self.number, self.name = run, number, run.clients[number]["client"]
         state = tree.row(run.store.load([number]), 0)
         self.personal: Tensors = state.personal
         self.memory: Tensors = state.memory
@@ -210,7 +210,11 @@ def _scores(run: Federation, watch: Watch, references: Mapping[str, Run]) -> dic
         personal = run.scores("personal") if run.has_personal else everyone
     if everyone is None and "global" in references:
         everyone = references["global"].scores("global")
-    alone = references["local"].scores("personal") if "local" in references else None
+    alone = None
+    if "local" in references:
+        alone = np.full(run.data.clients, np.nan)
+        trained = references["local"].store.touched  # a client that had no turn has no model of its own
+        alone[trained] = references["local"].scores("personal")[trained]
     if alone is None and run.alone:
         alone = personal
     return {"local": alone, "global": everyone, "personal": personal}

@@ -214,6 +214,7 @@ class Watch:
             "what": self.what,
             "algorithm": describe(run.given),
             "settings": describe(dataclasses.asdict(run.settings)),
+            "schedule": describe(run.scheduler),
             "loss": run.findings.loss.name,
             "metric": run.findings.metric.name,
             "model": {
@@ -246,8 +247,9 @@ def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
     """The mean over all test samples of all clients; None when there is no such model or no test sample."""
     if scores is None or weight.sum() == 0:
         return None
-    there = weight > 0
-    return float((scores[there] * weight[there]).sum() / weight.sum())
+    there = (weight > 0) & ~np.isnan(scores)
+    total = weight[there].sum()
+    return float((scores[there] * weight[there]).sum() / total) if total else None
 
 
 class Interrupt:
@@ -265,6 +267,12 @@ class Interrupt:
     def __exit__(self, *error: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+
+    def check(self, watch: Watch) -> None:
+        """Stop here, with a checkpoint, if it was asked for."""
+        if self.requested:
+            watch.checkpoint()
+            raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.requested:

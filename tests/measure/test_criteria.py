@@ -43,7 +43,7 @@ def test_binary_and_squared() -> None:
 
 
 def test_own_function_per_sample() -> None:
-    criterion = own("loss", F.cross_entropy, higher_is_better=False)
+    criterion = own(F.cross_entropy, higher_is_better=False)
     torch.testing.assert_close(criterion.each(X, Y), F.cross_entropy(X, Y, reduction="none"))
     assert criterion.name == "cross_entropy"
 

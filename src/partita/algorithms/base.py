@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypedDict, get_type_hints
 
-import torch
 from torch import nn
 
 from partita import check, tree
@@ -53,7 +52,7 @@ class Common(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Choices:
     """The common options, checked."""
 
     optimizer: Sgd
@@ -62,7 +61,7 @@ class Settings:
     server: ServerOptimizer
 
 
-def settings(options: Common) -> Settings:
+def settings(options: Common) -> Choices:
     """The common options with their defaults."""
     client = {k: v for k, v in options.items() if k in ("momentum", "weight_decay", "max_grad_norm")}
     aggregate = options.get("aggregate") or mean()
@@ -72,7 +71,7 @@ def settings(options: Common) -> Settings:
     if not isinstance(server, ServerOptimizer):
         raise check.fail("server", server, "a server optimizer such as partita.server.adam(lr=0.01)")
     weighting = check.choice("weighting", options.get("weighting", "samples"), ("samples", "uniform"))
-    return Settings(Sgd(**client), weighting, aggregate, server)  # type: ignore[arg-type]
+    return Choices(Sgd(**client), weighting, aggregate, server)  # type: ignore[arg-type]
 
 
 METHODS: dict[str, Callable[..., Algorithm]] = {}
@@ -120,7 +119,7 @@ def _suggest(kwargs: Mapping[str, Any], signature: inspect.Signature) -> str:
 
 def compose(
     local: Callable[[Problem], LocalRule],
-    common: Settings,
+    common: Choices,
     *,
     personal: Personal = "none",
     partition: Callable[[nn.Module, Sequence[str]], Partition] | None = None,
@@ -154,7 +153,8 @@ def aggregate_with(aggregator: Aggregator, weighting: str) -> Callable[[Upload],
 
     def aggregate(uploads: Upload) -> Upload:
         assert uploads.weight is not None
-        weight = uploads.weight if weighting == "samples" else torch.ones_like(uploads.weight)
+        samples = uploads.weight  # a client without data has nothing to say, whatever the weighting
+        weight = samples if weighting == "samples" else (samples > 0).to(samples.dtype)
         return Upload(aggregator.combine(uploads.delta, weight), weight=weight.sum())
 
     return aggregate

@@ -11,7 +11,7 @@ from torch import nn
 from partita import tree
 from partita.data import FederatedData
 from partita.execute.auto import Auto
-from partita.execute.base import Bench, Build, Executor
+from partita.execute.base import Bound, Build, Executor
 from partita.execute.loop import Loop
 from partita.execute.plan import Moment
 from partita.execute.probe import Findings, examine, why_not_stackable
@@ -30,17 +30,16 @@ def make_executor(
     findings: Findings,
     params: Tensors,
     *,
-    batch: int | None,
     memory: int | None = None,
     picks: dict[str, dict[str, str]] | None = None,
 ) -> tuple[Executor, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
     loss, metric, buffers, sample_bytes = findings
-    loop = Loop(Bench(reference(model, partition, loss, metric, buffers), data))
+    loop = Loop(Bound(reference(model, partition, loss, metric, buffers), data))
     if kind == "loop":
-        return loop, loop.bench.problem
+        return loop, loop.bound.problem
     problem = stacked(model, partition, loss, metric, buffers)
-    reason = why_not_stackable(loop.bench.problem, problem, params, data)
+    reason = why_not_stackable(loop.bound.problem, problem, params, data)
     if reason is not None:
         warnings.warn(
             f"executor={kind!r}: {type(model).__name__} cannot be stacked; clients train one after another "
@@ -49,13 +48,14 @@ def make_executor(
         )
         if picks is not None:
             picks["fallback"] = {"picked": "loop", "why": reason}
-        return loop, loop.bench.problem
-    largest = int(data.sizes("train").max(initial=1))
-    samples = min(batch or largest, largest)
+        return loop, loop.bound.problem
     # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
-    cost = 5 * tree.nbytes(params) + 3 * samples * sample_bytes
-    budget = memory if memory is not None else _memory(data.x.device) // 4
-    vmap = Vmap(Bench(problem, data), chunk=max(1, budget // max(cost, 1)))
+    vmap = Vmap(
+        Bound(problem, data),
+        budget=memory if memory is not None else _memory(data.x.device) // 4,
+        model_bytes=5 * tree.nbytes(params),
+        sample_bytes=3 * sample_bytes,
+    )
     if kind == "vmap":
         return vmap, problem
     return Auto((vmap, loop), picks if picks is not None else {}), problem

@@ -34,7 +34,7 @@ class Auto:
         role = f"{moment.role}, stage {moment.stage}"
         if role not in self.picks:
             if len(clients) < 2:
-                return self.candidates[0](build, clients, group, states, moment)
+                return self.candidates[-1](build, clients, group, states, moment)
             self.picks[role] = self._measure(build, clients, group, states, moment)
         picked = next(e for e in self.candidates if e.name == self.picks[role]["picked"])
         return picked(build, clients, group, states, moment)

@@ -30,7 +30,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class Bound:
     """A problem, the data it is solved on, and the rules bound to it so far."""
 
     problem: ModelProblem

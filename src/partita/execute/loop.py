@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita import tree
-from partita.execute.base import Bench, Build, work_of
+from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Moment, draw
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Upload
 
@@ -20,7 +20,7 @@ from partita.types import Batch, ClientState, Download, Group, LocalRule, Upload
 class Loop:
     """See `partita.execute.base.Executor`."""
 
-    bench: Bench
+    bound: Bound
     name: str = "loop"
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Loop:
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
-        rule = self.bench.bind(build)
+        rule = self.bound.bind(build)
         stack: Any = None
         for i in range(len(clients)):
             shared, extra, version = group.download
@@ -49,10 +49,10 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
-            plan = draw(self.bench.data, client, work_of(phase, moment), number, moment)
-            lr = self.bench.rates(phase, moment)
+            plan = draw(self.bound.data, client, work_of(phase, moment), number, moment)
+            lr = self.bound.rates(phase, moment)
             for s in range(int(plan.steps[0])):
-                x, y = self.bench.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
+                x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
                 carry = phase.step(carry, Batch(x, y, None, plan.keys[0, s]), lr)
         return rule.finish(carry, download, state)
 

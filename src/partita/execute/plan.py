@@ -17,6 +17,9 @@ from partita import draws
 from partita.data import FederatedData
 from partita.types import Work
 
+PASSES = 1 << 23
+"""Passes of a chunk that can be numbered beside 40 random bits."""
+
 
 class Moment(NamedTuple):
     """Where in a run something is executed: all that draws and rates depend on, but for the client."""
@@ -95,8 +98,10 @@ def _orders(key: Tensor, n: np.ndarray, passes: np.ndarray) -> tuple[Tensor, np.
     segment = torch.repeat_interleave(lengths_, output_size=total)
     place = torch.arange(total, device=device) - first_[segment]
     random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)
-    # sorting (pass, random bits) orders every pass at once
-    return place[torch.argsort((segment << 40) | random, stable=True)], first
+    if len(lengths) < PASSES:  # sorting (pass, random bits) as one number orders every pass at once
+        return place[torch.argsort((segment << 40) | random, stable=True)], first
+    by_bits = torch.argsort(random, stable=True)
+    return place[by_bits[torch.argsort(segment[by_bits], stable=True)]], first
 
 
 def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray, device: torch.device) -> Tensor:

@@ -54,6 +54,7 @@ def examine(
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
     measure = choose_metric(metric, criterion, y)
     _value("metric", measure, output.detach(), y)
+    _check_mean("metric", measure, output.detach(), y)
     if random:
         warnings.warn(
             "the model draws random numbers of its own (torch.nn.functional.dropout?), which depend on the "
@@ -77,7 +78,7 @@ def why_not_stackable(
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            loss, gradient, _ = lift(
+            loss, gradient, buffers = lift(
                 lambda p, b: stacked.grad(p, b, stacked.trainable),
                 Stack.of(own, 2, True),
                 Stack.of(both, 2, True),
@@ -90,15 +91,23 @@ def why_not_stackable(
         if slow:
             return f"{slow[1]} cannot run for several clients at once"
     for i, n in enumerate((3, 2)):
-        alone, expected, _ = loop.grad(params, Batch(x[:n], y[:n], None, key[i]), loop.trainable)
-        scale = float(tree.norm(expected)) + 1e-6
-        off = float(tree.norm(tree.sub(tree.row(gradient, i), expected))) / scale
-        if off > 1e-3 or abs(float(loss[i]) - float(alone)) > 1e-3 * (1 + abs(float(alone))):
+        alone, expected, after = loop.grad(params, Batch(x[:n], y[:n], None, key[i]), loop.trainable)
+        value = {"loss": loss[i]}
+        if _differ(tree.row(gradient, i), expected) or _differ(value, {"loss": alone}):
             return (
                 "its gradients differ when clients are stacked: a layer or the loss mixes the samples of a "
                 "batch, or draws random numbers of its own"
             )
+        if _differ(tree.row(buffers, i), after):
+            return (
+                "its statistics differ when clients are stacked: a layer counts the padding of short batches"
+            )
     return None
+
+
+def _differ(found: Tensors, expected: Tensors) -> bool:
+    found, expected = ({k: v.double() for k, v in x.items()} for x in (found, expected))
+    return bool(tree.norm(tree.sub(found, expected)) > 1e-3 * (tree.norm(expected) + 1e-3))
 
 
 def _samples(data: FederatedData, n: int, client: int) -> tuple[Tensor, Tensor]:
@@ -124,8 +133,11 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
             output = torch.func.functional_call(module, given, (x,))
             draws = not torch.equal(before, _random_state(x.device))
     except Exception as error:
+        kind = next(module.parameters()).dtype
+        differs = x.dtype.is_floating_point and x.dtype != kind
+        hint = f" (the model is {kind}: convert x, or the model)" if differs else ""
         raise ValueError(
-            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)}, {x.dtype}: "
+            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)}, {x.dtype}{hint}: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         ) from error
     if not isinstance(output, Tensor):
@@ -145,6 +157,8 @@ def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tenso
             f"{field}={criterion.name}: cannot compare outputs of shape {list(output.shape)} with targets of "
             f"shape {list(y.shape)}: {str(error).strip().splitlines()[0]}"
         ) from error
+    if field == "metric" and isinstance(value, int | float):
+        value = torch.tensor(float(value))
     if not isinstance(value, Tensor) or value.dim() != 0:
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise check.fail(
@@ -153,10 +167,28 @@ def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tenso
     return value
 
 
+def _check_mean(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> None:
+    """Scores are means over samples: a user's function should be one too."""
+    whole, parts = float(criterion.mean(output, y)), float(criterion.each(output, y).float().mean())
+    if abs(whole - parts) > 1e-3 * (1 + abs(whole)):
+        warnings.warn(
+            f"{field}={criterion.name}: its value on a batch ({whole:.4g}) is not the mean of its values on "
+            f"the samples ({parts:.4g}); Partita reports the latter",
+            stacklevel=5,
+        )
+
+
 def _check_labels(criterion: Criterion, output: Tensor, data: FederatedData) -> None:
-    if criterion.name != "cross_entropy":
+    if criterion.name not in ("cross_entropy", "binary_cross_entropy") or data.y.is_floating_point():
         return
     low, high = int(data.y.min()), int(data.y.max())
+    if criterion.name == "binary_cross_entropy":
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"data: labels run from {low} to {high}, but the model has one output; expected labels 0 and "
+                "1, an output for each class, or for numbers to predict: loss='mse' or floating-point targets"
+            )
+        return
     classes = output.shape[-1]
     ignored = low == -100 and data.y.dim() > 1  # positions of a sequence that do not count
     if (low < 0 and not ignored) or high >= classes:

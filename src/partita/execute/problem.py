@@ -40,9 +40,10 @@ class ModelProblem:
         given = context(self.training, batch.key, batch.mask)
 
         def f(moving: Tensors) -> tuple[Tensor, Tensors]:
-            buffers = {k: params[k].clone() for k in self.buffers}
-            output = functional_call(self.training, ({**params, **moving, **buffers}, given), (batch.x,))
-            return _mean(self.loss, output, batch), buffers
+            # one dictionary: a module that assigns a new buffer finds its way back through it
+            tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
+            output = functional_call(self.training, tensors, (batch.x,))
+            return _mean(self.loss, output, batch), tree.pick(tensors, self.buffers)
 
         gradient, (value, buffers) = self.differentiate(f, tree.pick(params, wrt))
         return value, gradient, buffers

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from partita import tree
-from partita.execute.base import Bench, Build, work_of
+from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Moment, Plan, count_steps, draw
 from partita.execute.stack import Stack, join, lift
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Phase, Upload
@@ -21,33 +21,51 @@ from partita.types import Batch, ClientState, Download, Group, LocalRule, Phase,
 
 @dataclass(frozen=True)
 class Vmap:
-    """See `partita.execute.base.Executor`. `chunk` is the number of clients that fit the memory budget."""
+    """See `partita.execute.base.Executor`.
 
-    bench: Bench
-    chunk: int
+    `budget` are the bytes that a chunk may take, `model_bytes` and `sample_bytes` what a client's tensors and
+    each of its samples take on the way.
+    """
+
+    bound: Bound
+    budget: int
+    model_bytes: int
+    sample_bytes: int
     name: str = "vmap"
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
         """The clients in chunks of similar work, put back into their order."""
-        rule = self.bench.bind(build)
+        rule = self.bound.bind(build)
         order = self._by_work(rule, clients, moment)
+        size = self.chunk(rule, clients, moment)
         parts = []
-        for begin in range(0, len(order), self.chunk):
-            some = torch.as_tensor(order[begin : begin + self.chunk], device=self.bench.data.x.device)
-            parts.append(self._chunk(rule, clients[some.cpu().numpy()], group, states, some, moment))
-        back = torch.as_tensor(np.argsort(order), device=self.bench.data.x.device)
+        for begin in range(0, len(order), size):
+            some = order[begin : begin + size]
+            place = torch.as_tensor(some, device=self.bound.data.x.device)
+            parts.append(self._chunk(rule, clients[some], group, states, place, moment))
+        back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
         same = bool((order == np.arange(len(order))).all())
         joined = tree.cat(parts)
         uploads, states = joined if same else tree.rows(joined, back)
         return uploads, states
 
+    def chunk(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> int:
+        """How many clients fit the budget, by the largest batch of the rule's phases."""
+        largest = 0
+        for phase in rule.phases:
+            work = work_of(phase, moment)
+            n = (self.bound.data.train if work.split == "train" else self.bound.data.test)[clients, 1]
+            most = int(n.max(initial=0))
+            largest = max(largest, min(work.batch or most, most))
+        return max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
+
     def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
         if not rule.phases:
             return np.arange(len(clients))
         work = work_of(rule.phases[0], moment)
-        data = self.bench.data
+        data = self.bound.data
         n = (data.train if work.split == "train" else data.test)[clients, 1]
         return np.argsort(-count_steps(n, clients, work), kind="stable")
 
@@ -73,7 +91,7 @@ class Vmap:
 
         carry = lift(lambda pair, own: rule.start(download(pair), own), shared, state)
         for number, phase in enumerate(rule.phases):
-            plan = draw(self.bench.data, clients, work_of(phase, moment), number, moment)
+            plan = draw(self.bound.data, clients, work_of(phase, moment), number, moment)
             carry = self._phase(phase, carry, plan, moment)
         result = lift(lambda c, pair, own: rule.finish(c, download(pair), own), carry, shared, state).full()
         uploads, new = result
@@ -81,7 +99,7 @@ class Vmap:
 
     def _own_buffers(self, shared: Stack, received: object, n: int) -> Stack:
         """Buffers change in place during a forward pass: each client needs its own from the start."""
-        names = set(self.bench.problem.buffers)
+        names = set(self.bound.problem.buffers)
         own = {id(v) for k, v in received.items() if k in names}  # type: ignore[attr-defined]
         rows = [id(x) in own for x in shared.leaves]
         leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
@@ -97,7 +115,7 @@ class Vmap:
             plan = Plan(
                 plan.rows[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place]
             )
-        lr = Stack.of(self.bench.rates(phase, moment), carry.n, rows=False)
+        lr = Stack.of(self.bound.rates(phase, moment), carry.n, rows=False)
         done: list[Stack] = []
         for s in range(plan.size.shape[1]):
             active = int((plan.steps > s).sum())
@@ -113,6 +131,6 @@ class Vmap:
     def _batch(self, plan: Plan, s: int, active: int) -> Batch:
         size = plan.size[:active, s]
         width = int(size.max())
-        x, y = self.bench.data.gather(plan.rows[:active, s, :width])
+        x, y = self.bound.data.gather(plan.rows[:active, s, :width])
         mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
         return Batch(x, y, mask, plan.keys[:active, s])

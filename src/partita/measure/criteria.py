@@ -82,17 +82,20 @@ METRICS = {
 }
 
 
-def own(field: str, function: Function, higher_is_better: bool) -> Criterion:
+def own(function: Function, higher_is_better: bool) -> Criterion:
     """A user's function of (output, target) that returns the mean over a batch."""
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         try:
             return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
-        except RuntimeError:  # what vmap cannot trace, such as .item(), works sample by sample
-            return torch.stack([function(o, t) for o, t in zip(output.unsqueeze(1), target.unsqueeze(1))])
+        except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
+            pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
+            return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
 
-    better = getattr(function, "higher_is_better", higher_is_better)
-    return Criterion(getattr(function, "__name__", field), function, each, better)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    if name.lower().endswith(("loss", "error", "mse", "mae")):
+        higher_is_better = False
+    return Criterion(name, function, each, getattr(function, "higher_is_better", higher_is_better))
 
 
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
@@ -102,7 +105,7 @@ def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> 
     if loss is not None:
         if not callable(loss):
             raise check.fail("loss", loss, f"a function of (output, target) or one of {', '.join(LOSSES)}")
-        return own("loss", loss, higher_is_better=False)
+        return own(loss, higher_is_better=False)
     if target.is_floating_point():
         return LOSSES["mse"]
     one_logit = output.dim() <= target.dim() or output.shape[-1] == 1
@@ -120,5 +123,6 @@ def choose_metric(metric: str | Function | None, loss: Criterion, target: Tensor
             raise check.fail(
                 "metric", metric, f"a function of (output, target) or one of {', '.join(METRICS)}"
             )
-        return own("metric", metric, higher_is_better=True)
-    return loss if target.is_floating_point() else METRICS["accuracy"]
+        return own(metric, higher_is_better=True)
+    classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss.name not in LOSSES
+    return METRICS["accuracy"] if classes and not target.is_floating_point() else loss

@@ -61,6 +61,16 @@ def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Cal
     return build
 
 
+def deployment(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], LocalRule]:
+    """The model itself, as what would be uploaded."""
+
+    def build(problem: Problem) -> LocalRule:
+        own = personalize(problem)
+        return LocalRule(own.start, own.phases, lambda c, d, s: (Upload(own.model(c, d, s)), s))
+
+    return build
+
+
 def global_model(problem: Problem) -> Personalize:
     """The server's model, the same for everyone."""
     del problem

@@ -7,6 +7,7 @@ A new one is a file here with its function, and a line in RECIPES. A user's own 
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def find(name: str) -> Recipe:
         )
     if not path.exists():
         raise check.fail("recipe", name, "a Python file that exists")
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
     made = runpy.run_path(str(path)).get("experiment")
     if not callable(made):
         raise check.fail("recipe", name, "a file with a function experiment() that returns an Experiment")

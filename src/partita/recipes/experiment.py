@@ -54,13 +54,12 @@ def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Experiment
     if not isinstance(experiment, Experiment):
         raise check.fail("recipe", recipe, "a function that returns a partita.recipes.Experiment")
     fields = [f.name for f in dataclasses.fields(Experiment) if f.name not in ("model", "data", "algorithm")]
+    chosen = {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == "algorithm"}
+    experiment = replace(experiment, algorithm=_changed(experiment.algorithm, chosen))
     for key, value in settings.items():
         if key in fields:
             experiment = replace(experiment, **{key: value})
-        elif key == "algorithm" or key.startswith("algorithm."):
-            path = key.split(".")[1:]
-            experiment = replace(experiment, algorithm=_changed(experiment.algorithm, path, value))
-        elif key not in arguments:
+        elif key not in arguments and key.partition(".")[0] != "algorithm":
             known = [*arguments, *(f for f in fields if f not in arguments), "algorithm", "algorithm.OPTION"]
             raise check.fail("--set", key, f"one of {', '.join(known)}{check.meant(key, known)}")
     return experiment
@@ -80,23 +79,30 @@ def parse(assignments: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _changed(algorithm: Algorithm, path: list[str], value: Any) -> Algorithm:
-    """The method with one option changed (`lr`, or `1.lr` for a pipeline's stage 1), or another method."""
-    if not path:
-        make = METHODS[check.choice("algorithm", value, METHODS)]
-        known = inspect.signature(make).parameters
-        return make(**{k: v for k, v in algorithm.options.items() if k in known})
-    if algorithm.stages:
-        number = int(path[0]) if path[0].isdecimal() else -1
-        if not 0 <= number < len(algorithm.stages) or len(path) != 2:
-            raise check.fail(
-                "--set", ".".join(["algorithm", *path]), "algorithm.STAGE.OPTION, such as algorithm.0.lr"
-            )
-        stages = list(algorithm.stages)
-        stages[number] = replace(
-            stages[number], algorithm=_changed(stages[number].algorithm, path[1:], value)
-        )
-        return pipeline(*stages)
-    known = inspect.signature(METHODS[algorithm.name]).parameters
-    check.choice(f"option of {algorithm.name}", ".".join(path), known)
-    return METHODS[algorithm.name](**{**algorithm.options, path[0]: value})
+def _changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
+    """The method with other options, or another method ("") with those options that it takes too.
+
+    A pipeline's options are those of its stages: "1.lr" is the lr of stage 1.
+    """
+    if not chosen:
+        return algorithm
+    if algorithm.stages and "" not in chosen:
+        return _changed_stages(algorithm, chosen)
+    name = check.choice("algorithm", chosen.get("", algorithm.name), METHODS)
+    known = inspect.signature(METHODS[name]).parameters
+    kept = {k: v for k, v in algorithm.options.items() if k in known}
+    new = {k: v for k, v in chosen.items() if k}
+    for option in new:
+        check.choice(f"option of {name}", option, known)
+    return METHODS[name](**{**kept, **new})
+
+
+def _changed_stages(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
+    stages = list(algorithm.stages)
+    for key, value in chosen.items():
+        number, _, option = key.partition(".")
+        if not number.isdecimal() or int(number) >= len(stages) or not option:
+            raise check.fail("--set", f"algorithm.{key}", "algorithm.STAGE.OPTION, such as algorithm.0.lr")
+        part = stages[int(number)]
+        stages[int(number)] = replace(part, algorithm=_changed(part.algorithm, {option: value}))
+    return pipeline(*stages)

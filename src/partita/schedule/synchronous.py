@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol
 
-from partita import draws
+import numpy as np
+
+from partita import check, draws
 from partita.types import Cohort, Download, Group, ServerState
 
 
@@ -33,9 +36,12 @@ class Schedule(Protocol):
 class Synchronous:
     """See `synchronous`."""
 
+    order: str
+
     def begin(self, *, clients: int, cohort: int, first: int, rounds: int, seed: int) -> Turns:
         """For `rounds` server steps from version `first` on."""
-        return _Rounds(clients, cohort, first + rounds, seed)
+        kind = _Rounds if self.order == "random" else _InTurn
+        return kind(clients, cohort, first + rounds, seed)
 
 
 @dataclass(frozen=True)
@@ -48,17 +54,37 @@ class _Rounds:
     def done(self, server: ServerState) -> bool:
         return server.version >= self.end
 
-    def next(self, server: ServerState) -> Cohort:
+    def choose(self, round: int) -> tuple[int, ...]:
+        """Any clients, each at most once."""
         if self.cohort == self.clients:
-            chosen = tuple(range(self.clients))
-        else:
-            rng = draws.generator(self.seed, "cohort", server.version)
-            chosen = tuple(rng.choice(self.clients, self.cohort, replace=False, shuffle=False).tolist())
+            return tuple(range(self.clients))
+        rng = draws.generator(self.seed, "cohort", round)
+        return tuple(rng.choice(self.clients, self.cohort, replace=False, shuffle=False).tolist())
+
+    def next(self, server: ServerState) -> Cohort:
+        chosen = self.choose(server.version)
         download = Download(server.shared, server.extra, server.version)
         group = Group(tuple(range(len(chosen))), download)
         return Cohort(chosen, (group,), staleness=(0,) * len(chosen), time=float(server.version + 1))
 
 
-def synchronous() -> Synchronous:
-    """Every round a new cohort, drawn without replacement; the server acts when all of it has reported."""
-    return Synchronous()
+class _InTurn(_Rounds):
+    def choose(self, round: int) -> tuple[int, ...]:
+        """The next ones of a random order of all clients; a new order when everyone had a turn."""
+        number, place = divmod(round, -(-self.clients // self.cohort))
+        order = _order(self.seed, number, self.clients)
+        return tuple(order[place * self.cohort : (place + 1) * self.cohort].tolist())
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, number: int, clients: int) -> np.ndarray:
+    return draws.generator(seed, "turns", number).permutation(clients)
+
+
+def synchronous(order: str = "random") -> Synchronous:
+    """Every round a new cohort; the server acts when all of it has reported.
+
+    order="random" draws it without replacement, "turns" lets every client have its turn before any has a
+    second one.
+    """
+    return Synchronous(check.choice("order", order, ("random", "turns")))
