@@ -135,3 +135,34 @@ def test_the_installed_command_fails_cleanly() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
+
+
+def test_another_method_with_an_option_that_it_must_have(partita: Command) -> None:
+    chosen = ["--set", "algorithm=fedadam", "--set", "algorithm.server_lr=0.1"]
+    done = partita("run", "digits", *QUICK, *chosen, "--json")
+    assert json.loads(done.stdout)["algorithm"] == "fedadam"
+
+
+def test_a_users_file_imports_its_neighbours(
+    tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_me.py").write_text("CLIENTS = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import partita as pt\n"
+        "from beside_me import CLIENTS\n"
+        "from partita.recipes import Experiment\n"
+        "def experiment():\n"
+        "    return Experiment(pt.models.mlp(64, 10), pt.data.digits(CLIENTS), pt.fedavg(lr=0.1), rounds=1)\n"
+    )
+    assert partita("run", str(tmp_path / "mine.py"), "--json").returncode == 0
+
+
+def test_ctrl_c_says_how_to_go_on(partita: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partita.recipes.experiment.federate", stop)
+    done = partita("run", "digits", "--out", str(tmp_path / "run"))
+    assert done.returncode == 130
+    assert "--resume" in done.stderr

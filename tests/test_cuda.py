@@ -1,4 +1,4 @@
-"""What changes on a GPU: nothing but the speed."""
+"""What changes on a GPU: nothing but the speed. Run with PARTITA_TEST_CUDA=1 on a machine that has one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import partita as pt
 from partita.execute.plan import Moment, draw
 from partita.types import Work
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device and PARTITA_TEST_CUDA=1"
+)
 
 
 def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData:

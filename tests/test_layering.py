@@ -16,6 +16,7 @@ SOURCE = Path(partita.__file__).parent
 MATHS = ("algorithms", "local", "aggregate", "server", "partition", "capacity", "attack")
 MACHINERY = ("execute", "store", "schedule", "data", "federation", "federate", "watch", "run", "settings")
 SURFACE = ("recipes", "report", "cli", "deploy")
+GROUND = ("types", "tree", "draws", "check", "measure", "callbacks", "models")
 HEAVY = ("sklearn", "scipy", "typer", "rich", "plotly", "datasets", "pydantic")
 
 
@@ -81,6 +82,10 @@ def test_maths_never_imports_machinery_or_surface() -> None:
 
 def test_machinery_never_imports_surface() -> None:
     assert offences(MACHINERY, SURFACE) == []
+
+
+def test_the_ground_imports_no_layer_above_it() -> None:
+    assert offences(GROUND, (*MATHS, *MACHINERY, *SURFACE)) == []
 
 
 @pytest.mark.parametrize("name", ["types", "tree", "draws", "check"])
