@@ -32,13 +32,18 @@ from partita.watch import Interrupt, Watch
 def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
     """Round after round until the stage is over."""
     while not run.schedule.done(run.server):
-        begin = time.perf_counter()
-        cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
-        done = [_work(run, part) for part in run.parts(cohort)]
-        uploads, good = tree.cat([u for u, _ in done]), [g for _, some in done for g in some]
-        run.server = _advance(run, _only(good, uploads))  # what is not usable is set aside and named
-        watch.after(cohort, uploads, good, time.perf_counter() - begin)  # metrics, progress, checkpoint
+        one_round(run, watch)
         interrupt.check(watch)
+
+
+def one_round(run: Federation, watch: Watch) -> None:
+    """A cohort trains, the server acts on what it sends."""
+    begin = time.perf_counter()
+    cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
+    done = [_work(run, part) for part in run.parts(cohort)]
+    uploads, good = tree.cat([u for u, _ in done]), [g for _, some in done for g in some]
+    run.server = _advance(run, _only(good, uploads))  # what is not usable is set aside and named
+    watch.after(cohort, uploads, good, time.perf_counter() - begin)  # metrics, progress, checkpoint
 
 
 def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[bool]]:

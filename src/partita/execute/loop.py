@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from partita import tree
 from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Moment, draw
+from partita.execute.stack import flatten, unflatten
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Upload
 
 
@@ -22,6 +25,7 @@ class Loop:
 
     bound: Bound
     name: str = "loop"
+    spare: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keep_freed_memory()
@@ -31,18 +35,34 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
         rule = self.bound.bind(build)
-        stack: Any = None
+        rows: list[Tensor] = []
         for i in range(len(clients)):
             shared, extra, version = group.download
             if group.stacked:
                 shared, extra = tree.row((shared, extra), i)
             download = Download(shared, extra, version)
             result = self._client(rule, clients[i : i + 1], download, tree.row(states, i), moment)
-            if stack is None:
-                stack = tree.map_tensors(lambda x: x.new_empty(len(clients), *x.shape), result)
-            tree.map_tensors(lambda rows, x, i=i: rows[i].copy_(x), stack, result)
-        uploads, states = stack
+            leaves: list[Any] = []
+            spec = flatten(result, leaves)
+            if not rows:
+                rows = [self._memory(k, len(clients), x, moment) for k, x in enumerate(leaves)]
+            for row, x in zip(rows, leaves):
+                if isinstance(x, Tensor):
+                    row[i].copy_(x)
+        uploads, states = unflatten(spec, iter(rows))
         return uploads, states
+
+    def _memory(self, k: int, n: int, x: Any, moment: Moment) -> Any:
+        """Room for n rows like x. That of an earlier round is used again once nobody holds it any more:
+        memory that is new to the process costs more than the copy into it."""
+        if not isinstance(x, Tensor) or moment.role != "training":
+            return x.new_empty(n, *x.shape) if isinstance(x, Tensor) else x
+        key = (k, n, x.shape, x.dtype)
+        room = self.spare.pop(key, None)
+        if room is None or sys.getrefcount(room) > 2:
+            room = x.new_empty(n, *x.shape)
+        self.spare[key] = room
+        return room
 
     def _client(
         self, rule: LocalRule, client: np.ndarray, download: Download, state: ClientState, moment: Moment
