@@ -14,7 +14,18 @@ import partita
 
 SOURCE = Path(partita.__file__).parent
 MATHS = ("algorithms", "local", "aggregate", "server", "partition", "capacity", "attack")
-MACHINERY = ("execute", "store", "schedule", "data", "federation", "federate", "watch", "run", "settings")
+MACHINERY = (
+    "execute",
+    "store",
+    "schedule",
+    "data",
+    "federation",
+    "federate",
+    "watch",
+    "run",
+    "settings",
+    "initial",
+)
 SURFACE = ("recipes", "report", "cli", "deploy")
 GROUND = ("types", "tree", "draws", "check", "measure", "callbacks", "models")
 HEAVY = ("sklearn", "scipy", "typer", "rich", "plotly", "datasets", "pydantic")

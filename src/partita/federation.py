@@ -7,7 +7,6 @@ It can enter the next stage, score every client, and be written to and read from
 from __future__ import annotations
 
 import copy
-import hashlib
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partita import check, tree
 from partita.data import FederatedData
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
 from partita.execute.base import client_steps
+from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
@@ -71,13 +71,13 @@ class Federation:
         self.given, self.loss, self.metric = algorithm, loss, metric
         self.data = data.to(settings.device)
         self.fingerprint = data.fingerprint()
-        self.model = _own_copy(model, settings.seed).to(settings.device)
+        self.model = own_copy(model, settings.seed).to(settings.device)
         self.findings: Findings = examine(self.model, self.data, loss, metric)
         self.names = (
             *(n for n, p in self.model.named_parameters() if p.requires_grad),
             *self.findings.buffers,
         )
-        self.fixed = _digest(self.model, self.names)
+        self.fixed = digest(self.model, self.names)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
             self._partition(part.algorithm)
@@ -87,7 +87,7 @@ class Federation:
         self._warn_about_reset()
         self.scheduler = schedule or synchronous()
         self.picks: dict[str, dict[str, str]] = {}
-        self.base: Tensors = {k: v.detach().clone() for k, v in _tensors(self.model, self.names).items()}
+        self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
         self.stage = -1
         self.whole = True  # whether what the server holds was last trained as one model
         self.first = 0
@@ -382,37 +382,3 @@ def split_tensors(tensors: Tensors) -> dict[str, Tensors]:
         part, key = name.split("/", 1)
         parts[part][key] = value
     return parts
-
-
-def _own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A run never changes the model it was given; a function is called under the run's seed."""
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
-    if not callable(model):
-        raise check.fail("model", model, "an nn.Module or a function that returns one")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # and not torch.manual_seed, which reseeds GPUs too
-        try:
-            made = model()
-        except TypeError as error:
-            raise check.fail(
-                "model", model, f"a function that returns an nn.Module, without arguments ({error})"
-            ) from error
-    if not isinstance(made, nn.Module):
-        raise check.fail("model", model, "a function that returns an nn.Module")
-    return made
-
-
-def _digest(model: nn.Module, names: tuple[str, ...]) -> str:
-    """Of what is trained by nobody and so is in no checkpoint: a resumed run must bring the same."""
-    digest = hashlib.sha256()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if name not in names and not value.requires_grad:
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _tensors(model: nn.Module, names: tuple[str, ...]) -> Tensors:
-    there: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return tree.pick(there, names)
