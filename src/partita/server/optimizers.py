@@ -32,10 +32,10 @@ def sgd(lr: float = 1.0, momentum: float = 0.0) -> ServerOptimizer:
 
     def step(shared: Tensors, delta: Tensors, opt: Tensors) -> tuple[Tensors, Tensors]:
         if not momentum:
-            return {k: x - lr * delta[k] for k, x in shared.items()}, opt
+            return {k: torch.sub(x, delta[k], alpha=lr) for k, x in shared.items()}, opt
         m = {k: momentum * opt[f"m.{k}"] + delta[k] for k in shared}
         moments = {f"m.{k}": x for k, x in m.items()}
-        return {k: x - lr * m[k] for k, x in shared.items()}, {**opt, **moments}
+        return {k: torch.sub(x, m[k], alpha=lr) for k, x in shared.items()}, {**opt, **moments}
 
     return ServerOptimizer("sgd", init, step, {"lr": lr, "momentum": momentum})
 
