@@ -83,7 +83,7 @@ class FederatedData:
 
     def sizes(self, split: str = "train") -> IntArray:
         """How many samples each client has."""
-        return self._split(split)[:, 1].copy()
+        return self.ranges(split)[:, 1].copy()
 
     def to(self, device: torch.device | str) -> FederatedData:
         """The same data on another device."""
@@ -99,7 +99,7 @@ class FederatedData:
     def client(self, i: int, split: str = "train") -> tuple[Tensor, Tensor]:
         """x and y of one client."""
         check.integer("client", i, low=0, high=self.clients - 1)
-        start, length = self._split(split)[i].tolist()
+        start, length = self.ranges(split)[i].tolist()
         return self.gather(torch.arange(start, start + length))
 
     def subset(self, clients: Iterable[int]) -> FederatedData:
@@ -173,13 +173,14 @@ class FederatedData:
             )
         return "\n".join(lines)
 
-    def _split(self, split: str) -> IntArray:
+    def ranges(self, split: str = "train") -> IntArray:
+        """(start, length) of each client's rows."""
         ranges: IntArray = getattr(self, check.choice("split", split, SPLITS))
         return ranges
 
     def _owner(self, row: int) -> str:
         for split in SPLITS:
-            start, length = self._split(split).T
+            start, length = self.ranges(split).T
             holders = np.flatnonzero((start <= row) & (row < start + length))
             if len(holders):
                 return f"client {self.names[holders[0]]!r} ({split})"

@@ -60,6 +60,6 @@ def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, mome
     total = 0
     for phase in rule.phases:
         work = work_of(phase, moment)
-        n = (data.train if work.split == "train" else data.test)[clients, 1]
+        n = data.ranges(work.split)[clients, 1]
         total += int(count_steps(n, clients, work).sum())
     return total

@@ -57,7 +57,7 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
 def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, moment: Moment) -> Plan:
     """The plan of one phase for these clients, on the device of the data."""
     device = data.x.device
-    start, n = (data.train if work.split == "train" else data.test)[clients].T
+    start, n = data.ranges(work.split)[clients].T
     steps = count_steps(n, clients, work)
     length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))
     per_pass = np.maximum(_batches(n, work), 1)

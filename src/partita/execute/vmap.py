@@ -56,7 +56,7 @@ class Vmap:
         largest = 0
         for phase in rule.phases:
             work = work_of(phase, moment)
-            n = (self.bound.data.train if work.split == "train" else self.bound.data.test)[clients, 1]
+            n = self.bound.data.ranges(work.split)[clients, 1]
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
         return max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
@@ -65,8 +65,7 @@ class Vmap:
         if not rule.phases:
             return np.arange(len(clients))
         work = work_of(rule.phases[0], moment)
-        data = self.bound.data
-        n = (data.train if work.split == "train" else data.test)[clients, 1]
+        n = self.bound.data.ranges(work.split)[clients, 1]
         return np.argsort(-count_steps(n, clients, work), kind="stable")
 
     def _chunk(
