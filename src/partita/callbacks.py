@@ -22,6 +22,9 @@ class Callback:
     def start(self, what: str, round: int, rounds: int) -> None:
         """A run begins, or goes on from `round`."""
 
+    def config(self, what: str, config: Mapping[str, Any]) -> None:
+        """What config.json holds, right after `start`."""
+
     def round(self, event: Event) -> None:
         """A round is over."""
 
@@ -30,6 +33,9 @@ class Callback:
 
     def end(self, what: str) -> None:
         """The run is over."""
+
+    def summary(self, what: str, summary: Mapping[str, Any]) -> None:
+        """What summary.json holds, right after `end`."""
 
     def close(self) -> None:
         """Everything is over, by its end or by an error."""

@@ -20,7 +20,7 @@ from partita.federation import Federation
 from partita.settings import describe, versions
 from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
-from partita.store.files import append_jsonl, write_csv, write_json, write_jsonl
+from partita.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
 from partita.types import Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
@@ -63,6 +63,7 @@ class Watch:
             self.write_config()
         for callback in self.callbacks:
             callback.start(self.what, self.run.server.version, self.run.rounds)
+            callback.config(self.what, plain(self.config()))
 
     def after(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
         """After a round: count, evaluate and checkpoint when it is time, tell."""

@@ -1,0 +1,67 @@
+"""What the commands print: tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from partita.run import Run, Summary
+
+
+def scores(run: Run, summary: Summary) -> Table:
+    """Local, global and personal score; how many clients the personal model hurts."""
+    table = Table(
+        title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
+        f"seed {summary['seed']}",
+        caption=f"{summary['seconds']:.1f} s, "
+        f"{summary['client_steps_per_second']:,.0f} client steps per second",
+    )
+    table.add_column("model")
+    table.add_column(f"test {summary['metric']}", justify="right")
+    table.add_column("worst tenth of clients", justify="right")
+    table.add_column("clients better off with it", justify="right")
+    names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
+    scores = {k: v for k, v in summary["test"].items() if v is not None}
+    better = max if run.higher_is_better else min
+    best = better(scores.values(), default=None)
+    for kind, name in names.items():
+        value, hurt = summary["test"][kind], summary["hurt"].get(f"vs_{kind}")
+        shown = "-" if value is None else f"{value:.4f}"
+        table.add_row(
+            name,
+            f"[bold green]{shown}[/bold green]" if value is not None and value == best else shown,
+            _worst(run, kind),
+            "" if hurt is None else f"{hurt} of {summary['scored']}",
+        )
+    return table
+
+
+def _worst(run: Run, kind: str) -> str:
+    scores = run.scores(kind)
+    scores = scores[~np.isnan(scores)]
+    if not len(scores):
+        return "-"
+    return f"{np.quantile(scores, 0.1 if run.higher_is_better else 0.9):.4f}"
+
+
+def gains(run: Run, rows: int = 3) -> Table:
+    """The clients that gain and lose most by their personal model, against the better of the two others."""
+    table = Table(title="Who gains and who loses most")
+    for column in ("client", "training samples", "alone", "global", "personal", "gain"):
+        table.add_column(column, justify="right")
+    sign = 1 if run.higher_is_better else -1
+    scored: list[tuple[float, dict[str, Any]]] = []
+    for row in run.clients:
+        if None not in (row["local"], row["global"], row["personal"]):
+            other = max(sign * row["local"], sign * row["global"])
+            scored.append((sign * row["personal"] - other, row))
+    scored.sort(key=lambda pair: -pair[0])
+    shown = scored if len(scored) <= 2 * rows else [*scored[:rows], *scored[-rows:]]
+    for i, (gain, row) in enumerate(shown):
+        colour = "green" if gain > 0 else "red" if gain < 0 else ""
+        cells = [f"{row[k]:.3f}" for k in ("local", "global", "personal")]
+        change = f"[{colour}]{gain:+.3f}[/{colour}]" if colour else f"{gain:+.3f}"
+        table.add_row(row["client"], str(row["n_train"]), *cells, change, end_section=i == rows - 1)
+    return table
