@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
+from partita.record import Record
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings
@@ -91,7 +93,8 @@ def federate(
     store: str = "auto",
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
-    baselines: bool = True,
+    baselines: bool | Mapping[str, Record] = True,
+    train_scores: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -118,10 +121,14 @@ def federate(
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
     evaluate_every, checkpoint_every
-                rounds between evaluations (None: about ten in all) and checkpoints (None: by time)
+                rounds between evaluations (None: about ten in all) and checkpoints (None: by time; 0: none,
+                so that the run can be neither resumed nor loaded with its models)
     baselines   also train what `Run.summary` compares with: every client alone and, for methods without a
-                global model, fedavg; as many rounds, clients per round and steps, with the method's `lr`
-    out         folder for config.json, metrics.jsonl, clients.csv, summary.json and checkpoints
+                global model, fedavg; as many rounds, clients per round and steps, with the method's `lr`;
+                or runs that are there already: {'local': run, 'global': run}
+    train_scores
+                at the end score every client on its training samples too (in clients.csv and the report)
+    out         folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html, checkpoints
     resume      go on with the run in `out`; the result has the same bits as without interruption
     callbacks   see `partita.callbacks`
     progress    show a progress bar (None: when the standard error stream is a terminal)
@@ -144,7 +151,10 @@ def federate(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         baselines=baselines,
+        train_scores=train_scores,
     )
+    given = baselines if isinstance(baselines, Mapping) else {}
+    _check_baselines(given, data)
     if schedule is not None and not hasattr(schedule, "begin"):
         raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
     shown = sys.stderr.isatty() if progress is None else progress
@@ -156,23 +166,33 @@ def federate(
         model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
     )
     try:
-        return train(run, algorithm.name, listeners, resume=resume)
+        result = train(run, algorithm.name, listeners, resume=resume, references=given)
+        if folder is not None:
+            _write_report(result, folder)
+        return result
     finally:
         for listener in listeners:
             listener.close()
 
 
-def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: bool) -> Run:
+def train(
+    run: Federation,
+    what: str,
+    callbacks: Sequence[Callback],
+    *,
+    resume: bool,
+    references: Mapping[str, Record],
+) -> Run:
     """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
     watch = Watch(run, what, callbacks)
     _open(run, watch, resume)
-    references = {}
+    references = dict(references)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
         other = run.like(method, folder, order="turns" if name == "local" else None)
-        references[name] = train(other, f"baseline {name}", callbacks, resume=resume)
+        references[name] = train(other, f"baseline {name}", callbacks, resume=resume, references={})
     if "global" in references:
-        watch.reference = {row["round"]: row["test.global"] for row in references["global"].metrics}
+        watch.reference = _by_round(references["global"], same_rounds=run.settings.baselines is True)
     with Interrupt() as interrupt:
         watch.start()
         rounds(run, watch, interrupt)
@@ -181,7 +201,9 @@ def train(run: Federation, what: str, callbacks: Sequence[Callback], *, resume: 
             rounds(run, watch, interrupt)
         watch.end()
         interrupt.check(watch)
-    return Run.of(run, watch, references)
+    result = Run.of(run, watch, references)
+    watch.tell_summary(result)
+    return result
 
 
 def _open(run: Federation, watch: Watch, resume: bool) -> None:
@@ -236,7 +258,7 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
 
 def _baselines(run: Federation) -> dict[str, Algorithm]:
     """What the method is compared with: every client alone, and fedavg where it has no global model."""
-    if not run.settings.baselines:
+    if run.settings.baselines is not True:
         return {}
     options = run.stages[0].algorithm.options
     same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
@@ -246,6 +268,31 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
     if not run.alone:
         wanted["local"] = local(**same)
     return wanted
+
+
+def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
+    for name, other in given.items():
+        if tuple(other.names) != data.names:
+            raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
+
+
+def _by_round(reference: Record, same_rounds: bool) -> Callable[[int], float | None]:
+    """The global score to show at each round: a baseline's at that round, or that of a run that is over."""
+    if same_rounds:
+        return {row["round"]: row["test.global"] for row in reference.metrics}.get
+    final: float | None = reference.summary()["test"]["global"]
+    return lambda version: final  # noqa: ARG005
+
+
+def _write_report(result: Run, folder: Path) -> None:
+    """A page that cannot be written loses nothing: the figures are on disk already."""
+    try:
+        result.report(folder / "report.html")
+    except ModuleNotFoundError as error:
+        warnings.warn(
+            f"report.html was not written: {error.name} is not installed; later: partita report {folder}",
+            stacklevel=3,
+        )
 
 
 def check_inputs(data: object, algorithm: object) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from partita import check, tree
 from partita.data import FederatedData
+from partita.data.federated import SPLITS
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
 from partita.execute.base import client_steps
 from partita.initial import digest, own_copy, tensors_of
@@ -108,6 +109,7 @@ class Federation:
             state="keep",
             norm="global",
             baselines=False,
+            train_scores=False,
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
@@ -165,9 +167,11 @@ class Federation:
         self.rule = self.algorithm.local(self.problem)
         self.server_rule = self.algorithm.server(self.problem)
         self.deployment = deployment(self.algorithm.personalize)
+        models = {"global": global_model, "personal": self.algorithm.personalize}
         self.evaluations = {
-            "global": evaluation(global_model, "test"),
-            "personal": evaluation(self.algorithm.personalize, "test"),
+            (role, split): evaluation(personalize, split)
+            for role, personalize in models.items()
+            for split in SPLITS
         }
         new = self.algorithm.init_client(self.base, self.partition)
         self.store_names = (*new.personal, *new.memory)
@@ -177,7 +181,7 @@ class Federation:
         self.store = open_store(
             new,
             self.data.clients,
-            kind=self.settings.store,
+            kind=self._store_kind(),
             folder=None if self.folder is None else self._states_folder(number),
             device=self.settings.device if fits else "cpu",
         )
@@ -188,6 +192,10 @@ class Federation:
             rounds=part.rounds or 0,
             seed=self.settings.seed,
         )
+
+    def _store_kind(self) -> str:
+        kind, every = self.settings.store, self.settings.checkpoint_every
+        return "memory" if kind == "auto" and every == 0 else kind  # on disk, states need checkpoints
 
     def _states_folder(self, number: int) -> Path:
         assert self.folder is not None
@@ -298,17 +306,18 @@ class Federation:
         """Local steps of a cohort, all clients and phases together."""
         return client_steps(self.rule, np.asarray(cohort.clients), self.data, self.moment())
 
-    def scores(self, role: str) -> np.ndarray:
-        """Each client's mean metric on its test samples, by the 'global' or its 'personal' model."""
+    def scores(self, role: str, split: str = "test") -> np.ndarray:
+        """Each client's mean metric on its samples, by the 'global' or its 'personal' model."""
         found = np.full(self.data.clients, np.nan)
-        counts = self.data.test[:, 1]
+        counts = self.data.ranges(split)[:, 1]
+        rule = self.evaluations[role, split]
         with_data = np.flatnonzero(counts > 0)
         download = Download(self.server.shared, self.server.extra, self.server.version)
         for i in range(0, len(with_data), self.block):
             some = with_data[i : i + self.block]
             states = self.load(some.tolist()) if role == "personal" else ClientState({}, {})
             group = Group(tuple(range(len(some))), download)
-            upload, _ = self.execute_group(self.evaluations[role], some, group, states, self.moment(role))
+            upload, _ = self.execute_group(rule, some, group, states, self.moment(role))
             found[some] = upload.metrics["metric"].double().cpu().numpy() / counts[some]
         return found
 

@@ -37,7 +37,8 @@ class Settings:
     store: str
     evaluate_every: int | None
     checkpoint_every: int | None
-    baselines: bool
+    baselines: bool | tuple[str, ...]
+    train_scores: bool
 
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
@@ -48,7 +49,7 @@ class Settings:
             "epochs": 1,
             "batch": 1,
             "evaluate_every": 1,
-            "checkpoint_every": 1,
+            "checkpoint_every": 0,
         }
         for field, low in whole.items():
             if given[field] is not None:
@@ -63,8 +64,13 @@ class Settings:
             check.choice("norm", given["norm"], NORMS)
         check.choice("store", given["store"], STORES)
         check.choice("executor", given["executor"], EXECUTORS)
-        if not isinstance(given["baselines"], bool):
-            raise check.fail("baselines", given["baselines"], "True or False")
+        given["baselines"] = _baselines(given["baselines"])
+        if not isinstance(given["train_scores"], bool):
+            raise check.fail("train_scores", given["train_scores"], "True or False")
+        if given["checkpoint_every"] == 0 and given["store"] == "disk":
+            raise check.fail(
+                "checkpoint_every", 0, "from 1 with store='disk': states on disk need checkpoints"
+            )
         given["device"] = _device(given["device"])
         given["memory"] = parse_bytes(given["memory"])
         return Settings(**given)
@@ -142,6 +148,19 @@ def parse_bytes(memory: Any) -> int | None:
                 "memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'"
             ) from None
     return check.integer("memory", memory, low=1)
+
+
+def _baselines(baselines: Any) -> bool | tuple[str, ...]:
+    """Whether to train them; given as runs, only which they are."""
+    if isinstance(baselines, bool):
+        return baselines
+    if not isinstance(baselines, Mapping):
+        raise check.fail("baselines", baselines, "True, False or {'global': run, 'local': run}")
+    for name, run in baselines.items():
+        check.choice("baselines", name, ("global", "local"))
+        if not hasattr(run, "scores"):
+            raise check.fail(f"baselines[{name!r}]", run, "a run, as partita.federate returns it")
+    return tuple(baselines)
 
 
 def _steps(steps: Any, clients: int) -> int | tuple[int, ...] | None:

@@ -6,7 +6,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from partita import tree
 from partita.callbacks import Callback, Event
 from partita.federation import Federation
+from partita.record import CLIENT_COLUMNS, Record
 from partita.settings import describe, versions
 from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
@@ -25,7 +26,6 @@ from partita.types import Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
 SCORES = "scores/global"
-CLIENT_COLUMNS = ("client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal")
 COUNTERS = (
     "bytes_up",
     "bytes_down",
@@ -43,7 +43,7 @@ class Watch:
     def __init__(self, run: Federation, what: str, callbacks: Sequence[Callback]) -> None:
         self.run, self.what, self.callbacks = run, what, callbacks
         # for methods without a global model: the score of the global baseline by round
-        self.reference: dict[int, float] = {}
+        self.reference: Callable[[int], float | None] = lambda version: None  # noqa: ARG005
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
@@ -63,7 +63,7 @@ class Watch:
             self.write_config()
         for callback in self.callbacks:
             callback.start(self.what, self.run.server.version, self.run.rounds)
-            callback.config(self.what, plain(self.config()))
+            callback.config(self.what, {**plain(self.config()), "out": self.folder and str(self.folder)})
 
     def after(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
         """After a round: count, evaluate and checkpoint when it is time, tell."""
@@ -122,7 +122,7 @@ class Watch:
     def checkpoint(self) -> None:
         """The whole run on disk, or nothing of it."""
         version = self.run.server.version
-        if self.folder is None or version == self.saved_round:
+        if self.folder is None or version == self.saved_round or self.run.settings.checkpoint_every == 0:
             return
         checkpoint.write(self.folder / "checkpoint", version, self.tensors(), self.state())
         self.run.store.committed()
@@ -196,7 +196,7 @@ class Watch:
     def _global(self, version: int, weight: np.ndarray) -> float | None:
         if self.global_scores is not None:
             return mean_score(self.global_scores, weight)
-        return self.reference.get(version)
+        return self.reference(version)
 
     def _tell(self, cohort: Cohort, usable: Sequence[bool]) -> None:
         if not self.callbacks:
@@ -238,10 +238,15 @@ class Watch:
         if self.folder:
             write_json(self.folder / "config.json", self.config())
 
-    def write_results(self, folder: Path, clients: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    def write_results(self, folder: Path, found: Record) -> None:
         """clients.csv and summary.json."""
-        write_csv(folder / "clients.csv", clients, CLIENT_COLUMNS)
-        write_json(folder / "summary.json", summary)
+        write_csv(folder / "clients.csv", found.clients, CLIENT_COLUMNS)
+        write_json(folder / "summary.json", found.facts)
+
+    def tell_summary(self, found: Record) -> None:
+        """To everyone who listens, once the files are there."""
+        for callback in self.callbacks:
+            callback.summary(self.what, plain(found.facts))
 
 
 def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:

@@ -14,11 +14,19 @@ from pathlib import Path
 from partita import check
 from partita.recipes.digits import digits
 from partita.recipes.experiment import Experiment
+from partita.recipes.memory import partial_memory
+from partita.recipes.partial import partial_harm, partial_splits
+from partita.recipes.study import Study, Table, Variant
 
-Recipe = Callable[..., Experiment]
-RECIPES: dict[str, Recipe] = {"digits": digits}
+Recipe = Callable[..., Experiment | Study]
+RECIPES: dict[str, Recipe] = {
+    "digits": digits,
+    "partial-splits": partial_splits,
+    "partial-harm": partial_harm,
+    "partial-memory": partial_memory,
+}
 
-__all__ = ["RECIPES", "Experiment", "Recipe", "find"]
+__all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]
 
 
 def find(name: str) -> Recipe:

@@ -17,6 +17,7 @@ from partita.data import FederatedData
 from partita.federate import federate
 from partita.measure.criteria import Function
 from partita.run import Run
+from partita.schedule import Schedule
 from partita.types import Algorithm
 
 
@@ -39,6 +40,9 @@ class Experiment:
     norm: str | None = None
     evaluate_every: int | None = None
     baselines: bool = True
+    train_scores: bool = False
+    checkpoint_every: int | None = None
+    schedule: Schedule | None = None
 
     def run(self, **options: Any) -> Run:
         """Train; `options` are further arguments of `federate`."""

@@ -1,0 +1,204 @@
+"""A study: experiments that are compared, on the same data and from the same initial weights.
+
+It is a loop over `federate` and nothing else. A variant may begin with the model that another one has trained
+(the pipelines of a paper share their first, longest stage), and is compared with variants that have run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from partita import check
+from partita.initial import own_copy
+from partita.recipes.experiment import Experiment
+from partita.record import Record, read, read_json
+from partita.run import Run, load
+from partita.store.files import write_json, write_text
+
+Runs = dict[str, list[Record]]
+FILE = "study.json"
+
+
+class Table(NamedTuple):
+    """Figures for people: `rows` of cells under `columns`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """As it stands in a document."""
+        lines = [
+            self.columns,
+            tuple("---" if i == 0 else "---:" for i in range(len(self.columns))),
+            *self.rows,
+        ]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"**{self.title}**\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One experiment of a study.
+
+    start      the variant whose model it begins with
+    baselines  variants it is compared with: {'global': NAME, 'local': NAME}; without, none are trained
+    """
+
+    experiment: Experiment
+    start: str | None = None
+    baselines: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants in the order in which they run, for one seed; `tables` makes figures of all seeds' runs."""
+
+    variants: Mapping[str, Variant]
+    tables: Callable[[Mapping[str, Sequence[Record]]], Sequence[Table]] = lambda runs: ()  # noqa: ARG005
+
+
+def run_study(
+    build: Callable[[int], Study],
+    seeds: Sequence[int],
+    *,
+    about: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    announce: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    **options: Any,
+) -> tuple[Runs, Sequence[Table]]:
+    """Every variant for every seed: the runs by name, a run per seed, and the study's tables.
+
+    build    the study for a seed
+    about    what to write into study.json: how the study was asked for
+    out      a folder for each run below this one, and the tables; `resume` goes on where it was
+    options  further arguments of `federate`
+    """
+    runs: Runs = {}
+    study = build(seeds[0])
+    _check_names(study)
+    total, done = len(study.variants) * len(seeds), 0
+    _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
+    for i, seed in enumerate(seeds):
+        study = study if i == 0 else build(seed)
+        trained: dict[str, Run] = {}
+        for name, variant in study.variants.items():
+            done += 1
+            announce(f"{done}/{total}  {name}, seed {seed}")
+            folder = None if out is None else out / name / f"seed-{seed}"
+            trained[name] = _run(variant, trained, folder, resume, options)
+            runs.setdefault(name, []).append(_light(trained[name]))
+            _forget(trained, study, name)
+    tables = study.tables(runs)
+    if out is not None:
+        write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
+        if runs:
+            Record.page(runs, out / "report.html")
+    return runs, tables
+
+
+def read_study(folder: Path) -> Runs:
+    """The finished runs of a study, by variant."""
+    about = read_json(folder / FILE)
+    runs: Runs = {}
+    for name in about["variants"]:
+        for seed in about["seeds"]:
+            place = folder / name / f"seed-{seed}"
+            if (place / "summary.json").exists():
+                runs.setdefault(name, []).append(read(place))
+    if not runs:
+        raise check.fail("folder", str(folder), "a study with at least one finished run")
+    return runs
+
+
+def is_study(folder: Path) -> bool:
+    """Whether a study wrote this folder."""
+    return (folder / FILE).is_file()
+
+
+def _run(
+    variant: Variant,
+    trained: Mapping[str, Run],
+    folder: Path | None,
+    resume: bool,
+    options: Mapping[str, Any],
+) -> Run:
+    experiment = variant.experiment
+    if folder is not None and resume and (folder / "summary.json").exists():
+        return load(folder, model=own_copy(experiment.model, experiment.seed))
+    if variant.start is not None:
+        experiment = replace(experiment, model=_continued(experiment, trained[variant.start]))
+    baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
+    again = resume and folder is not None and (folder / "config.json").exists()
+    return experiment.run(**{"baselines": baselines, **options}, out=folder, resume=again)
+
+
+def _continued(experiment: Experiment, run: Run) -> nn.Module:
+    """The experiment's model with the weights that the other run has trained."""
+    model = own_copy(experiment.model, experiment.seed)
+    unknown = model.load_state_dict(run.shared, strict=False).unexpected_keys
+    if unknown:
+        raise check.fail("start", unknown[0], "a variant whose model fits into this one's")
+    return model
+
+
+def _light(run: Run) -> Record:
+    """Without its tensors: a study may have many."""
+    return Record(run.metrics, run.clients, run.config, run.facts)
+
+
+def _forget(trained: dict[str, Run], study: Study, last: str) -> None:
+    """Drop models that no later variant starts from or is compared with."""
+    names = list(study.variants)
+    later = [study.variants[n] for n in names[names.index(last) + 1 :]]
+    needed = {n for v in later for n in (v.start, *v.baselines.values())}
+    for name in [n for n in trained if n not in needed]:
+        del trained[name]
+
+
+def _check_names(study: Study) -> None:
+    seen: set[str | None] = {None}
+    for name, variant in study.variants.items():
+        for other in (variant.start, *variant.baselines.values()):
+            if other not in seen:
+                raise check.fail("variant", other, f"one that runs before {name!r}")
+        if not name or name.startswith(".") or "/" in name:
+            raise check.fail("variant", name, "a name that can be a folder's")
+        seen.add(name)
+
+
+def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
+    if out is None:
+        return
+    if (out / "config.json").exists():
+        raise check.fail("out", str(out), "a new folder: this one holds a single run")
+    if is_study(out):
+        if not resume:
+            raise check.fail("out", str(out), "a new folder, or --resume to go on with the study in it")
+        before = read_json(out / FILE)
+        for key in about:
+            if before.get(key) != about[key]:
+                raise ValueError(
+                    f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
+                )
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / FILE, about)
+
+
+def mean_std(values: Iterator[float] | Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """'93.18 ± 0.05', over seeds; one value alone has no deviation."""
+    import numpy as np
+
+    found = np.array([scale * v for v in values])
+    if not len(found):
+        return "-"
+    spread = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
+    return f"{found.mean():.{digits}f}{spread}"

@@ -1,0 +1,152 @@
+"""What a run leaves in figures: its settings, its metrics, a row for each client, a summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from partita import check
+from partita.store.files import read_jsonl
+
+CLIENT_COLUMNS = (
+    "client",
+    "n_train",
+    "n_test",
+    "capacity",
+    "byzantine",
+    "local",
+    "global",
+    "personal",
+    "global_train",
+    "personal_train",
+    "distance",
+    "label_shift",
+)
+MODELS = ("local", "global", "personal")
+_KINDS: dict[str, type] = {"n_train": int, "n_test": int, "byzantine": int}
+
+
+class Summary(dict[str, Any]):
+    """summary.json as a dictionary; printed, it is a table for people."""
+
+    def __str__(self) -> str:
+        test, hurt, metric = self["test"], self["hurt"], self["metric"]
+        lines = [
+            f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
+        ]
+        names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
+        lines += [f"  {names[k]:18} {metric} {_number(test[k])}" for k in names]
+        for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
+            if hurt[key] is not None:
+                lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
+        if self["excluded"]:
+            lines.append(f"  excluded for unusable uploads: {', '.join(self['excluded'])}")
+        speed = self["client_steps_per_second"]
+        lines.append(
+            f"  {self['seconds']:.1f} s, {speed:,.0f} client steps per second, "
+            f"{human_bytes(self['bytes_up'])} up, {human_bytes(self['bytes_down'])} down"
+        )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Record:
+    """The figures of a run.
+
+    `metrics` are the rows of metrics.jsonl, `clients` those of clients.csv, `config` is config.json.
+    """
+
+    metrics: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+    config: dict[str, Any]
+    facts: Summary
+    page: ClassVar[Callable[[Mapping[str, Sequence[Record]], Path], Path]]
+    """Writes the report; set where the package is put together, since a run knows nothing of pages."""
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names, in order."""
+        return [row["client"] for row in self.clients]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger score is a better one."""
+        return bool(self.facts["higher_is_better"])
+
+    def scores(self, model: str = "personal", split: str = "test") -> np.ndarray:
+        """The score of every client, in order, under its 'local', 'global' or 'personal' model.
+
+        Scores on the 'train' part are there for runs with `train_scores=True`.
+        """
+        check.choice("model", model, MODELS)
+        column = model if check.choice("split", split, ("test", "train")) == "test" else f"{model}_train"
+        values = [row.get(column) for row in self.clients]
+        return np.array([np.nan if v is None else v for v in values])
+
+    def summary(self) -> Summary:
+        """Scores of local-only, global and personal models, and how many clients were hurt."""
+        return self.facts
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """The run as a page that opens offline: curves, who gained and who lost and why, cost, settings."""
+        return Record.page({self.facts["algorithm"]: [self]}, Path(path))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self.facts}"
+
+
+def read(folder: str | Path) -> Record:
+    """The figures of a finished run from its folder; needs no checkpoint."""
+    folder = Path(folder)
+    if not (folder / "summary.json").is_file():
+        raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)")
+    return Record(
+        metrics=read_jsonl(folder / "metrics.jsonl"),
+        clients=_read_clients(folder / "clients.csv"),
+        config=read_json(folder / "config.json"),
+        facts=Summary(read_json(folder / "summary.json")),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        raise check.fail("file", str(path), "a JSON object, as a run writes it") from None
+    if not isinstance(found, dict):
+        raise check.fail("file", str(path), "a JSON object, as a run writes it")
+    return found
+
+
+def _read_clients(path: Path) -> list[dict[str, Any]]:
+    """Rows with numbers; a column that an older run did not write is empty."""
+    with path.open(newline="") as f:
+        rows: list[dict[str, Any]] = list(csv.DictReader(f))
+    try:
+        for row in rows:
+            for column in CLIENT_COLUMNS[1:]:
+                cell = row.get(column) or ""
+                row[column] = _KINDS.get(column, float)(cell) if cell else None
+    except (ValueError, TypeError):
+        raise check.fail("file", str(path), f"numbers in column {column}, as a run writes them") from None
+    return rows
+
+
+def human_bytes(count: float) -> str:
+    """1,234,567 as 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
