@@ -27,7 +27,10 @@ METRICS = [
     "bytes_up",
     "bytes_down",
 ]
-CLIENTS = ["client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal"]
+CLIENTS = [
+    *"client n_train n_test capacity byzantine local global personal".split(),
+    *"global_train personal_train distance label_shift".split(),
+]
 SUMMARY = [
     "algorithm",
     "seed",
@@ -42,7 +45,7 @@ SUMMARY = [
     "bytes_down",
     "excluded",
 ]
-DOCUMENTED_EXTRA = {"scored", "higher_is_better"}
+DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 
@@ -115,15 +118,16 @@ def test_names_of_the_files(folder: Folder) -> None:
         "clients.csv",
         "summary.json",
         "checkpoint",
+        "report.html",
     }
     for baseline in folder.path.glob("baselines/*"):
-        assert {p.name for p in baseline.iterdir()} == there - {"baselines"}
+        assert {p.name for p in baseline.iterdir()} == there - {"baselines", "report.html"}
     assert not [p for p in folder.path.rglob("*") if p.name.startswith(".") or p.suffix == ".tmp"]
 
 
 def test_nothing_is_pickled(folder: Folder) -> None:
     kinds = {p.suffix for p in folder.path.rglob("*") if p.is_file()}
-    assert kinds <= {".json", ".jsonl", ".csv", ".safetensors", ".bin"}
+    assert kinds <= {".json", ".jsonl", ".csv", ".safetensors", ".bin", ".html"}
 
 
 def test_checkpoints_are_safetensors_and_json(folder: Folder) -> None:

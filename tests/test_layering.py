@@ -23,12 +23,25 @@ MACHINERY = (
     "federate",
     "watch",
     "run",
+    "record",
+    "results",
     "settings",
     "initial",
 )
-SURFACE = ("recipes", "report", "cli", "deploy")
-GROUND = ("types", "tree", "draws", "check", "measure", "callbacks", "models")
-HEAVY = ("sklearn", "scipy", "typer", "rich", "plotly", "datasets", "pydantic")
+SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
+GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")
+HEAVY = (
+    "sklearn",
+    "scipy",
+    "typer",
+    "rich",
+    "plotly",
+    "datasets",
+    "pydantic",
+    "tensorboard",
+    "mlflow",
+    "wandb",
+)
 
 
 def modules() -> dict[str, Path]:

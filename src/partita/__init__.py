@@ -8,7 +8,11 @@ run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", 
 print(run.summary())
 """
 
-from partita import aggregate, callbacks, data, models, schedule, server
+from collections.abc import Mapping as _Mapping
+from collections.abc import Sequence as _Sequence
+from pathlib import Path as _Path
+
+from partita import aggregate, callbacks, data, models, schedule, server, track
 from partita.algorithms import (
     fedadagrad,
     fedadam,
@@ -24,6 +28,7 @@ from partita.algorithms import (
     stage,
 )
 from partita.federate import federate
+from partita.record import Record
 from partita.run import Run, load
 
 __version__ = "0.1.0"
@@ -49,4 +54,18 @@ __all__ = [
     "schedule",
     "server",
     "stage",
+    "track",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _page(runs: _Mapping[str, _Sequence[Record]], path: _Path) -> _Path:
+    from partita.report import write  # on use: it loads plotly
+
+    return write(runs, path)
+
+
+Record.page = staticmethod(_page)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 
 def fail(field: str, value: object, allowed: str) -> ValueError:
     """The error that every check raises."""
-    shown = " ".join(repr(value).split())
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    shown, most = " ".join(repr(value).split()), 300 if isinstance(value, str) else 80  # paths are long
+    shown = shown if len(shown) <= most else shown[: most - 3] + "..."
     return ValueError(f"{field}={shown}: expected {allowed}")
 
 
@@ -22,10 +25,11 @@ def number(
     """A finite number in a range; `open_low` excludes the lower end."""
     allowed = f"a number {'above' if open_low else 'from'} {low:g}" if low > -math.inf else "a number"
     allowed += f" up to {high:g}" if high < math.inf else ""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise fail(field, value, allowed)
-    x = float(value)
-    if x < low or x > high or (open_low and x == low):
+    try:
+        x = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        x = math.nan
+    if not math.isfinite(x) or x < low or x > high or (open_low and x == low):
         raise fail(field, value, allowed)
     return x
 
@@ -46,12 +50,36 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
     """One of a few words, with a suggestion on a typo."""
     words = list(allowed)
-    if value not in words:
+    if not isinstance(value, str) or value not in words:
         raise fail(field, value, f"one of {', '.join(map(repr, words))}{meant(value, words)}")
     return value
 
 
 def meant(value: object, words: Iterable[str]) -> str:
-    """' (did you mean ...?)' when a word is close to the value."""
-    close = difflib.get_close_matches(str(value), list(words), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """' (did you mean ...?)' when another word is close to the value, or begins with it."""
+    text, known = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
+    close = difflib.get_close_matches(text, known, n=1)
+    close = close or [w for w in known if len(text) > 2 and w.startswith(text)]
+    return f" (did you mean {known[close[0]]!r}?)" if close else ""
+
+
+def path(field: str, value: Any) -> Path:
+    """A path; an empty one would be the folder one is in."""
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise fail(field, value, "the path of a folder")
+    return Path(value)
+
+
+def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
+    """A function that can be called with so many arguments; `iid` instead of `iid()` cannot."""
+    if not callable(value) or isinstance(value, type):
+        raise fail(field, value, allowed)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return value
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        raise fail(field, value, f"{allowed} ({error})") from None
+    return value

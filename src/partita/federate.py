@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
-from partita.record import Record
+from partita.record import Record, write_page
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings
@@ -168,7 +167,7 @@ def federate(
     try:
         result = train(run, algorithm.name, listeners, resume=resume, references=given)
         if folder is not None:
-            _write_report(result, folder)
+            write_page({algorithm.name: [result]}, folder / "report.html")
         return result
     finally:
         for listener in listeners:
@@ -282,17 +281,6 @@ def _by_round(reference: Record, same_rounds: bool) -> Callable[[int], float | N
         return {row["round"]: row["test.global"] for row in reference.metrics}.get
     final: float | None = reference.summary()["test"]["global"]
     return lambda version: final  # noqa: ARG005
-
-
-def _write_report(result: Run, folder: Path) -> None:
-    """A page that cannot be written loses nothing: the figures are on disk already."""
-    try:
-        result.report(folder / "report.html")
-    except ModuleNotFoundError as error:
-        warnings.warn(
-            f"report.html was not written: {error.name} is not installed; later: partita report {folder}",
-            stacklevel=3,
-        )
 
 
 def check_inputs(data: object, algorithm: object) -> None:

@@ -24,9 +24,9 @@ def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
         try:
             made = model()
         except TypeError as error:
-            raise check.fail(
-                "model", model, f"a function that returns an nn.Module, without arguments ({error})"
-            ) from error
+            instance = f"an instance such as {model.__name__}(...), or " if isinstance(model, type) else ""
+            allowed = f"{instance}a function that returns an nn.Module, without arguments ({error})"
+            raise check.fail("model", model, allowed) from error
     if not isinstance(made, nn.Module):
         raise check.fail("model", model, "a function that returns an nn.Module")
     return made

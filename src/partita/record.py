@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,19 @@ class Record:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.facts}"
+
+
+def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """The report beside figures that are on disk already: without plotly, a warning and no page."""
+    try:
+        Record.page(runs, path)
+    except ModuleNotFoundError as error:
+        if error.name != "plotly":
+            raise
+        warnings.warn(
+            f"{path.name} was not written: plotly is not installed; later: partita report {path.parent}",
+            stacklevel=3,
+        )
 
 
 def read(folder: str | Path) -> Record:

@@ -89,7 +89,7 @@ def _distances(run: Federation) -> np.ndarray | None:
     found = np.full(run.data.clients, np.nan)
     for some in blocks:
         away = [v - total[k] / len(touched) for k, v in run.load(some).personal.items()]
-        squares = [d.flatten(1).square().sum(1) for d in away]
+        squares = [d.reshape(len(d), -1).square().sum(1) for d in away]
         found[some] = torch.stack(squares).sum(0).sqrt().cpu().numpy()
     return found
 

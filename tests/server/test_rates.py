@@ -49,13 +49,13 @@ def test_linear_rises_then_falls_and_never_vanishes(lr, warmup, rounds) -> None:
 
 def test_as_rate() -> None:
     rate = server.halving(0.1, 3)
-    assert as_rate("lr", rate) is rate
-    assert as_rate("lr", 2)(7, 9) == 2.0
+    assert as_rate(rate) is rate
+    assert as_rate(2)(7, 9) == 2.0
 
     def own(t, rounds):
         return t / rounds
 
-    assert as_rate("lr", own)(1, 4) == 0.25
+    assert as_rate(own)(1, 4) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,12 @@ def test_as_rate() -> None:
         (lambda: server.halving(0.1, every=0), "every=0: expected a whole number from 1"),
         (lambda: server.halving(0.1, every=1.5), "every=1.5: expected a whole number from 1"),
         (lambda: server.stepped(0.1, at=[-1]), "at=-1: expected a whole number from 0"),
+        (lambda: server.stepped(0.1, at="12"), "at='12': expected a list of whole numbers from 0"),
+        (lambda: server.stepped(0.1, at=3), "at=3: expected a list of whole numbers from 0"),
+        (
+            lambda: server.linear(0.1, warmpu=1),
+            "linear: got an unexpected keyword argument 'warmpu' (did you mean",
+        ),
         (lambda: server.stepped(0.1, at=[1], factor=0), "factor=0: expected a number above 0"),
         (lambda: pt.fedavg(lr="fast"), "lr='fast': expected a number from 0"),
         (lambda: pt.fedavg(lr=None), "lr=None: expected a number from 0"),

@@ -1,4 +1,9 @@
-"""The weighted mean: Σ_i w_i Δ_i / Σ_i w_i."""
+"""The mean: McMahan et al., *Communication-Efficient Learning of Deep Networks* (2017).
+
+    Δ = Σ_i w_i Δ_i / Σ_i w_i
+
+Zero when nobody has weight.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ from partita.types import Aggregator, Tensors
 
 
 def mean() -> Aggregator:
-    """Σ_i w_i Δ_i / Σ_i w_i; zero when nobody has weight."""
+    """The mean of the deltas, by the clients' weights.
+
+    Use it unless clients may be faulty: a single one can move it anywhere.
+    """
 
     def combine(deltas: Tensors, weight: Tensor) -> Tensors:
         total = weight.sum()

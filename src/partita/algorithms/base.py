@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypedDict, get_type_hints
+from typing import Annotated, ParamSpec, TypedDict
 
 from torch import nn
 
-from partita import check, tree
+from partita import tree
 from partita.aggregate import mean
 from partita.local.sgd import Sgd
+from partita.options import Option, bind, readable, signature
 from partita.partition import Personal, check_personal, split
 from partita.server import sgd
-from partita.server.rates import as_rate
 from partita.types import (
     Aggregator,
     Algorithm,
@@ -35,25 +34,68 @@ from partita.types import (
 
 P = ParamSpec("P")
 
+RATE = "a rate such as partita.server.linear(0.1)"
+Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1)]
+PersonalLr = Annotated[
+    float | Rate | None, Option("the step size of the personal part (None: lr)", low=0, allowed=RATE)
+]
 
-class Common(TypedDict, total=False):
-    """Options of every method.
 
-    momentum, weight_decay, max_grad_norm belong to the client's SGD; `weighting` is "samples" (n_i) or
-    "uniform"; `aggregate` is an aggregator of `partita.aggregate`, `server` an optimizer of `partita.server`.
-    """
+def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001
+    check_personal(value)
+    return value
 
-    momentum: float
-    weight_decay: float
-    max_grad_norm: float | None
-    weighting: str
-    aggregate: Aggregator
-    server: ServerOptimizer
+
+Part = Annotated[
+    Personal,
+    Option(
+        "the part of the model that stays with the client",
+        allowed="'input', 'output', 'adapter', 'norm', 'all', 'none', a name pattern such as 'head.*', "
+        "a list or a callable",
+        check=_personal,
+        example="output",
+    ),
+]
+
+
+class WithoutServer(TypedDict, total=False):
+    """Options of every method, but for the server's optimizer."""
+
+    momentum: Annotated[float, Option("β of the client's SGD", low=0, high=1, default=0.0)]
+    weight_decay: Annotated[
+        float, Option("ω of the client's SGD: ω w joins the gradient", low=0, default=0.0)
+    ]
+    max_grad_norm: Annotated[
+        float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
+    ]
+    weighting: Annotated[
+        str,
+        Option("clients count by samples, or equally", choices=("samples", "uniform"), default="samples"),
+    ]
+    aggregate: Annotated[
+        Aggregator | None,
+        Option(
+            "how the deltas are combined (None: their mean)",
+            allowed="an aggregator such as partita.aggregate.mean()",
+        ),
+    ]
+
+
+class Common(WithoutServer, total=False):
+    """Options of every method."""
+
+    server: Annotated[
+        ServerOptimizer | None,
+        Option(
+            "the step that the server takes along the result (None: all of it)",
+            allowed="a server optimizer such as partita.server.adam(lr=0.01)",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The common options, checked."""
+    """The common options with nothing left open."""
 
     optimizer: Sgd
     weighting: str
@@ -62,59 +104,26 @@ class Choices:
 
 
 def settings(options: Common) -> Choices:
-    """The common options with their defaults."""
-    client = {k: v for k, v in options.items() if k in ("momentum", "weight_decay", "max_grad_norm")}
-    aggregate = options.get("aggregate") or mean()
-    if not isinstance(aggregate, Aggregator):
-        raise check.fail("aggregate", aggregate, "an aggregator such as partita.aggregate.mean()")
-    server = options.get("server") or sgd()
-    if not isinstance(server, ServerOptimizer):
-        raise check.fail("server", server, "a server optimizer such as partita.server.adam(lr=0.01)")
-    weighting = check.choice("weighting", options.get("weighting", "samples"), ("samples", "uniform"))
-    return Choices(Sgd(**client), weighting, aggregate, server)  # type: ignore[arg-type]
+    """The common options, as a method gets them, with nothing left open."""
+    client = Sgd(options["momentum"], options["weight_decay"], options["max_grad_norm"])
+    return Choices(client, options["weighting"], options["aggregate"] or mean(), options["server"] or sgd())
 
 
 METHODS: dict[str, Callable[..., Algorithm]] = {}
 
 
 def method(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """Registers a method under its function's name and records the options it was called with."""
-    name = build.__name__
-    signature = _signature(build)
+    """Registers a method under its function's name, checks its options and records them."""
+    name, known = build.__name__, signature(build)
 
     @functools.wraps(build)
     def make(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ValueError(f"{name}: {error}{_suggest(kwargs, signature)}") from None
-        bound.apply_defaults()
-        return replace(build(*args, **kwargs), name=name, options=dict(bound.arguments))
+        bound = bind(name, known, args, kwargs)
+        return replace(build(*bound.args, **bound.kwargs), name=name, options=dict(bound.arguments))
 
-    make.__signature__ = signature  # type: ignore[attr-defined]
+    make.__signature__ = readable(known)  # type: ignore[attr-defined]
     METHODS[name] = make
     return make
-
-
-def _signature(build: Callable[..., Any]) -> inspect.Signature:
-    """The function's own arguments, with the common options spelled out where it takes them."""
-    signature = inspect.signature(build)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    if len(own) == len(signature.parameters):
-        return signature
-    defaults = {"momentum": 0.0, "weight_decay": 0.0, "weighting": "samples"}
-    common = [
-        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(k), annotation=hint)
-        for k, hint in get_type_hints(Common).items()
-    ]
-    return signature.replace(parameters=[*own, *common])
-
-
-def _suggest(kwargs: Mapping[str, Any], signature: inspect.Signature) -> str:
-    unknown = [k for k in kwargs if k not in signature.parameters]
-    known = ", ".join(signature.parameters)
-    hint = check.meant(unknown[0], signature.parameters) if unknown else ""
-    return f"{hint}; its arguments are {known}"
 
 
 def compose(
@@ -126,7 +135,6 @@ def compose(
     personalize: Callable[[Problem], Personalize] | None = None,
 ) -> Algorithm:
     """A method from its local rule: the rest is the usual unless given."""
-    check_personal(personal)
     return Algorithm(
         name="",
         partition=partition or functools.partial(split, personal=personal),
@@ -136,11 +144,6 @@ def compose(
         server=serve_with(common.server),
         personalize=personalize or as_is,
     )
-
-
-def rate(field: str, value: Any) -> Rate:
-    """A learning rate: a number from 0, or a rate of `partita.server`."""
-    return as_rate(field, value)
 
 
 def own_part(model: Tensors, partition: Partition) -> ClientState:

@@ -11,31 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Annotated, Unpack
 
-from partita import check
-from partita.algorithms.base import Common, compose, method, rate, settings
+from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
 from partita.local.sgd import finish, move, start
-from partita.partition import Personal
-from partita.types import Algorithm, LocalRule, Phase, Problem, Rate, Work
+from partita.options import Option
+from partita.server.rates import as_rate
+from partita.types import Algorithm, LocalRule, Phase, Problem, Work
 
 
 @method
 def fedalt(
-    personal: Personal,
-    lr: float | Rate,
-    personal_lr: float | Rate | None = None,
-    personal_steps: int | None = None,
-    shared_steps: int | None = None,
+    personal: Part,
+    lr: Lr,
+    personal_lr: PersonalLr = None,
+    personal_steps: Annotated[int | None, Option("τ_v, steps on v_i (None: as the run says)", low=1)] = None,
+    shared_steps: Annotated[int | None, Option("τ_u, steps on u (None: as the run says)", low=1)] = None,
     **options: Unpack[Common],
 ) -> Algorithm:
     """A shared model with a personal part, trained in turn: first the personal part, then the shared one.
 
     Use it first when clients differ: it nearly matches full personalization with a small personal part.
     """
-    common, eta = settings(options), rate("lr", lr)
-    eta_v = eta if personal_lr is None else rate("personal_lr", personal_lr)
-    work_v, work_u = _work("personal_steps", personal_steps), _work("shared_steps", shared_steps)
+    common, eta = settings(options), as_rate(lr)
+    eta_v = eta if personal_lr is None else as_rate(personal_lr)
+    work_v, work_u = _work(personal_steps), _work(shared_steps)
 
     def local(problem: Problem) -> LocalRule:
         u, v = problem.partition
@@ -48,8 +48,5 @@ def fedalt(
     return compose(local, common, personal=personal)
 
 
-def _work(field: str, steps: int | None) -> Callable[[Work], Work] | None:
-    if steps is None:
-        return None
-    check.integer(field, steps, low=1)
-    return lambda run: replace(run, steps=steps, epochs=None)
+def _work(steps: int | None) -> Callable[[Work], Work] | None:
+    return None if steps is None else lambda run: replace(run, steps=steps, epochs=None)

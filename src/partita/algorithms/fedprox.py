@@ -8,20 +8,24 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Annotated, Unpack
 
-from partita import check
-from partita.algorithms.base import Common, compose, method, rate, settings
+from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.local.sgd import together
-from partita.types import Algorithm, Rate
+from partita.options import Option
+from partita.server.rates import as_rate
+from partita.types import Algorithm
 
 
 @method
-def fedprox(lr: float | Rate, mu: float, **options: Unpack[Common]) -> Algorithm:
+def fedprox(
+    lr: Lr,
+    mu: Annotated[float, Option("μ, the weight of the pull to the global model", low=0, example=0.1)],
+    **options: Unpack[Common],
+) -> Algorithm:
     """One global model; a proximal term of weight `mu` keeps clients near it.
 
     Use it when clients do many local steps, or very different numbers of them.
     """
-    common, eta = settings(options), rate("lr", lr)
-    mu = check.number("mu", mu, low=0.0)
+    common, eta = settings(options), as_rate(lr)
     return compose(lambda problem: together(problem, eta, common.optimizer, pull=mu), common)

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from partita.algorithms.base import Common, compose, method, rate, settings
+from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
 from partita.local.sgd import together
-from partita.partition import Personal
-from partita.types import Algorithm, Rate
+from partita.server.rates import as_rate
+from partita.types import Algorithm
 
 
 @method
-def fedsim(
-    personal: Personal, lr: float | Rate, personal_lr: float | Rate | None = None, **options: Unpack[Common]
-) -> Algorithm:
+def fedsim(personal: Part, lr: Lr, personal_lr: PersonalLr = None, **options: Unpack[Common]) -> Algorithm:
     """A shared model with a personal part, both trained simultaneously.
 
     Use it like fedalt when a round must stay short: it passes over the data once, not twice.
     """
-    common, eta = settings(options), rate("lr", lr)
-    eta_v = eta if personal_lr is None else rate("personal_lr", personal_lr)
+    common, eta = settings(options), as_rate(lr)
+    eta_v = eta if personal_lr is None else as_rate(personal_lr)
     return compose(
         lambda problem: together(problem, eta, common.optimizer, personal_lr=eta_v), common, personal=personal
     )

@@ -10,25 +10,30 @@ The global model stays with the clients beside their own part, since the pull ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from torch import nn
 
-from partita import check
-from partita.algorithms.base import Common, compose, method, rate, settings
+from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.local.sgd import finish, move, start
-from partita.partition import Personal, personal_names
-from partita.types import Algorithm, LocalRule, Partition, Phase, Problem, Rate
+from partita.options import Option
+from partita.partition import personal_names
+from partita.server.rates import as_rate
+from partita.types import Algorithm, LocalRule, Partition, Phase, Problem
 
 
 @method
-def finetune(personal: Personal, lr: float | Rate, l2: float = 0.0, **options: Unpack[Common]) -> Algorithm:
+def finetune(
+    personal: Part,
+    lr: Lr,
+    l2: Annotated[float, Option("λ, the weight of the pull to the global model", low=0)] = 0.0,
+    **options: Unpack[Common],
+) -> Algorithm:
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.
 
     Use it as the last stage of a pipeline, or alone on a model trained elsewhere.
     """
-    common, eta = settings(options), rate("lr", lr)
-    l2 = check.number("l2", l2, low=0.0)
+    common, eta = settings(options), as_rate(lr)
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:
         return Partition(shared=tuple(names), personal=personal_names(model, names, personal))

@@ -1,4 +1,4 @@
-"""The training pipeline of Pillutla et al. (2022), appendix B.2, or any other sequence of methods.
+"""Pipeline: the training of Pillutla et al. (2022), appendix B.2, or any other sequence of methods.
 
     (a) a global model, e.g. fedavg
     (b) shared and personal parts from there, e.g. fedalt: u and v_i start from (a)'s model
@@ -11,43 +11,55 @@ has one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from partita import check
 from partita.algorithms.base import METHODS
+from partita.options import Option, checked
 from partita.types import Algorithm, Stage
 
 
+def _method(field: str, value: Any) -> Algorithm:
+    if not isinstance(value, Algorithm) or value.stages:
+        raise check.fail(field, value, "a method such as partita.fedavg(lr=0.1)")
+    return value
+
+
+@checked()
 def stage(
-    algorithm: Algorithm,
+    algorithm: Annotated[
+        Algorithm,
+        Option("the method of this stage", allowed="a method such as partita.fedavg(lr=0.1)", check=_method),
+    ],
     *,
-    rounds: int | None = None,
-    cohort: int | None = None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    batch: int | None = None,
-    state: str | None = None,
+    rounds: Annotated[int | None, Option("how many rounds it has", low=1)] = None,
+    cohort: Annotated[int | None, Option("how many clients take part in a round", low=1)] = None,
+    steps: Annotated[
+        int | tuple[int, ...] | None,
+        Option("minibatch steps of a client in a round", low=1, allowed="one for each client"),
+    ] = None,
+    epochs: Annotated[int | None, Option("passes over a client's data in a round", low=1)] = None,
+    batch: Annotated[int | None, Option("samples in a step", low=1)] = None,
+    state: Annotated[str | None, Option("whether clients keep their part", choices=("keep", "reset"))] = None,
 ) -> Stage:
     """One part of a pipeline: a method with its own length, cohort and work (None: as the run says).
 
     Given `epochs` and no `rounds`, a stage is one round of all clients, as in fine-tuning.
+
+    Use it where a part of a pipeline differs from what the run says.
     """
-    if not isinstance(algorithm, Algorithm) or algorithm.stages:
-        raise check.fail("algorithm", algorithm, "a method such as partita.fedavg(lr=0.1)")
-    for field, value in {"rounds": rounds, "cohort": cohort, "epochs": epochs, "batch": batch}.items():
-        if value is not None:
-            check.integer(field, value, low=1)
-    if steps is not None and not isinstance(steps, tuple):
-        check.integer("steps", steps, low=1)
-    if state is not None:
-        check.choice("state", state, ("keep", "reset"))
     if steps is not None and epochs is not None:
         raise check.fail("steps", steps, "steps or epochs, not both")
     return Stage(algorithm, rounds, cohort, steps, epochs, batch, state)
 
 
-def pipeline(*stages: Stage | Algorithm) -> Algorithm:
-    """Methods one after another, each from what the one before left."""
+def pipeline(
+    *stages: Annotated[Stage | Algorithm, Option("the stages in their order, or methods")],
+) -> Algorithm:
+    """Methods one after another, each from what the one before left.
+
+    Use it to personalize a model that all clients have trained together: fedavg → fedalt → finetune.
+    """
     if not stages:
         raise check.fail("stages", stages, "at least one stage")
     parts = tuple(s if isinstance(s, Stage) else stage(s) for s in stages)

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from partita.cli import running
+from partita.cli import catalogue, comparing, running
 
 app = typer.Typer(
     help="Personalized federated learning among clients that differ.",
@@ -19,6 +19,10 @@ app = typer.Typer(
 
 app.command()(running.demo)
 app.command()(running.run)
+app.command()(comparing.compare)
+app.command()(comparing.report)
+app.command("list")(catalogue.list_)
+app.command()(catalogue.show)
 
 
 def main() -> None:

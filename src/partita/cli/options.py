@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from partita.cli import catalogue
+from partita.recipes import RECIPES
+
 Seed = Annotated[int, typer.Option(help="Everything random depends on it.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; without it nothing is written.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -15,3 +18,28 @@ Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, s
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+Size = Annotated[str | None, typer.Option(help="small, medium or paper, for recipes that have sizes.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ... (from --seed on).")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the real datasets; in place of the variable PARTITA_DATA.")
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(help="Also report to tensorboard, mlflow or wandb; may be given several times."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting; may be given several times.",
+        autocompletion=catalogue.complete_set,
+    ),
+]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help=f"One of: {', '.join(RECIPES)}; or a Python file with experiment().",
+        autocompletion=catalogue.complete_recipe,
+    ),
+]

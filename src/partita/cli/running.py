@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from partita import check
 from partita.cli import tables
-from partita.cli.options import Device, Executor, Json, Memory, Out, Quiet, Resume, Seed
-from partita.recipes import RECIPES, find
-from partita.recipes.experiment import build, parse
+from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
+from partita.cli.options import (
+    DataDir,
+    Device,
+    Executor,
+    Json,
+    Memory,
+    Out,
+    Quiet,
+    Recipe,
+    Resume,
+    Seed,
+    Seeds,
+    Set,
+    Size,
+    Track,
+)
+from partita.recipes import Experiment, Study, find
+from partita.recipes.experiment import build
+from partita.recipes.study import run_study
+from partita.recipes.versus import versus
 from partita.run import Run
 
 
@@ -50,18 +67,21 @@ def demo(
 
 
 def run(
-    recipe: Annotated[
-        str, typer.Argument(help=f"One of: {', '.join(RECIPES)}; or a Python file with experiment().")
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given several times."),
-    ] = None,
+    recipe: Recipe,
+    set_: Set = None,
+    size: Size = None,
     seed: Annotated[int | None, typer.Option(help="Everything random depends on it.")] = None,
+    seeds: Seeds = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="For a study: only variants of this name or pattern; may be given several times."),
+    ] = None,
     out: Out = None,
+    data_dir: DataDir = None,
     device: Device = "auto",
     executor: Executor = "auto",
     memory: Memory = None,
+    track: Track = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -70,30 +90,40 @@ def run(
 
     KEY is an argument of the recipe, a field of the experiment (rounds, cohort, steps, epochs, batch, seed,
     state, norm, evaluate_every, baselines, ...), `algorithm` (the name of another method) or
-    `algorithm.OPTION`.
+    `algorithm.OPTION`. Some recipes are studies: many runs, compared in tables and one report.
 
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`
     """
-    settings = parse(set_ or [])
-    if seed is not None:
-        settings["seed"] = seed
-    experiment = build(find(recipe), settings)
+    ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
+    made = ask.build(ask.seeds[0])
+    common = {"device": device, "executor": executor, "memory": memory, "progress": bar(as_json, quiet)}
     with stoppable(out):
-        result = experiment.run(
-            out=out,
-            device=device,
-            executor=executor,
-            memory=memory,
-            resume=resume,
-            progress=bar(as_json, quiet),
-        )
+        if isinstance(made, Study) or len(ask.seeds) > 1:
+            study = partial(_as_study, ask, made)
+            shown = run_study(
+                study,
+                ask.seeds,
+                about=ask.about,
+                out=out,
+                resume=resume,
+                only=only or (),
+                announce=announcer(as_json, quiet),
+                listen=partial(trackers, track),
+                **common,
+            )
+            show_study(*shown, as_json=as_json, out=out)
+            return
+        if only:
+            raise check.fail("--only", only[0], "nothing: this recipe is one run, not a study")
+        result = made.run(out=out, resume=resume, callbacks=trackers(track, out), **common)
     _show(result, as_json)
     if out is not None and not as_json:
-        typer.echo(f"Results in {out}: summary.json, clients.csv, metrics.jsonl, config.json, checkpoint/")
+        typer.echo(f"Results in {out}: open {out}/report.html; summary.json, clients.csv, metrics.jsonl, ...")
 
 
-def bar(as_json: bool, quiet: bool) -> bool | None:
-    return False if as_json or quiet else None
+def _as_study(ask: Ask, made: Experiment | Study, seed: int) -> Study:
+    found = made if seed == ask.seeds[0] else ask.build(seed)
+    return found if isinstance(found, Study) else versus(found)
 
 
 def _show(run: Run, as_json: bool) -> None:
@@ -102,14 +132,3 @@ def _show(run: Run, as_json: bool) -> None:
         typer.echo(json.dumps(summary))
     else:
         Console().print(tables.scores(run, summary))
-
-
-@contextlib.contextmanager
-def stoppable(out: Path | None) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
-        typer.echo(f"partita: stopped; {left}", err=True)
-        raise typer.Exit(130) from None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
-from partita.run import Run, Summary
+from partita.recipes import Table as Figure
+from partita.record import Record, Summary
 
 
-def scores(run: Run, summary: Summary) -> Table:
+def scores(run: Record, summary: Summary) -> Table:
     """Local, global and personal score; how many clients the personal model hurts."""
     table = Table(
         title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
@@ -38,7 +41,7 @@ def scores(run: Run, summary: Summary) -> Table:
     return table
 
 
-def _worst(run: Run, kind: str) -> str:
+def _worst(run: Record, kind: str) -> str:
     scores = run.scores(kind)
     scores = scores[~np.isnan(scores)]
     if not len(scores):
@@ -46,7 +49,7 @@ def _worst(run: Run, kind: str) -> str:
     return f"{np.quantile(scores, 0.1 if run.higher_is_better else 0.9):.4f}"
 
 
-def gains(run: Run, rows: int = 3) -> Table:
+def gains(run: Record, rows: int = 3) -> Table:
     """The clients that gain and lose most by their personal model, against the better of the two others."""
     table = Table(title="Who gains and who loses most")
     for column in ("client", "training samples", "alone", "global", "personal", "gain"):
@@ -65,3 +68,62 @@ def gains(run: Run, rows: int = 3) -> Table:
         change = f"[{colour}]{gain:+.3f}[/{colour}]" if colour else f"{gain:+.3f}"
         table.add_row(row["client"], str(row["n_train"]), *cells, change, end_section=i == rows - 1)
     return table
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each method or variant: mean ± deviation over the seeds, the best one marked."""
+    seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
+    table = Table(
+        title=f"test {metric}, " + ("1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds")
+    )
+    table.add_column("method")
+    for column in (
+        "alone",
+        "global",
+        "personal",
+        "worst tenth",
+        "worse than global",
+        "worse than alone",
+        "seconds",
+    ):
+        table.add_column(column, justify="right")
+    for row in rows:
+        scored = f" of {row['scored']:g}"
+        hurt = [
+            "-" if row[k] is None else f"{row[k]:.3g}{scored}" for k in ("hurt_vs_global", "hurt_vs_local")
+        ]
+        cells = [_spread(row[k]) for k in ("local", "global", "personal", "worst_tenth")]
+        if row["best"]:
+            cells[2] = f"[bold green]{cells[2]}[/bold green]"
+        table.add_row(escape(row["label"]), *cells, *hurt, f"{row['seconds'] or 0:.1f}")
+    return table
+
+
+def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Every method against the best, client by client."""
+    table = Table(title=f"Personal models client by client, against {rows[0]['against']}")
+    table.add_column("method")
+    columns = ("clients better", "equal", "worse", "median difference", "mean difference", "Wilcoxon p")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        counts = [str(row[k]) for k in ("better", "equal", "worse")]
+        means = ["-" if row[k] is None else f"{row[k]:+.4f}" for k in ("median", "mean")]
+        table.add_row(escape(row["label"]), *counts, *means, "-" if row["p"] is None else f"{row['p']:.2g}")
+    return table
+
+
+def figure(given: Figure) -> Table:
+    """A table of a study."""
+    table = Table(title=given.title, caption=given.note or None)
+    for i, column in enumerate(given.columns):
+        table.add_column(escape(column), justify="left" if i == 0 else "right")
+    for row in given.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _spread(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found['mean']:.4f}" + (f" ± {found['std']:.4f}" if found["std"] else "")

@@ -50,10 +50,26 @@ def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor
             return torch.stack(items)
         array = np.stack(items) if items else np.zeros(0)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{field}: expected samples of one kind and one shape ({error})") from None
+        shapes = list(dict.fromkeys(str(list(np.shape(i))) for i in items))
+        raise check.fail(
+            f"shapes of {field}", ", ".join(shapes[:3]), f"samples of one kind and one shape ({error})"
+        ) from None
     if dtype is not None and array.dtype.kind in "biuf":
         array = array.astype(dtype)
     return _tensor(field, array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+def ids(field: str, values: Any) -> NDArray[Any]:
+    """Ids of rows: whole numbers or strings, one for each."""
+    try:
+        found = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise check.fail(field, values, "a whole number or a string for each row") from None
+    if found.dtype == object and all(isinstance(i, str) for i in found.flat):
+        found = found.astype(str)
+    if found.ndim != 1 or found.dtype.kind not in "iuU":
+        raise check.fail(field, values, "a whole number or a string for each row")
+    return found
 
 
 def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
@@ -77,7 +93,7 @@ def _tensor(field: str, values: Any) -> Tensor:
         try:
             array = np.asarray(values)
         except ValueError as error:
-            raise ValueError(f"{field}: expected rows of one shape ({error})") from None
+            raise check.fail(field, values, f"rows of one shape ({error})") from None
         if array.dtype.kind not in "biuf":
             raise check.fail(f"dtype of {field}", str(array.dtype), "numbers (encode text as integers first)")
         dtype = array.dtype.newbyteorder("=")
@@ -86,6 +102,8 @@ def _tensor(field: str, values: Any) -> Tensor:
         elif array.dtype.itemsize > 8:
             dtype = np.dtype(np.float64)
         values = torch.from_numpy(np.require(array, dtype, ["C", "W"]))
+    if values.layout != torch.strided:
+        raise check.fail(field, str(values.layout), "a dense tensor, such as its to_dense()")
     if values.dtype.is_complex or values.ndim == 0:
         raise check.fail(field, f"{values.dtype} with {values.ndim} axes", "real numbers, one row per sample")
     tensor: Tensor = values.detach().cpu()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,12 @@ def from_arrays(
     >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
     """
     x = arrays.features(x)
-    ids, owner = np.unique(_ids(client), return_inverse=True)
+    if not len(x):
+        raise check.fail("rows of x", 0, "at least one sample")
+    ids, owner = np.unique(arrays.ids("client", client), return_inverse=True)
     if len(owner) != len(x):
         raise check.fail("ids in client", len(owner), f"{len(x)}, one for each row of x")
-    if names is not None and len(names) != len(ids):
+    if names is not None and (not _is_list(names) or len(names) != len(ids)):
         raise check.fail("names", names, f"{len(ids)} names, one for each client")
     return assemble(
         x,
@@ -129,7 +132,7 @@ def assemble(
     arrays.finite("y", y, client)
     made = dict(source or {})
     if np.ndim(test) == 0:
-        made |= {"test": check.number("test", test), "seed": seed}
+        made |= {"test": _fraction(test), "seed": seed}
         test = held_out(owner, clients, test, seed)
     test = test.cpu().numpy() if isinstance(test, Tensor) else np.asarray(test)
     if test.dtype != np.bool_ or test.shape != (len(x),):
@@ -153,9 +156,7 @@ def assemble(
 
 def held_out(owner: IntArray, clients: int, fraction: float, seed: int) -> Mask:
     """Which rows are for testing: a fraction of each client's, at least one of two and never all."""
-    fraction = check.number("test", fraction, low=0, high=1)
-    if fraction == 1:
-        raise check.fail("test", fraction, "a fraction below 1")
+    fraction = _fraction(fraction)
     check.integer("seed", seed, low=0)
     mask = np.zeros(len(owner), dtype=np.bool_)
     order = np.argsort(owner, kind="stable")
@@ -172,11 +173,12 @@ def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray
     """The client of each row, −1 for none, by a partitioner that may be the user's own."""
     check.integer("clients", clients, low=1)
     check.integer("seed", seed, low=0)
-    if not callable(partition):
-        raise check.fail("partition", partition, "iid(), dirichlet(alpha), ... or (y, clients, rng) -> rows")
+    check.takes("partition", partition, 3, "iid(), dirichlet(alpha), ... or (y, clients, rng) -> rows")
     parts = partition(y.numpy(), clients, draws.generator(seed, "partition"))
+    if not _is_list(parts) or len(parts) != clients or not all(map(_is_list, parts)):
+        raise check.fail("partition", partition, f"a function that returns {clients} lists of rows")
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
-    if len(parts) != clients or len(np.unique(rows)) != len(rows):
+    if len(np.unique(rows)) != len(rows):
         raise check.fail("partition", partition, f"{clients} lists of rows, no row twice")
     if len(rows) and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y)):
         raise check.fail("partition", partition, f"row numbers from 0 to {len(y) - 1}")
@@ -192,13 +194,17 @@ def describe(made_of: Any) -> dict[str, Any]:
     return {"name": getattr(made_of, "__name__", type(made_of).__name__)}
 
 
-def _ids(client: Any) -> NDArray[Any]:
-    ids = client.cpu().numpy() if isinstance(client, Tensor) else np.asarray(client)
-    if ids.dtype == object and all(isinstance(i, str) for i in ids.flat):
-        ids = ids.astype(str)
-    if ids.ndim != 1 or ids.dtype.kind not in "iuU" or ids.size == 0:
-        raise check.fail("client", client, "a whole number or a string for each row")
-    return ids
+def _fraction(test: Any) -> float:
+    fraction = float(test) if isinstance(test, Real) and not isinstance(test, bool) else -1.0
+    if not 0 <= fraction < 1:
+        raise check.fail("test", test, "a fraction below 1 and not negative, or a boolean for each row")
+    return fraction
+
+
+def _is_list(values: Any) -> bool:
+    """A list, a tuple, an array or a tensor, and not one string."""
+    kinds = isinstance(values, Sequence | np.ndarray | Tensor) and not isinstance(values, str)
+    return kinds and getattr(values, "ndim", 1) > 0
 
 
 def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:

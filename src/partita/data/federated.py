@@ -60,9 +60,7 @@ class FederatedData:
             raise check.fail("clients", 0, "at least one client")
         if len(test) != len(train):
             raise check.fail("clients in test", len(test), f"{len(train)}, as many as in train")
-        names = tuple(map(str, range(len(train)) if names is None else names))
-        if len(names) != len(train) or len(set(names)) != len(names):
-            raise check.fail("names", names, f"{len(train)} different names, one for each client")
+        names = _names(names, len(train))
         for split, ranges in (("train", train), ("test", test)):
             outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
             if outside.any():
@@ -72,8 +70,8 @@ class FederatedData:
         if train[:, 1].sum() == 0:
             raise check.fail("training samples", 0, "at least one among all clients")
         data = cls(x, y, train, test, names, dict(source or {}))
-        arrays.finite("x", x, data._owner)
-        arrays.finite("y", y, data._owner)
+        arrays.finite("x", x, data.owner)
+        arrays.finite("y", y, data.owner)
         return data
 
     @property
@@ -127,11 +125,11 @@ class FederatedData:
 
     def shift(self, shift: Callable[[FederatedData, int], FederatedData], seed: int = 0) -> FederatedData:
         """The same samples seen differently by each client, for example `data.shift(rotation())`."""
-        if not callable(shift):
-            raise check.fail(
-                "shift", shift, "rotation(), negative(), noise() or a function (data, seed) -> data"
-            )
-        return shift(self, seed)
+        check.takes("shift", shift, 2, "rotation(), negative(), noise() or a function (data, seed) -> data")
+        shifted = shift(self, seed)
+        if not isinstance(shifted, FederatedData):
+            raise check.fail("shift", shift, "a function (data, seed) that returns a FederatedData")
+        return shifted
 
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the shapes, ranges, all labels and a sample of x: another run on the same
@@ -178,13 +176,29 @@ class FederatedData:
         ranges: IntArray = getattr(self, check.choice("split", split, SPLITS))
         return ranges
 
-    def _owner(self, row: int) -> str:
+    def owner(self, row: int) -> str:
+        """Whose row it is, in words."""
         for split in SPLITS:
             start, length = self.ranges(split).T
             holders = np.flatnonzero((start <= row) & (row < start + length))
             if len(holders):
                 return f"client {self.names[holders[0]]!r} ({split})"
         return "no client"
+
+
+def _names(names: Any, clients: int) -> tuple[str, ...]:
+    allowed = f"{clients} different names, one for each client"
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise check.fail("names", names, allowed)
+    found = tuple(map(str, range(clients) if names is None else names))
+    if len(found) != clients or len(set(found)) != clients:
+        raise check.fail("names", found, allowed)
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError:  # half a character: it could not be written to clients.csv after the run
+        broken = next(name for name in found if name != name.encode(errors="ignore").decode())
+        raise check.fail("names", broken, "names of whole characters") from None
+    return found
 
 
 def _ranges(field: str, values: Any) -> IntArray:

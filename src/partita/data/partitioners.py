@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita import check
+from partita.data import arrays
 from partita.data.arrays import IntArray
 
 Array = NDArray[Any]
@@ -141,9 +142,7 @@ def power_law(exponent: float = 1.0, minimum: int = 1) -> Partitioner:
 def natural(ids: Any) -> Partitioner:
     """Rows with the same id stay together: a client for each id in sorted order, or, with fewer clients than
     ids, whole ids dealt at random."""
-    ids = np.asarray(ids)
-    if ids.ndim != 1:
-        raise check.fail("ids", ids, "one id for each row")
+    ids = arrays.ids("ids", ids)
     names, which = np.unique(ids, return_inverse=True)
 
     def assign(y: Array, clients: int, rng: np.random.Generator) -> IntArray:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -114,24 +114,37 @@ def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArra
     file = path_of("path", path)
     if not file.is_file():
         raise check.fail("path", str(path), "a file that exists")
+    with open(file, "rb") as opened:
+        return _arrays(file, _archive(file, opened), tuple(keys))
+
+
+def _archive(file: Path, opened: BinaryIO) -> np.lib.npyio.NpzFile:
+    head = opened.read(6)
+    opened.seek(0)
+    if head == np.lib.format.MAGIC_PREFIX:
+        raise check.fail("path", str(file), "an archive of named arrays (.npz), not a single array")
+    if not head.startswith(b"PK"):  # NumPy would call it pickled
+        raise check.fail("path", str(file), "a NumPy archive (.npz), not another kind of file")
     try:
-        archive = np.load(file, allow_pickle=False)
+        archive: np.lib.npyio.NpzFile = np.load(opened, allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{file}: expected a NumPy archive (.npz) without pickled objects ({error})"
-        ) from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f"{file}: expected an archive of named arrays (.npz), not a single array")
-    with archive:
-        missing = [key for key in keys if key not in archive.files]
-        if missing:
-            raise ValueError(f"{file}: no key {missing[0]!r}; it has {', '.join(archive.files) or 'no keys'}")
-        found = {}
-        for key in keys:
-            try:
-                found[key] = archive[key]
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise ValueError(f"{file}: key {key!r} is damaged or pickled ({error})") from None
+        raise check.fail("path", str(file), f"a NumPy archive (.npz) that is whole ({error})") from None
+    return archive
+
+
+def _arrays(file: Path, archive: np.lib.npyio.NpzFile, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    found, there = {}, ", ".join(archive.files) or "no keys"
+    for key in keys:
+        if key not in archive.files:
+            hint = check.meant(key, archive.files)
+            raise check.fail(
+                "path", str(file), f"an archive with the key {key!r}: no key {key!r}; it has {there}{hint}"
+            )
+        try:
+            found[key] = archive[key]
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            reason = f"key {key!r} is damaged or pickled ({error})"
+            raise check.fail("path", str(file), f"an archive of whole arrays of numbers: {reason}") from None
     return found
 
 
@@ -155,9 +168,11 @@ def _users(path: str | PathLike[str]) -> dict[str, tuple[list[Any], list[Any]]]:
                 x, y = users.setdefault(str(user), ([], []))
                 x += content["user_data"][user]["x"]
                 y += content["user_data"][user]["y"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{file}: expected LEAF's users and user_data with x and y ({reason})") from None
+            raise check.fail(
+                "path", str(file), f"LEAF's users and user_data with x and y ({reason})"
+            ) from None
     return users
 
 
@@ -189,7 +204,10 @@ def _joined(field: str, parts: list[Tensor]) -> Tensor:
     try:
         return torch.cat(parts)
     except RuntimeError as error:
-        raise ValueError(f"{field}: expected samples of one shape for all users ({error})") from None
+        shapes = list(dict.fromkeys(str(list(part.shape[1:])) for part in parts))
+        raise check.fail(
+            f"shapes of {field}", ", ".join(shapes[:3]), f"samples of one shape for all users ({error})"
+        ) from None
 
 
 def _values(dataset: Any, name: str) -> Any:

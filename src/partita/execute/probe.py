@@ -13,6 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita import check, tree
 from partita.data import FederatedData
+from partita.execute.fit import (
+    check_classes,
+    check_labels,
+    check_parameters,
+    check_shapes,
+    refuse_broadcast,
+)
 from partita.execute.problem import ModelProblem
 from partita.execute.stack import Stack, lift
 from partita.execute.stackable import KEY, MASK, context, stackable
@@ -35,8 +42,7 @@ def examine(
     model: nn.Module, data: FederatedData, loss: str | Function | None, metric: str | Function | None
 ) -> Findings:
     """A forward pass on a few samples of the largest client (of the next ones if its loss is not finite)."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise check.fail("model", type(model).__name__, "a module with parameters that require gradients")
+    check_parameters(model)
     for client in np.argsort(-data.train[:, 1], kind="stable")[:TRIALS]:
         x, y = _samples(data, SAMPLES, int(client))
         module = stackable(model).train()
@@ -44,7 +50,8 @@ def examine(
         output, saved, random = _forward(module, x)
         changed = tuple(k for k, v in before.items() if not torch.equal(module.get_buffer(k), v))
         criterion = choose_loss(loss, output, y)
-        _check_labels(criterion, output, data)
+        check_shapes(criterion, output, y)
+        check_labels(criterion, output, data)
         value = _value("loss", criterion, output, y)
         if bool(torch.isfinite(value)):
             break  # a single client with impossible numbers is set aside during the run, not here
@@ -52,7 +59,9 @@ def examine(
         raise check.fail("loss", criterion.name, f"a finite value on the first samples, not {value.item()}")
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
+    refuse_broadcast(criterion, output.detach(), y)
     measure = choose_metric(metric, criterion, y)
+    check_classes(measure, data)
     _value("metric", measure, output.detach(), y)
     _check_mean("metric", measure, output.detach(), y)
     if random:
@@ -133,16 +142,19 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
             output = torch.func.functional_call(module, given, (x,))
             draws = not torch.equal(before, _random_state(x.device))
     except Exception as error:
-        kind = next(module.parameters()).dtype
-        differs = x.dtype.is_floating_point and x.dtype != kind
-        hint = f" (the model is {kind}: convert x, or the model)" if differs else ""
-        raise ValueError(
-            f"model={type(module).__name__}: cannot take a batch of shape {list(x.shape)}, {x.dtype}{hint}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
-        ) from error
+        taken = f"a batch of shape {list(x.shape)}, {x.dtype}{_hint(module, x)}"
+        allowed = f"a model that can take {taken}: {_reason(error)}"
+        raise check.fail("model", type(module).__name__, allowed) from error
     if not isinstance(output, Tensor):
         raise check.fail("model", type(module).__name__, "a model that returns one tensor")
     return output, sum(saved.values()), draws
+
+
+def _hint(module: nn.Module, x: Tensor) -> str:
+    kind = next(module.parameters()).dtype
+    if any(isinstance(m, nn.Embedding) for m in module.modules()):
+        return " (ids of an embedding are int64; uint8 is taken as images)" if x.is_floating_point() else ""
+    return f" (the model is {kind}: convert x, or the model)" if x.dtype != kind else ""
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -153,9 +165,11 @@ def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tenso
     try:
         value = criterion.mean(output, y)
     except Exception as error:
-        raise ValueError(
-            f"{field}={criterion.name}: cannot compare outputs of shape {list(output.shape)} with targets of "
-            f"shape {list(y.shape)}: {str(error).strip().splitlines()[0]}"
+        shapes = f"outputs of shape {list(output.shape)} with targets of shape {list(y.shape)}"
+        raise check.fail(
+            field,
+            criterion.name,
+            f"a function of (output, target): cannot compare {shapes}: {_reason(error)}",
         ) from error
     if field == "metric" and isinstance(value, int | float):
         value = torch.tensor(float(value))
@@ -178,21 +192,6 @@ def _check_mean(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> 
         )
 
 
-def _check_labels(criterion: Criterion, output: Tensor, data: FederatedData) -> None:
-    if criterion.name not in ("cross_entropy", "binary_cross_entropy") or data.y.is_floating_point():
-        return
-    low, high = int(data.y.min()), int(data.y.max())
-    if criterion.name == "binary_cross_entropy":
-        if low < 0 or high > 1:
-            raise ValueError(
-                f"data: labels run from {low} to {high}, but the model has one output; expected labels 0 and "
-                "1, an output for each class, or for numbers to predict: loss='mse' or floating-point targets"
-            )
-        return
-    classes = output.shape[-1]
-    ignored = low == -100 and data.y.dim() > 1  # positions of a sequence that do not count
-    if (low < 0 and not ignored) or high >= classes:
-        raise ValueError(
-            f"data: labels run from {low} to {high}, but the model has {classes} outputs; "
-            f"expected labels from 0 to {classes - 1}"
-        )
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -6,8 +6,8 @@ what short batches need when clients of different sizes are stacked: it is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -98,14 +98,19 @@ def own(function: Function, higher_is_better: bool) -> Criterion:
     return Criterion(name, function, each, getattr(function, "higher_is_better", higher_is_better))
 
 
+def _function(field: str, given: Any, names: Iterable[str]) -> Function:
+    """A user's function; a class such as nn.MSELoss is none before it is called."""
+    call = f" (call it: {given.__name__}())" if isinstance(given, type) else ""
+    allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
+    return check.takes(field, given, 2, allowed)  # type: ignore[no-any-return]
+
+
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
     """The named loss, the user's own, or the one that fits the targets."""
     if isinstance(loss, str):
         return LOSSES[check.choice("loss", loss, LOSSES)]
     if loss is not None:
-        if not callable(loss):
-            raise check.fail("loss", loss, f"a function of (output, target) or one of {', '.join(LOSSES)}")
-        return own(loss, higher_is_better=False)
+        return own(_function("loss", loss, LOSSES), higher_is_better=False)
     if target.is_floating_point():
         return LOSSES["mse"]
     one_logit = output.dim() <= target.dim() or output.shape[-1] == 1
@@ -119,10 +124,6 @@ def choose_metric(metric: str | Function | None, loss: Criterion, target: Tensor
     if isinstance(metric, str):
         return METRICS[check.choice("metric", metric, [*METRICS, "loss"])]
     if metric is not None:
-        if not callable(metric):
-            raise check.fail(
-                "metric", metric, f"a function of (output, target) or one of {', '.join(METRICS)}"
-            )
-        return own(metric, higher_is_better=True)
+        return own(_function("metric", metric, [*METRICS, "loss"]), higher_is_better=True)
     classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss.name not in LOSSES
     return METRICS["accuracy"] if classes and not target.is_floating_point() else loss

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from partita import check
+from partita import aggregate, check, server
 from partita.algorithms import METHODS, pipeline
 from partita.data import FederatedData
 from partita.federate import federate
 from partita.measure.criteria import Function
+from partita.options import bind, signature
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.types import Algorithm
@@ -50,16 +52,23 @@ class Experiment:
         return federate(**{**given, **options})
 
 
-def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Experiment:
+def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     """The recipe's experiment with settings: arguments of the recipe, fields of the experiment, or options of
-    its method as `algorithm.lr`; `algorithm` alone is the name of another method."""
+    its method as `algorithm.lr`; `algorithm` alone is the name of another method.
+
+    A recipe of a study has only arguments; what it returns is returned.
+    """
     arguments = inspect.signature(recipe).parameters
     experiment = recipe(**{k: v for k, v in settings.items() if k in arguments})
+    if hasattr(experiment, "variants"):
+        for key in settings:
+            check.choice("--set", key, arguments)
+        return experiment
     if not isinstance(experiment, Experiment):
-        raise check.fail("recipe", recipe, "a function that returns a partita.recipes.Experiment")
+        raise check.fail("recipe", recipe, "a function that returns an Experiment or a Study")
     fields = [f.name for f in dataclasses.fields(Experiment) if f.name not in ("model", "data", "algorithm")]
     chosen = {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == "algorithm"}
-    experiment = replace(experiment, algorithm=_changed(experiment.algorithm, chosen))
+    experiment = replace(experiment, algorithm=changed(experiment.algorithm, chosen))
     for key, value in settings.items():
         if key in fields:
             experiment = replace(experiment, **{key: value})
@@ -70,29 +79,72 @@ def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Experiment
 
 
 def parse(assignments: list[str]) -> dict[str, Any]:
-    """'key=value' texts: values are Python literals, anything else is a word."""
+    """'key=value' texts: values are Python literals, calls such as `linear(0.1)` for options of the method,
+    or words."""
     settings: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise check.fail("--set", text, "key=value, such as rounds=100 or algorithm.lr=0.05")
-        try:
-            settings[key.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
-            settings[key.strip()] = value.strip()
+        settings[key.strip()] = _value(key.strip(), value.strip())
     return settings
 
 
-def _changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
+def _value(key: str, text: str) -> Any:
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (ValueError, SyntaxError, RecursionError):
+        return text
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        if not key.startswith("algorithm.") or not isinstance(node, ast.Call):
+            return text
+    try:
+        return _made(node)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _made(node: ast.Call) -> Any:
+    """What a function of `partita.server` or `partita.aggregate` makes of literals; no other is called."""
+    known = {name: getattr(module, name) for module in (server, aggregate) for name in module.__all__}
+    written = ast.unparse(node.func)
+    name = check.choice("function", re.sub(r"^((partita|pt)\.)?(server|aggregate)\.", "", written), known)
+    args = [_argument(a) for a in node.args]
+    kwargs = {k.arg or "**": _argument(k.value) for k in node.keywords}
+    bound = bind(name, signature(known[name]), args, kwargs)
+    return known[name](*bound.args, **bound.kwargs)
+
+
+def literal(node: ast.expr) -> Any:
+    """As `_argument`, or a bare word."""
+    return node.id if isinstance(node, ast.Name) else _argument(node)
+
+
+def _argument(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        return _made(node)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise check.fail("argument", ast.unparse(node), "a number, a word in quotes or a list") from None
+
+
+def changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     """The method with other options, or another method ("") with those options that it takes too.
 
     A pipeline's options are those of its stages: "1.lr" is the lr of stage 1.
     """
     if not chosen:
         return algorithm
-    if algorithm.stages and "" not in chosen:
-        return _changed_stages(algorithm, chosen)
     name = check.choice("algorithm", chosen.get("", algorithm.name), METHODS)
+    if algorithm.stages and name == "pipeline":
+        return _changed_stages(algorithm, {k: v for k, v in chosen.items() if k})
+    if name == "pipeline":
+        raise check.fail(
+            "algorithm", name, "another method: a pipeline is written in Python, as experiment()"
+        )
     known = inspect.signature(METHODS[name]).parameters
     kept = {k: v for k, v in algorithm.options.items() if k in known}
     new = {k: v for k, v in chosen.items() if k}
@@ -108,5 +160,5 @@ def _changed_stages(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorith
         if not number.isdecimal() or int(number) >= len(stages) or not option:
             raise check.fail("--set", f"algorithm.{key}", "algorithm.STAGE.OPTION, such as algorithm.0.lr")
         part = stages[int(number)]
-        stages[int(number)] = replace(part, algorithm=_changed(part.algorithm, {option: value}))
+        stages[int(number)] = replace(part, algorithm=changed(part.algorithm, {option: value}))
     return pipeline(*stages)

@@ -39,17 +39,17 @@ def partial_memory(size: str = "paper", seed: int = 0) -> Study:
 
     Nothing is trained and no data are needed.
 
-    size   paper (the paper's networks) or small (those of the small recipes)
+    size   paper (the paper's networks), or medium or small (those of the other recipes)
     """
     check.choice("size", size, SIZES)
-    return Study({}, tables=lambda runs: memory_tables(size == "paper", seed))  # noqa: ARG005
+    return Study({}, tables=lambda runs: memory_tables(size, seed))  # noqa: ARG005
 
 
-def memory_tables(paper: bool, seed: int) -> list[Table]:
+def memory_tables(size: str, seed: int) -> list[Table]:
     """Both tables; a cell is ours / the paper's."""
     counts: list[tuple[str, ...]] = []
     memory: list[tuple[str, ...]] = []
-    for case in _cases(paper, seed):
+    for case in _cases(size, seed):
         adapted = models.add_adapters(case.model, case.adapters, seed=seed)
         needed = [_memory(case.model, "none", case.x)]
         for part, theirs in zip(PARTS, case.parameters):
@@ -76,7 +76,7 @@ def memory_tables(paper: bool, seed: int) -> list[Table]:
     ]
 
 
-def _cases(paper: bool, seed: int) -> list[Case]:
+def _cases(size: str, seed: int) -> list[Case]:
     image, speech, text = (
         torch.zeros(4, 28, 28),
         torch.zeros(4, 32, 32),
@@ -90,15 +90,15 @@ def _cases(paper: bool, seed: int) -> list[Case]:
         ("0.8M", "0.8M", "0.07M"),
         ("71", "67", "67", "72", "116"),
     )
-    letters = Case("EMNIST ResNet-18", network("femnist", paper, seed), ADAPTERS["femnist"], image)
-    if paper:
+    letters = Case("EMNIST ResNet-18", network("femnist", size, seed), ADAPTERS["femnist"], image)
+    if size == "paper":
         theirs = ("0.7K", "0.03M", "1.4M"), ("142", "142", "142", "159", "232")
         letters = letters._replace(parameters=theirs[0], megabytes=theirs[1])
     return [
         letters,
-        *([words] if paper else []),
-        Case("Shakespeare transformer", network("shakespeare", paper, seed), ADAPTERS["shakespeare"], text),
-        Case("spoken digits ResNet-20", network("free_spoken_digits", paper, seed), "residual", speech),
+        *([words] if size == "paper" else []),
+        Case("Shakespeare transformer", network("shakespeare", size, seed), ADAPTERS["shakespeare"], text),
+        Case("spoken digits ResNet-20", network("free_spoken_digits", size, seed), "residual", speech),
     ]
 
 

@@ -41,7 +41,7 @@ def partial_splits(
     """Which part should be personal, and how to train it? Partial against full personalization.
 
     data       femnist, shakespeare or free_spoken_digits
-    size       small (minutes on two cores) or paper
+    size       small (minutes on two cores), medium (minutes on a GPU) or paper
     stateless  also train clients that forget their personal part between rounds (Tables 13 and 14)
     clients, rounds, personal_rounds, epochs
                in place of the task's own: how many clients, rounds of stages (a) and (b), epochs of (c)
@@ -80,23 +80,23 @@ def partial_harm(
     which the paper found not to help.
 
     data       femnist, shakespeare or free_spoken_digits
-    size       small (minutes on two cores) or paper
+    size       small (minutes on two cores), medium (minutes on a GPU) or paper
     clients, rounds, personal_rounds, epochs
                in place of the task's own: how many clients, rounds of stages (a) and (b), epochs of (c)
     """
     t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
     variants = {
-        "fedavg": Variant(_first_stage(t, seed, train_scores=True)),
-        "finetune": _later(t, seed, "all", finetune("all", t.lr[2]), train_scores=True),
+        "fedavg": Variant(_first_stage(t, seed)),
+        "finetune": _later(t, seed, "all", finetune("all", t.lr[2])),
     }
     for part in ("output", "adapter"):
-        variants[f"fedalt-{part}"] = _later(t, seed, part, _personal(t, "fedalt", part), train_scores=True)
+        variants[f"fedalt-{part}"] = _later(t, seed, part, _personal(t, "fedalt", part))
     for decay in (1e-3, 1e-1):
         rule = _personal(t, "fedalt", "adapter", weight_decay=decay)
-        variants[f"fedalt-adapter-decay-{decay:g}"] = _later(t, seed, "adapter", rule, train_scores=True)
+        variants[f"fedalt-adapter-decay-{decay:g}"] = _later(t, seed, "adapter", rule)
     for p in (0.3, 0.6):
         dropped = replace(t, model=with_dropout(t.model, p))
-        found = _later(dropped, seed, "output", _personal(t, "fedalt", "output"), train_scores=True)
+        found = _later(dropped, seed, "output", _personal(t, "fedalt", "output"))
         variants[f"fedalt-output-dropout-{p:g}"] = found
     return Study(variants, tables=harm_tables)
 
@@ -104,7 +104,7 @@ def partial_harm(
 # ---- the three stages
 
 
-def _first_stage(t: Task, seed: int, train_scores: bool = False) -> Experiment:
+def _first_stage(t: Task, seed: int) -> Experiment:
     rule = fedavg(t.lr[0], server=t.server[0], max_grad_norm=t.max_grad_norm)
     return Experiment(
         model=t.model,
@@ -116,7 +116,7 @@ def _first_stage(t: Task, seed: int, train_scores: bool = False) -> Experiment:
         batch=t.batch,
         seed=seed,
         baselines=False,
-        train_scores=train_scores,
+        train_scores=True,
     )
 
 
@@ -135,7 +135,6 @@ def _later(
     seed: int,
     part: str,
     rule: Algorithm,
-    train_scores: bool = False,
 ) -> Variant:
     """What begins with stage (a)'s model and is compared with it."""
     if not rule.stages:
@@ -148,7 +147,7 @@ def _later(
         epochs=1,
         batch=t.batch,
         seed=seed,
-        train_scores=train_scores,
+        train_scores=True,
     )
     return Variant(experiment, start="fedavg", baselines={"global": "fedavg"})
 

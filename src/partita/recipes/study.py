@@ -6,6 +6,7 @@ It is a loop over `federate` and nothing else. A variant may begin with the mode
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from partita import check
+from partita.callbacks import Callback
 from partita.initial import own_copy
 from partita.recipes.experiment import Experiment
-from partita.record import Record, read, read_json
+from partita.record import Record, read, read_json, write_page
 from partita.run import Run, load
 from partita.store.files import write_json, write_text
 
@@ -72,7 +74,9 @@ def run_study(
     about: Mapping[str, Any] | None = None,
     out: Path | None = None,
     resume: bool = False,
+    only: Sequence[str] = (),
     announce: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    listen: Callable[[Path | None], Sequence[Callback]] = lambda folder: (),  # noqa: ARG005
     **options: Any,
 ) -> tuple[Runs, Sequence[Table]]:
     """Every variant for every seed: the runs by name, a run per seed, and the study's tables.
@@ -80,28 +84,36 @@ def run_study(
     build    the study for a seed
     about    what to write into study.json: how the study was asked for
     out      a folder for each run below this one, and the tables; `resume` goes on where it was
+    only     patterns of the variants to run now, and of what they start from; the others can follow later,
+             or at the same time in another process, with the same `out` and `resume`
+    listen   callbacks for a run with this folder
     options  further arguments of `federate`
     """
     runs: Runs = {}
     study = build(seeds[0])
     _check_names(study)
-    total, done = len(study.variants) * len(seeds), 0
+    wanted = _wanted(study, only)
+    total, done = len(wanted) * len(seeds), 0
     _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
     for i, seed in enumerate(seeds):
         study = study if i == 0 else build(seed)
-        trained: dict[str, Run] = {}
-        for name, variant in study.variants.items():
+        trained: dict[str, Record] = {}
+        for name in wanted:
+            variant = study.variants[name]
             done += 1
             announce(f"{done}/{total}  {name}, seed {seed}")
             folder = None if out is None else out / name / f"seed-{seed}"
-            trained[name] = _run(variant, trained, folder, resume, options)
-            runs.setdefault(name, []).append(_light(trained[name]))
+            given = {**options, "callbacks": listen(folder)}
+            trained[name] = _run(variant, trained, folder, resume, given)
+            runs.setdefault(name, []).append(_figures(trained[name]))
             _forget(trained, study, name)
-    tables = study.tables(runs)
+    if out is not None and only:  # what other calls have done
+        runs = read_study(out)
+    tables = study.tables(runs) if set(study.variants) <= set(runs) else ()
     if out is not None:
         write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
         if runs:
-            Record.page(runs, out / "report.html")
+            write_page(runs, out / "report.html")
     return runs, tables
 
 
@@ -126,16 +138,20 @@ def is_study(folder: Path) -> bool:
 
 def _run(
     variant: Variant,
-    trained: Mapping[str, Run],
+    trained: Mapping[str, Record],
     folder: Path | None,
     resume: bool,
     options: Mapping[str, Any],
-) -> Run:
+) -> Record:
     experiment = variant.experiment
     if folder is not None and resume and (folder / "summary.json").exists():
-        return load(folder, model=own_copy(experiment.model, experiment.seed))
+        return read(folder)
     if variant.start is not None:
-        experiment = replace(experiment, model=_continued(experiment, trained[variant.start]))
+        before = trained[variant.start]
+        if not isinstance(before, Run):  # finished by an earlier call
+            assert folder is not None
+            before = load(folder.parents[1] / variant.start / folder.name)
+        experiment = replace(experiment, model=_continued(experiment, before))
     baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
     again = resume and folder is not None and (folder / "config.json").exists()
     return experiment.run(**{"baselines": baselines, **options}, out=folder, resume=again)
@@ -150,18 +166,34 @@ def _continued(experiment: Experiment, run: Run) -> nn.Module:
     return model
 
 
-def _light(run: Run) -> Record:
-    """Without its tensors: a study may have many."""
+def _figures(run: Record) -> Record:
+    """Without its tensors: a study may have many runs."""
     return Record(run.metrics, run.clients, run.config, run.facts)
 
 
-def _forget(trained: dict[str, Run], study: Study, last: str) -> None:
+def _forget(trained: dict[str, Record], study: Study, last: str) -> None:
     """Drop models that no later variant starts from or is compared with."""
     names = list(study.variants)
     later = [study.variants[n] for n in names[names.index(last) + 1 :]]
     needed = {n for v in later for n in (v.start, *v.baselines.values())}
     for name in [n for n in trained if n not in needed]:
         del trained[name]
+
+
+def _wanted(study: Study, only: Sequence[str]) -> list[str]:
+    """The variants that match, and those that they need, in order."""
+    for pattern in only:
+        if not fnmatch.filter(study.variants, pattern):
+            known = ", ".join(study.variants)
+            raise check.fail(
+                "only", pattern, f"one of {known}, or a pattern{check.meant(pattern, study.variants)}"
+            )
+    wanted = {n for n in study.variants if not only or any(fnmatch.fnmatchcase(n, p) for p in only)}
+    for name in reversed(list(study.variants)):
+        if name in wanted:
+            variant = study.variants[name]
+            wanted |= {n for n in (variant.start, *variant.baselines.values()) if n is not None}
+    return [n for n in study.variants if n in wanted]
 
 
 def _check_names(study: Study) -> None:

@@ -19,7 +19,7 @@ from partita import check, data, models, server
 from partita.data import FederatedData
 from partita.types import Rate, ServerOptimizer
 
-SIZES = ("small", "paper")
+SIZES = ("small", "medium", "paper")
 ADAPTERS = {"femnist": "residual", "shakespeare": "bottleneck", "free_spoken_digits": "residual"}
 
 
@@ -39,7 +39,7 @@ class Task:
     cohort: int
     batch: int
     lr: tuple[Rate, Rate, float]
-    server: tuple[ServerOptimizer, ServerOptimizer]
+    server: tuple[ServerOptimizer, ...]
     max_grad_norm: float | None = None
 
     def adapted(self, seed: int) -> nn.Module:
@@ -77,7 +77,7 @@ def task(
     """A task by its name; the other arguments replace its own number of clients, rounds and epochs."""
     check.choice("data", name, TASKS)
     check.choice("size", size, SIZES)
-    found = TASKS[name](size == "paper", seed, clients)
+    found = TASKS[name](size, seed, clients)
     a, b = found.rounds
     wanted = {"rounds": rounds, "personal_rounds": personal_rounds, "epochs": epochs}
     for field, value in wanted.items():
@@ -91,67 +91,72 @@ def task(
     )
 
 
-def network(name: str, paper: bool, seed: int) -> nn.Module:
-    """The model of a task."""
+def network(name: str, size: str, seed: int) -> nn.Module:
+    """The model of a task; smaller sizes have fewer channels."""
+    i = SIZES.index(size)
     if name == "femnist":
-        return models.resnet18(62, width=1.0 if paper else 0.125, seed=seed)
+        return models.resnet18(62, width=(0.125, 0.5, 1.0)[i], seed=seed)
     if name == "free_spoken_digits":
-        return models.resnet20(10, norm="group", width=1.0 if paper else 0.5, channels=1, seed=seed)
-    width, hidden, depth = (256, 1024, 4) if paper else (64, 256, 2)
-    return models.transformer(76, length=80, width=width, hidden=hidden, depth=depth, seed=seed)
+        return models.resnet20(10, norm="group", width=(0.5, 1.0, 1.0)[i], channels=1, seed=seed)
+    width, depth = ((64, 2), (128, 4), (256, 4))[i]
+    return models.transformer(76, length=80, width=width, hidden=4 * width, depth=depth, seed=seed)
 
 
-def _femnist(paper: bool, seed: int, clients: int | None) -> Task:
+def _femnist(size: str, seed: int, clients: int | None) -> Task:
     """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01."""
-    writers = clients or (None if paper else 60)
-    lr = server.halving(0.5, every=500) if paper else server.constant(0.2)
+    i = SIZES.index(size)
     return Task(
-        data=data.real("femnist", min_samples=100, clients=writers, seed=seed),
-        model=network("femnist", paper, seed),
+        data=data.real("femnist", min_samples=100, clients=clients or (40, 100, None)[i], seed=seed),
+        model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
-        rounds=(2000, 500) if paper else (60, 20),
+        rounds=((60, 20), (400, 100), (2000, 500))[i],
         epochs=5,
         cohort=10,
         batch=32,
-        lr=(lr, server.constant(0.01 if paper else 0.05), 0.01),
+        lr=(
+            (server.constant(0.2), server.halving(0.5, every=100), server.halving(0.5, every=500))[i],
+            _LR,
+            0.01,
+        ),
         server=(server.sgd(), server.sgd()),
     )
 
 
-def _shakespeare(paper: bool, seed: int, clients: int | None) -> Task:
+def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
     """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay."""
+    i = SIZES.index(size)
     return Task(
-        data=data.real(
-            "shakespeare", min_characters=5000, clients=clients or (None if paper else 60), seed=seed
-        ),
-        model=network("shakespeare", paper, seed),
+        data=data.real("shakespeare", min_characters=5000, clients=clients or (40, 100, None)[i], seed=seed),
+        model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
-        rounds=(1000, 500) if paper else (60, 20),
+        rounds=((60, 20), (300, 100), (1000, 500))[i],
         epochs=5,
-        cohort=50 if paper else 20,
-        batch=64 if paper else 16,
+        cohort=(20, 20, 50)[i],
+        batch=(16, 32, 64)[i],
         lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
-        server=(server.adam(5e-4 if paper else 5e-3), server.adam(5e-5 if paper else 5e-4)),
+        server=tuple(server.adam(lr * (10, 4, 1)[i]) for lr in (5e-4, 5e-5)),
         max_grad_norm=0.1,
     )
 
 
-def _free_spoken_digits(paper: bool, seed: int, clients: int | None) -> Task:
+def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
     """Spoken digits by speaker: 6 clients, all of them in every round."""
+    i = SIZES.index(size)
     return Task(
         data=data.real("free_spoken_digits", clients=clients, seed=seed),
-        model=network("free_spoken_digits", paper, seed),
+        model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
-        rounds=(200, 100) if paper else (15, 8),
+        rounds=((15, 8), (60, 20), (200, 100))[i],
         epochs=5,
         cohort=6,
         batch=32,
-        lr=(server.constant(0.1), server.constant(0.01), 0.01),
+        lr=(server.constant(0.1), _LR, 0.01),
         server=(server.sgd(), server.sgd()),
     )
 
 
-TASKS: dict[str, Callable[[bool, int, int | None], Task]] = {
+_LR = server.constant(0.01)
+TASKS: dict[str, Callable[[str, int, int | None], Task]] = {
     "femnist": _femnist,
     "shakespeare": _shakespeare,
     "free_spoken_digits": _free_spoken_digits,

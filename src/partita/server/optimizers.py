@@ -14,18 +14,26 @@ As in the paper, there is no bias correction and v starts at τ².
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from partita import check
+from partita.options import Option, checked
 from partita.types import ServerOptimizer, Tensors
 
+Lr = Annotated[float, Option("η, the step size of the server", low=0, open_low=True, example=0.1)]
+Momentum = Annotated[float, Option("β, how much of the last step the next one keeps", low=0, high=1)]
+Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the deltas changes", low=0, high=1)]
+Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=1)]
+Tau = Annotated[float, Option("τ, the degree of adaptivity: small is more", low=0, open_low=True)]
 
-def sgd(lr: float = 1.0, momentum: float = 0.0) -> ServerOptimizer:
+optimizer = checked("server ")
+
+
+@optimizer
+def sgd(lr: Lr = 1.0, momentum: Momentum = 0.0) -> ServerOptimizer:
     """m ← β m + Δ, x ← x − η m. With lr=1 and no momentum this is plain averaging."""
-    lr = check.number("server lr", lr, low=0.0, open_low=True)
-    momentum = check.number("server momentum", momentum, low=0.0, high=1.0)
 
     def init(shared: Tensors) -> Tensors:
         return {f"m.{k}": torch.zeros_like(v) for k, v in shared.items()} if momentum else {}
@@ -40,36 +48,41 @@ def sgd(lr: float = 1.0, momentum: float = 0.0) -> ServerOptimizer:
     return ServerOptimizer("sgd", init, step, {"lr": lr, "momentum": momentum})
 
 
-def adagrad(lr: float, beta1: float = 0.0, tau: float = 1e-3) -> ServerOptimizer:
-    """v ← v + Δ²."""
-    return _adaptive("adagrad", lambda v, d2: v + d2, lr, beta1, None, tau)
+@optimizer
+def adagrad(lr: Lr, beta1: Beta1 = 0.0, tau: Tau = 1e-3) -> ServerOptimizer:
+    """v ← v + Δ²: the second moment only grows."""
+    return _adaptive("adagrad", lambda v, d2: v + d2, lr=lr, beta1=beta1, tau=tau)
 
 
-def yogi(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
-    """v ← v − (1 − β₂) Δ² sign(v − Δ²)."""
-    return _adaptive("yogi", lambda v, d2: v - (1 - beta2) * d2 * torch.sign(v - d2), lr, beta1, beta2, tau)
+@optimizer
+def yogi(lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> ServerOptimizer:
+    """v ← v − (1 − β₂) Δ² sign(v − Δ²): the second moment changes slowly."""
+
+    def second(v: Tensor, d2: Tensor) -> Tensor:
+        return v - (1 - beta2) * d2 * torch.sign(v - d2)
+
+    return _adaptive("yogi", second, lr=lr, beta1=beta1, tau=tau, beta2=beta2)
 
 
-def adam(lr: float, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
-    """v ← β₂ v + (1 − β₂) Δ²."""
-    return _adaptive("adam", lambda v, d2: beta2 * v + (1 - beta2) * d2, lr, beta1, beta2, tau)
+@optimizer
+def adam(lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> ServerOptimizer:
+    """v ← β₂ v + (1 − β₂) Δ²: the second moment is a running mean."""
+
+    def second(v: Tensor, d2: Tensor) -> Tensor:
+        return beta2 * v + (1 - beta2) * d2
+
+    return _adaptive("adam", second, lr=lr, beta1=beta1, tau=tau, beta2=beta2)
 
 
 def _adaptive(
     name: str,
     second: Callable[[Tensor, Tensor], Tensor],
+    *,
     lr: float,
     beta1: float,
-    beta2: float | None,
     tau: float,
+    **more: float,
 ) -> ServerOptimizer:
-    options = {
-        "lr": check.number("server lr", lr, low=0.0, open_low=True),
-        "beta1": check.number("beta1", beta1, low=0.0, high=1.0),
-        "tau": check.number("tau", tau, low=0.0, open_low=True),
-    }
-    if beta2 is not None:
-        options["beta2"] = check.number("beta2", beta2, low=0.0, high=1.0)
 
     def init(shared: Tensors) -> Tensors:
         m = {f"m.{k}": torch.zeros_like(x) for k, x in shared.items()}
@@ -85,4 +98,4 @@ def _adaptive(
             moments[f"m.{k}"], moments[f"v.{k}"] = m, v
         return new, {**opt, **moments}
 
-    return ServerOptimizer(name, init, step, options)
+    return ServerOptimizer(name, init, step, {"lr": lr, "beta1": beta1, "tau": tau, **more})

@@ -5,12 +5,15 @@ Every `lr` of a method is a number or one of these. Within a round the rate is c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 from partita import check
+from partita.options import Option, checked
 from partita.types import Rate
+
+Lr = Annotated[float, Option("η, the step size to begin with", low=0, open_low=True, example=0.1)]
 
 
 @dataclass(frozen=True)
@@ -61,37 +64,48 @@ class Stepped:
         return float(self.lr * self.factor ** sum(t >= a for a in self.at))
 
 
-def constant(lr: float) -> Constant:
+def _rounds(field: str, value: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise check.fail(field, value, "a list of whole numbers from 0")
+    return tuple(check.integer(field, v, low=0) for v in value)
+
+
+@checked()
+def constant(lr: Annotated[float, Option("η, the step size", low=0, example=0.1)]) -> Constant:
     """The same step size in every round."""
-    return Constant(check.number("lr", lr, low=0.0))
+    return Constant(lr)
 
 
-def linear(lr: float, warmup: float = 0.1) -> Linear:
+@checked()
+def linear(
+    lr: Annotated[float, Option("η, the largest step size", low=0, open_low=True, example=0.1)],
+    warmup: Annotated[float, Option("the share of the rounds that warm up", low=0, high=1)] = 0.1,
+) -> Linear:
     """Linear warm-up over the share `warmup` of the rounds, then linear decay to 0."""
-    return Linear(
-        check.number("lr", lr, low=0.0, open_low=True), check.number("warmup", warmup, low=0.0, high=1.0)
-    )
+    return Linear(lr, warmup)
 
 
-def halving(lr: float, every: int) -> Halving:
+@checked()
+def halving(
+    lr: Lr, every: Annotated[int, Option("after how many rounds the step size is halved", low=1, example=10)]
+) -> Halving:
     """Half the step size after each `every` rounds."""
-    return Halving(check.number("lr", lr, low=0.0, open_low=True), check.integer("every", every, low=1))
+    return Halving(lr, every)
 
 
-def stepped(lr: float, at: Sequence[int], factor: float = 0.1) -> Stepped:
+@checked()
+def stepped(
+    lr: Lr,
+    at: Annotated[
+        Sequence[int],
+        Option("the rounds that change it", allowed="whole numbers from 0", check=_rounds, example=[10, 15]),
+    ],
+    factor: Annotated[float, Option("what it is multiplied with", low=0, open_low=True)] = 0.1,
+) -> Stepped:
     """Times `factor` at each of the given rounds."""
-    rounds = tuple(check.integer("at", a, low=0) for a in at)
-    return Stepped(
-        check.number("lr", lr, low=0.0, open_low=True),
-        rounds,
-        check.number("factor", factor, low=0.0, open_low=True),
-    )
+    return Stepped(lr, tuple(at), factor)
 
 
-def as_rate(field: str, value: Any) -> Rate:
+def as_rate(lr: float | Rate) -> Rate:
     """A number becomes a constant rate; a rate stays what it is."""
-    if isinstance(value, Constant | Linear | Halving | Stepped):
-        return value
-    if callable(value):
-        return value  # type: ignore[no-any-return]
-    return Constant(check.number(field, value, low=0.0))
+    return lr if callable(lr) else Constant(lr)

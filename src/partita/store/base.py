@@ -91,7 +91,11 @@ def decode(tensors: Tensors, layout: Layout, clients: int) -> Snapshot:
     missing = {"clients", "rows", "about"} - set(tensors)
     if missing:
         raise ValueError(f"snapshot: {', '.join(sorted(missing))} missing, so it is not of a client store")
-    about = json.loads(tensors["about"].numpy().tobytes())
+    try:
+        about = json.loads(tensors["about"].numpy().tobytes())
+        about = {key: about[key] for key in ("clients", "layout", "round", "base")}
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("snapshot: its description is not of a client store") from None
     layout.check(about["layout"], "the snapshot")
     if about["clients"] != clients:
         raise ValueError(f"the snapshot was written for {about['clients']} clients, this run has {clients}")

@@ -85,7 +85,8 @@ def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint
             problems.append(str(e))
             warnings.warn(f"checkpoint skipped: {e}", stacklevel=2)
     if problems:
-        raise ValueError(f"{folder} has no valid checkpoint: {'; '.join(problems)}")
+        reasons = f"it has no valid checkpoint: {'; '.join(problems)}"
+        raise check.fail("checkpoint", str(folder), f"at least one that is whole; {reasons}")
     return None
 
 
@@ -159,12 +160,16 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_bytes())
         digest = body.pop("sha256")
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         raise _Damaged(f"{path} is not a manifest") from None
     if digest != _digest(body):
         raise _Damaged(f"{path} was altered (its checksum differs)")
-    if body["format"] > FORMAT:
-        raise ValueError(f"{path}: format {body['format']}, this version of Partita reads up to {FORMAT}")
+    kind = body.get("format")
+    if isinstance(kind, int) and kind > FORMAT:
+        reason = f"it has format {kind}, this version of Partita reads up to {FORMAT}"
+        raise check.fail("checkpoint", str(path.parent), f"one of this version; {reason}")
+    if kind != FORMAT or not {TENSORS, STATE} <= set(body.get("files", ())) or "round" not in body:
+        raise _Damaged(f"{path} is not a manifest")
     return dict(body)
 
 

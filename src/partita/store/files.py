@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
-import io
 import json
 import math
 import os
@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
+
+from partita import check
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -27,10 +29,13 @@ def write_text(path: str | Path, text: str) -> None:
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(e, OSError):
+            raise failed(e, f"cannot write {path}") from e
         raise
-    sync_folder(path.parent)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -40,11 +45,18 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """A table; a missing, None or NaN value is an empty cell, a key that is no column an error."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    lines = _Lines()
+    table = csv.DictWriter(lines, columns, restval="", lineterminator="\r\n")
     table.writeheader()
     table.writerows(plain(row) for row in rows)
-    write_text(path, text.getvalue())
+    write_text(path, "".join(lines))
+
+
+class _Lines(list[str]):
+    """Rows of a csv writer. Told that lines end in \\r\\n it quotes both characters; ours end in \\n."""
+
+    def write(self, row: str) -> None:
+        self.append(row.removesuffix("\r\n") + "\n")
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -55,14 +67,17 @@ def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def append_jsonl(path: str | Path, row: Mapping[str, Any]) -> None:
     """One more line, on disk when this returns. A torn line of a killed run is cut off first."""
     path = Path(path)
-    new = not path.exists()
-    with open(path, "ab+") as f:
-        f.truncate(_whole_lines(f))
-        f.write(_line(row).encode())
-        f.flush()
-        os.fsync(f.fileno())
-    if new:
-        sync_folder(path.parent)
+    new, line = not path.exists(), _line(row).encode()
+    try:
+        with open(path, "ab+") as f:
+            f.truncate(_whole_lines(f))
+            f.write(line)
+            f.flush()
+            os.fsync(f.fileno())
+        if new:
+            sync_folder(path.parent)
+    except OSError as e:
+        raise failed(e, f"cannot write {path}") from e
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
@@ -71,8 +86,10 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     for i, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1]):
         try:
             rows.append(json.loads(line))
-        except ValueError:
-            raise ValueError(f"{path}, line {i + 1}: not JSON") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}, line {i + 1}: not JSON; expected an object per line") from None
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{path}, line {i + 1}: {str(rows[-1])[:40]}; expected an object per line")
     return rows
 
 
@@ -91,6 +108,24 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def make_folder(field: str, folder: str | os.PathLike[str]) -> Path:
+    """The folder, made if it is not there; refused is what cannot be one, as the argument `field`."""
+    path = check.path(field, folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as e:  # ValueError: a path with a null character
+        reason = getattr(e, "strerror", None) or str(e)
+        raise check.fail(field, str(folder), f"a folder that can be made and written ({reason})") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise check.fail(field, str(folder), "a folder that can be written (Permission denied)")
+    return path
+
+
+def failed(cause: OSError, what: str) -> OSError:
+    """The same kind of error, saying what could not be done; some do not even name the file."""
+    return OSError(cause.errno or errno.EIO, f"{what}: {cause.strerror or cause}")
 
 
 def sync_folder(folder: Path) -> None:
@@ -118,7 +153,21 @@ def _whole_lines(f: BinaryIO) -> int:
 def copy_folder(source: Path, target: Path) -> None:
     """A folder with all it holds; holes in files stay holes, so that rows never written cost nothing."""
     copy = _copy_sparse if hasattr(os, "SEEK_DATA") else shutil.copy2
-    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    there = set(os.listdir(target)) if target.exists() else set()
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    except OSError as e:
+        for name in set(os.listdir(source)) - there:
+            _remove(target / name)
+        reasons = [str(r[-1]) for r in e.args[0]] if isinstance(e, shutil.Error) else [str(e)]
+        raise OSError(e.errno or errno.EIO, f"cannot copy {source} to {target}: {reasons[0]}") from e
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _copy_sparse(source: str, target: str) -> str:

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from partita import check
 from partita.store.base import NOTHING
-from partita.store.files import sync_folder
+from partita.store.files import failed, sync_folder
 from partita.store.layout import Layout
 
 Row = NDArray[np.uint8]
@@ -88,9 +89,7 @@ class RowFile:
                 self._tags[client] = tag
             os.fsync(self._fd)
         except OSError as e:
-            raise _failed(
-                e, f"cannot write client rows to {self.path} (the last checkpoint is intact)"
-            ) from e
+            raise failed(e, f"cannot write client rows to {self.path} (the last checkpoint is intact)") from e
 
     def _begin(self, round: int) -> None:
         self._place = 1 - self._place
@@ -105,7 +104,7 @@ class RowFile:
             if data == _sealed(round):
                 found.append((round, place))
         if not found:
-            raise ValueError(f"{self.path}: its header is damaged (the checksum differs)")
+            raise self._refused("its header is damaged (the checksum differs)")
         return max(found)
 
     def _create(self) -> None:
@@ -122,18 +121,18 @@ class RowFile:
         except OSError as e:
             temporary.unlink(missing_ok=True)
             sizes = f"{self._clients} clients of {self._layout.width} bytes"
-            raise _failed(e, f"cannot create {self.path} for {sizes}") from e
+            raise failed(e, f"cannot create {self.path} for {sizes}") from e
         sync_folder(self.path.parent)
 
     def _check_head(self) -> None:
         head = os.pread(self._fd, _HEAD.size, 0)
         if head[: len(_MAGIC)] != _MAGIC or len(head) < _HEAD.size:
-            raise ValueError(f"{self.path}: not a row file of this version of Partita")
+            raise self._refused("not a row file of this version of Partita")
         _, length = _HEAD.unpack(head)
         self._check_about(os.pread(self._fd, length, _HEAD.size))
         size = os.fstat(self._fd).st_size
         if size != self._size:
-            raise ValueError(f"{self.path}: {size} bytes long, expected {self._size}")
+            raise self._refused(f"{size} bytes long, expected {self._size}")
 
     def _check_about(self, found: bytes) -> None:
         if found == self._about:
@@ -142,9 +141,12 @@ class RowFile:
             about = json.loads(found)
             clients, fields = about["clients"], about["layout"]
         except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{self.path}: its description is damaged") from None
+            raise self._refused("its description is damaged") from None
         self._layout.check(fields, str(self.path))
         raise ValueError(f"{self.path} was written for {clients} clients, this run has {self._clients}")
+
+    def _refused(self, reason: str) -> ValueError:
+        return check.fail("rows.bin", str(self.path), f"the clients' states as the run wrote them: {reason}")
 
     @property
     def _size(self) -> int:
@@ -166,10 +168,6 @@ def _tag(client: int, row: bytes) -> int:
 def _sealed(round: int) -> bytes:
     data = _ROUND.pack(round)
     return data + _CRC.pack(zlib.crc32(data))
-
-
-def _failed(cause: OSError, what: str) -> OSError:
-    return OSError(cause.errno, f"{what}: {cause.strerror}")
 
 
 def _pages(size: int) -> int:

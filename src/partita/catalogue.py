@@ -1,0 +1,281 @@
+"""What there is: methods, recipes, models, data and the other parts, described by their own code.
+
+The line, the equation, the paper and the advice are taken from docstrings, the options from signatures: what
+is said here is what is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from partita import aggregate, check, data, models, server
+from partita.algorithms import METHODS, stage
+from partita.data.real import _READERS, real
+from partita.options import declared, signature, words
+from partita.recipes import RECIPES
+
+Facts = dict[str, Any]
+Parts = Mapping[str, Callable[..., Any]]
+
+RUN = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = {}
+run = pt.federate(pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16)
+print(run.summary())"""
+DATA = "import partita as pt\n\ndata = {}\nprint(data)"
+MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
+STAGES = """pt.pipeline(
+    pt.stage(pt.fedavg(lr=0.1), rounds=10),
+    pt.stage(pt.fedalt(personal="output", lr=0.1), rounds=10),
+    pt.stage(pt.finetune(personal="output", lr=0.01), epochs=1),
+)"""
+# arguments that have no default, for the examples
+GIVEN: dict[str, Any] = {
+    "alpha": 0.5,
+    "classes": 3,
+    "fraction": 0.5,
+    "inputs": 64,
+    "scale": 0.1,
+    "widths": (64, 32, 10),
+}
+
+
+class Kind(NamedTuple):
+    """One chapter of the catalogue.
+
+    parts    what is in it, by name
+    example  a program with a place for the call
+    call     how a part is called, `{}` being its name and arguments
+    command  the settings of `partita run digits` that use it
+    """
+
+    title: str
+    parts: Callable[[], Parts]
+    example: str = ""
+    call: str = "{}"
+    command: str = ""
+
+
+def _public(module: ModuleType, *files: str) -> Parts:
+    """The functions that a package offers, of some of its files."""
+    found = {n: getattr(module, n) for n in module.__all__}
+    return {n: f for n, f in found.items() if inspect.isfunction(f) and (not files or _file(f).stem in files)}
+
+
+def _datasets() -> Parts:
+    others = {*_public(data, "partitioners", "shifts")}
+    return {n: f for n, f in _public(data).items() if n not in others} | _READERS
+
+
+KINDS = {
+    "methods": Kind("methods", lambda: {**METHODS, "stage": stage}, RUN, "pt.{}"),
+    "recipes": Kind("recipes", lambda: RECIPES),
+    "models": Kind("models", lambda: _public(models), MODEL, "pt.models.{}"),
+    "datasets": Kind("datasets", _datasets, DATA, "pt.data.{}"),
+    "partitioners": Kind(
+        "partitioners",
+        lambda: _public(data, "partitioners"),
+        DATA,
+        "pt.data.digits(clients=20, partition=pt.data.{})",
+    ),
+    "shifts": Kind(
+        "feature shifts",
+        lambda: _public(data, "shifts"),
+        DATA,
+        "pt.data.digits(clients=20, shift=pt.data.{})",
+    ),
+    "aggregators": Kind(
+        "aggregators",
+        lambda: _public(aggregate),
+        RUN,
+        "pt.fedavg(lr=0.1, aggregate=pt.aggregate.{})",
+        "algorithm.aggregate={}",
+    ),
+    "optimizers": Kind(
+        "server optimizers",
+        lambda: _public(server, "optimizers"),
+        RUN,
+        "pt.fedavg(lr=0.1, server=pt.server.{})",
+        "algorithm.server={}",
+    ),
+    "schedules": Kind(
+        "learning-rate schedules",
+        lambda: _public(server, "rates"),
+        RUN,
+        "pt.fedavg(lr=pt.server.{})",
+        "algorithm.lr={}",
+    ),
+}
+
+
+def entries(kind: str | None = None) -> list[Facts]:
+    """Kind, name and one line of everything, or of one kind."""
+    chosen = KINDS if kind is None else {kind: KINDS[check.choice("kind", kind, KINDS)]}
+    return [
+        {"kind": k, "name": name, "line": _line(name, part)}
+        for k, chapter in chosen.items()
+        for name, part in chapter.parts().items()
+    ]
+
+
+def facts(name: str) -> list[Facts]:
+    """Everything about a name: an entry for each kind that has it, most often one."""
+    names = [entry["name"] for entry in entries()]
+    if name not in names:
+        raise check.fail("name", name, f"a name that `partita list` prints{check.meant(name, names)}")
+    found = [(k, c, c.parts()[name]) for k, c in KINDS.items() if name in c.parts()]
+    return [_facts(kind, chapter, name, part) for kind, chapter, part in found]
+
+
+def options(part: Callable[..., Any]) -> list[Facts]:
+    """The arguments of a function: name, type, default, range and meaning."""
+    written = inspect.signature(part).parameters  # types as the author wrote them
+    told = _told(_doc(part), part)
+    found = []
+    for p in signature(part).parameters.values():
+        kind, option = declared(p.annotation)
+        found.append(
+            {
+                "name": p.name,
+                "type": words(kind if option.text else written[p.name].annotation),
+                "required": p.default is p.empty and p.kind is not p.VAR_KEYWORD,
+                "default": None if p.default is p.empty else _plain(p.default),
+                "range": option.range,
+                "text": option.text or told.get(p.name, ""),
+            }
+        )
+    return found[1:] if _is_real(part) else found  # the path is `real`'s own business
+
+
+def call(name: str, part: Callable[..., Any]) -> str | None:
+    """The call with an example for every argument that must be given; None if there is none for one."""
+    arguments = []
+    for p in signature(part).parameters.values():
+        if p.default is not p.empty or p.kind is p.VAR_KEYWORD:
+            continue
+        example = declared(p.annotation)[1].example
+        example = GIVEN.get(p.name) if example is None else example
+        if example is None:
+            return None
+        if p.kind is p.VAR_POSITIONAL:
+            arguments += [repr(x) for x in example]
+        else:
+            arguments.append(f"{p.name}={_quoted(example)}")
+    return f"{name}({', '.join(arguments)})"
+
+
+def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
+    text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
+    when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    about_module = kind in ("methods", "recipes", "aggregators", "optimizers")
+    return {
+        "kind": kind,
+        "name": name,
+        "line": _line(name, part),
+        "about": "" if _is_real(part) else _about(text, part),
+        "when": " ".join(when[0].split()) if when else None,
+        "equation": _equation(module) if about_module else None,
+        "paper": _paper(module) if about_module else None,
+        "options": options(part),
+        "file": str(_file(part)),
+        "python": _python(chapter, name, part),
+        "command": _command(kind, chapter, name, part),
+    }
+
+
+def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    if name in ("pipeline", "stage"):
+        return chapter.example.format(STAGES).replace(", rounds=20", "")
+    made = f'real("{name}", clients=4)' if _is_real(part) else call(name, part)
+    if made is None or not chapter.example:
+        return None
+    return chapter.example.format(chapter.call.format(made))
+
+
+def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    """A line for the shell, where there is one."""
+    if kind == "recipes":
+        return f"partita run {name}"
+    if kind == "methods" and name not in ("pipeline", "stage"):
+        needed = [p for p in signature(part).parameters.values() if p.default is p.empty]
+        given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed]
+        return " ".join(["partita run digits", *(f"--set {s}" for s in (f"algorithm={name}", *given))])
+    made = call(name, part)
+    return f"partita run digits --set '{chapter.command.format(made)}'" if made and chapter.command else None
+
+
+def _equation(module: str) -> str | None:
+    """The indented lines of a module's docstring."""
+    lines = [line for line in module.splitlines() if line.startswith("    ")]
+    return textwrap.dedent("\n".join(lines)) or None
+
+
+def _paper(module: str) -> str | None:
+    """The first line of a module's docstring, if it refers to a paper or says that there is none."""
+    line = module.partition("\n")[0]
+    return line.replace("*", "").rstrip(".") if re.search(r"\((19|20)\d\d\)|no paper", line) else None
+
+
+def _line(name: str, part: Callable[..., Any]) -> str:
+    """The first sentence of the docstring; for real data, what `real` says about its clients."""
+    if _is_real(part):
+        row = re.search(rf"^{name} +(\w+)", inspect.getdoc(real) or "", re.MULTILINE)
+        return f"Real data; clients of its own: {row[1] if row else 'none'}."
+    return " ".join(_doc(part).partition("\n\n")[0].split())
+
+
+def _about(text: str, part: Callable[..., Any]) -> str:
+    """The rest of a docstring: without its first sentence, the advice, doctests and lists of arguments."""
+    rest = [p for p in text.split("\n\n")[1:] if not p.startswith(("Use it", ">>>")) and not _told(p, part)]
+    return "\n\n".join(rest)
+
+
+def _told(text: str, part: Callable[..., Any]) -> dict[str, str]:
+    """Meanings from a docstring's lists of arguments: `name   meaning` or `name, name`, and what is below."""
+    known = inspect.signature(part).parameters
+    found: dict[str, str] = {}
+    for paragraph in text.split("\n\n"):
+        rows: list[tuple[str, str]] = []
+        for line in paragraph.splitlines():
+            row = re.match(r"(\w+(?:, \w+)*)(?:(?:: +| {2,})(\S.*)|$)", line)
+            if row and all(name in known for name in row[1].split(", ")):
+                rows.append((row[1], row[2] or ""))
+            elif rows and line.startswith(" "):
+                rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}".strip())
+            else:
+                rows = []
+                break
+        found |= {name: meaning for names, meaning in rows for name in names.split(", ")}
+    return found
+
+
+def _doc(part: Callable[..., Any]) -> str:
+    return inspect.getdoc(part) or ""
+
+
+def _file(part: Callable[..., Any]) -> Path:
+    """Relative to the package."""
+    return Path(inspect.unwrap(part).__code__.co_filename).relative_to(Path(__file__).parent)
+
+
+def _is_real(part: Callable[..., Any]) -> bool:
+    """Whether it reads one of the datasets of `real`."""
+    return part.__name__.startswith("_") and part.__module__ == real.__module__
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return list(value) if isinstance(value, list | tuple) else repr(value)

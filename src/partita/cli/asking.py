@@ -1,0 +1,110 @@
+"""What `run` and `compare` have in common: what was asked for, and how to show what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from partita import check
+from partita.callbacks import Callback
+from partita.cli import tables
+from partita.recipes import Experiment, Study, Table, find
+from partita.recipes.experiment import build, parse
+from partita.record import Record
+from partita.report import compare
+from partita.track import tracker
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A recipe, its settings and its seeds."""
+
+    recipe: str
+    make: Callable[..., Any]
+    settings: Mapping[str, Any]
+    seeds: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        recipe: str,
+        assignments: Sequence[str] | None,
+        size: str | None,
+        seed: int | None,
+        seeds: int,
+        data_dir: Path | None,
+    ) -> Ask:
+        """From the options of a command."""
+        if data_dir is not None:
+            if not data_dir.is_dir():
+                raise check.fail("--data-dir", str(data_dir), "a folder that exists")
+            os.environ["PARTITA_DATA"] = str(data_dir)
+        settings = parse(list(assignments or ()))
+        if size is not None:
+            settings["size"] = size
+        first = settings.pop("seed", 0) if seed is None else seed
+        check.integer("seed", first, low=0)
+        return Ask(recipe, find(recipe), settings, tuple(range(first, first + seeds)))
+
+    def build(self, seed: int) -> Experiment | Study:
+        """What the recipe makes of the settings, for a seed."""
+        made: Experiment | Study = build(self.make, {**self.settings, "seed": seed})
+        return made
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For study.json."""
+        return {"recipe": self.recipe, "settings": {k: str(v) for k, v in self.settings.items()}}
+
+
+def trackers(names: Sequence[str] | None, folder: Path | None) -> list[Callback]:
+    """The callbacks of --track."""
+    return [tracker(name, folder) for name in names or ()]
+
+
+def announcer(as_json: bool, quiet: bool) -> Callable[[str], None]:
+    """Says which run of a study begins."""
+    return (lambda text: None) if as_json or quiet else (lambda text: typer.echo(text, err=True))  # noqa: ARG005
+
+
+def show_study(
+    runs: Mapping[str, Sequence[Record]], figures: Sequence[Table], *, as_json: bool, out: Path | None
+) -> None:
+    """Scores of all variants, the comparison client by client, the study's own tables."""
+    rows, pairs = (compare.table(runs), compare.paired(runs)) if runs else ([], [])
+    if as_json:
+        found = {"table": rows, "paired": pairs, "tables": [t._asdict() for t in figures]}
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    console = Console()
+    if runs:
+        console.print(tables.comparison(rows))
+        if pairs:
+            console.print(tables.pairs(pairs))
+    for figure in figures:
+        console.print(tables.figure(figure))
+    if out is not None:
+        typer.echo(f"Results in {out}: " + (f"open {out}/report.html" if runs else "tables.md"))
+
+
+def bar(as_json: bool, quiet: bool) -> bool | None:
+    """No progress bar for machines; else whatever the terminal can show."""
+    return False if as_json or quiet else None
+
+
+@contextlib.contextmanager
+def stoppable(out: Path | None) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
+        typer.echo(f"partita: stopped; {left}", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,146 @@
+"""`partita compare` and `partita report`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from partita import check
+from partita.cli import tables
+from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
+from partita.cli.options import (
+    DataDir,
+    Device,
+    Executor,
+    Json,
+    Memory,
+    Out,
+    Quiet,
+    Recipe,
+    Resume,
+    Seed,
+    Seeds,
+    Set,
+    Size,
+    Track,
+)
+from partita.recipes import Experiment, Study
+from partita.recipes.study import Runs, is_study, read_study, run_study
+from partita.recipes.versus import separate, versus
+from partita.record import Record, read
+from partita.report import compare as figures
+from partita.report import write
+
+
+def compare(
+    recipe: Recipe,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas; a call sets options: fedalt(personal=input). "
+            "Each takes the other options of the recipe's own method."
+        ),
+    ] = None,
+    seeds: Seeds = 1,
+    set_: Set = None,
+    size: Size = None,
+    seed: Seed = 0,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    executor: Executor = "auto",
+    memory: Memory = None,
+    track: Track = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Which method is best here? Methods × seeds on one recipe, from the same data and initial weights.
+
+    Every client alone (`local`) and one global model (`fedavg`) are always among them. The table has mean and
+    deviation over the seeds; then every method is compared with the best one, client by client.
+
+    Example: `partita compare digits --algorithms "fedalt,fedprox(mu=0.1)" --seeds 3 --out runs/methods`
+    """
+    ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
+    methods = separate(algorithms or "")
+
+    def study(number: int) -> Study:
+        made = ask.build(number)
+        if not isinstance(made, Experiment):
+            raise check.fail("recipe", recipe, "a recipe of one experiment; a study is run by `partita run`")
+        return versus(made, methods)
+
+    with stoppable(out):
+        runs, _ = run_study(
+            study,
+            ask.seeds,
+            about={**ask.about, "algorithms": methods},
+            out=out,
+            resume=resume,
+            announce=announcer(as_json, quiet),
+            listen=partial(trackers, track),
+            device=device,
+            executor=executor,
+            memory=memory,
+            progress=bar(as_json, quiet),
+        )
+    show_study(runs, (), as_json=as_json, out=out)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or studies (what --out was).")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write; default: report.html in the folder, or here for several."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+) -> None:
+    """Write report.html again, or one page in which several runs overlay.
+
+    Runs that differ in their seed alone count as one method. Works for every folder that a finished run left.
+
+    Example: `partita report runs/digits runs/methods --out both.html`
+    """
+    runs = _collect(folders)
+    target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    path = write(runs, target)
+    rows = figures.table(runs)
+    if as_json:
+        found = {"report": str(path), "table": rows, "paired": figures.paired(runs)}
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    elif not quiet:
+        Console().print(tables.comparison(rows))
+        typer.echo(f"Wrote {path}")
+
+
+def _collect(folders: list[Path]) -> Runs:
+    """Runs by label: a study's variants by name, single runs by method and, if that is not enough, folder."""
+    runs: Runs = {}
+    for folder in folders:
+        found = read_study(folder) if is_study(folder) else {_label(folder): [read(folder)]}
+        for label, some in found.items():
+            if label in runs and not all(_same_but_seed(runs[label][0], run) for run in some):
+                label = f"{label} ({folder})"
+            runs.setdefault(label, []).extend(some)
+    return runs
+
+
+def _label(folder: Path) -> str:
+    return str(read(folder).summary()["algorithm"])
+
+
+def _same_but_seed(a: Record, b: Record) -> bool:
+    def facts(run: Record) -> tuple[object, ...]:
+        settings = {k: v for k, v in run.config.get("settings", {}).items() if k != "seed"}
+        return run.config.get("algorithm"), settings
+
+    return facts(a) == facts(b) and a.summary()["seed"] != b.summary()["seed"]

@@ -1,0 +1,85 @@
+"""Do the model, its outputs and the targets fit each other? What does not is refused before any work."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from partita import check
+from partita.data import FederatedData
+from partita.measure.criteria import LOSSES, METRICS, Criterion
+
+_CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cross_entropy", "mse"))
+
+
+def check_parameters(model: nn.Module) -> None:
+    """There is something to train."""
+    name, parameters = type(model).__name__, list(model.parameters())
+    if any(nn.parameter.is_lazy(p) for p in parameters):
+        raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
+    if not any(p.requires_grad for p in parameters):
+        raise check.fail("model", name, "a module with parameters that require gradients")
+
+
+def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
+    """One of our losses gets a row of outputs for each label, or a number for each number."""
+    if loss not in LOSSES.values():
+        return
+    given, targets = list(output.shape), list(y.shape)
+    column = targets[1:] == [1] and given[:1] == targets[:1]
+    if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
+        raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {given}")
+    if loss is _CLASSES:
+        fits, wanted = given[:-1] == targets and bool(given), f"[{', '.join(map(str, targets))}, classes]"
+    else:
+        fits, wanted = output.numel() == y.numel(), str(targets)
+    if not fits:
+        reason = f"loss={loss.name!r} cannot compare outputs of shape {given} with targets of shape {targets}"
+        raise check.fail("shape of outputs", given, f"{wanted}: {reason}")
+
+
+def refuse_broadcast(loss: Criterion, output: Tensor, y: Tensor) -> None:
+    """[n, 1] − [n] is [n, n]: a user's loss that does not notice would learn nothing."""
+    if loss in LOSSES.values() or output.shape == y.shape or output.numel() != y.numel():
+        return
+    # a loss that pairs them rightly finds the same in both shapes; perfect outputs show best that it does not
+    for trial in (output, y.to(output.dtype).reshape(output.shape)):
+        try:
+            found, right = float(loss.mean(trial, y)), float(loss.mean(trial.reshape(y.shape), y))
+        except Exception:  # it needs the shapes that it was given
+            return
+        if abs(found - right) > 1e-4 * (1 + abs(found)):
+            reason = f"the shape of the targets (loss={loss.name!r} broadcasts one against the other)"
+            raise check.fail("shape of outputs", list(output.shape), f"{list(y.shape)}, {reason}")
+
+
+def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
+    """Every label has an output."""
+    check_classes(loss, data)
+    if loss.name != _CLASSES.name or data.y.is_floating_point():
+        return
+    own = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
+    classes = output.shape[1 if own and output.dim() > 1 else -1]
+    low, high = int(data.y.min()), int(data.y.max())
+    ignored = low == -100 and (own or data.y.dim() > 1)  # positions of a sequence that do not count
+    if (low < 0 and not ignored) or high >= classes:
+        reason = f"labels run from {low} to {high}, but the model has {classes} outputs"
+        wrong = high if high >= classes else low
+        raise _label(data, wrong, f"labels from 0 to {classes - 1}: {reason}")
+
+
+def check_classes(criterion: Criterion, data: FederatedData) -> None:
+    """What compares one output with 0 and 1 gets such targets."""
+    low, high = data.y.min().item(), data.y.max().item()
+    if low >= 0 and high <= 1:
+        return
+    if criterion is _BINARY:
+        reason = f"labels run from {low:g} to {high:g}, but the model has one output"
+        allowed = "labels 0 and 1, an output for each class, or for numbers to predict: loss='mse'"
+        raise _label(data, high if high > 1 else low, f"{allowed}; {reason}")
+    if criterion is METRICS["accuracy"] and data.y.is_floating_point():
+        raise check.fail("metric", criterion.name, f"'mse' or 'mae': targets run from {low:g} to {high:g}")
+
+
+def _label(data: FederatedData, label: float, allowed: str) -> ValueError:
+    row = int((data.y == label).reshape(len(data.y), -1).any(1).nonzero()[0])
+    return check.fail(f"y of {data.owner(row)}", label, allowed)

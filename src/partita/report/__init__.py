@@ -1,0 +1,49 @@
+"""The HTML report of one or several runs: a pure function of their rows."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from partita.report.rows import Result
+
+__all__ = ["Result", "write"]
+
+
+def write(runs: Mapping[str, Sequence[Result]], path: str | Path, *, title: str | None = None) -> Path:
+    """A page that opens offline: who gains from personalization, who loses, and what it cost.
+
+    `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. The file is
+    there whole or not at all.
+
+        report.write({"fedalt": [run]}, "report.html")
+    """
+    from partita.report.page import page  # the page's parts load when one is made
+
+    target = Path(path)
+    if target.is_dir():
+        raise ValueError(f"path={str(path)!r}: expected a file such as report.html, this is a folder")
+    if not target.parent.is_dir():
+        raise ValueError(f"path={str(path)!r}: expected a file in a folder that exists")
+    _write_whole(target, page(runs, title))
+    return target
+
+
+def _write_whole(target: Path, content: str) -> None:
+    """Through a temporary file beside it, so that nobody ever sees half a page."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise OSError(f"{target}: the folder cannot be written ({error.strerror})") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp's file is for its owner only; a report is an ordinary file
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

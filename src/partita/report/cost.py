@@ -1,0 +1,76 @@
+"""What the runs cost: time, traffic, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partita.report.html import Safe, section, table, tag
+from partita.report.rows import Result, Runs, mean, number
+from partita.report.words import MISSING, bytes_, count, rounded, seconds
+
+Read = Callable[[Result], Any]
+
+
+def cost(runs: Runs) -> Safe:
+    """A line per quantity, a column per label; what no run recorded is left out."""
+    lines = [(name, [show(mean(map(read, seeds))) for seeds in runs.values()]) for name, read, show in LINES]
+    rows = [[name, *shown] for name, shown in lines if any(x != MISSING for x in shown)]
+    if not rows:
+        return section("cost", "What it cost", tag("p", "Nothing was recorded."))
+    several = any(len(seeds) > 1 for seeds in runs.values())
+    note = "Sent: by all clients to the server (up) and back (down); tensors only." + (
+        " Means over the seeds." if several else ""
+    )
+    shown = table(["", *runs], rows) if len(runs) > 1 else _tiles(rows)
+    return section("cost", "What it cost", shown, tag("p", note, class_="how"))
+
+
+def _tiles(rows: Sequence[Sequence[str]]) -> Safe:
+    tiles = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
+    return tag("dl", *tiles, class_="tiles")
+
+
+def visits(run: Result) -> float | None:
+    """How often a client took part in a round, all in all; None where stages differ or it is not known."""
+    config, facts = run.config, run.summary()
+    settings = config.get("settings") or {}
+    if "rounds" not in facts or "cohort" not in settings or (config.get("algorithm") or {}).get("stages"):
+        return None
+    cohort = settings["cohort"] if settings["cohort"] is not None else facts.get("clients")
+    found = (number(facts["rounds"]) or 0.0) * (number(cohort) or 0.0)
+    return found or None
+
+
+def _fact(key: str) -> Read:
+    return lambda run: run.summary().get(key)
+
+
+def _per_visit(key: str) -> Read:
+    def read(run: Result) -> float | None:
+        total, times = number(run.summary().get(key)), visits(run)
+        return total / times if total is not None and times else None
+
+    return read
+
+
+def _parameters(kind: str) -> Read:
+    return lambda run: (run.summary().get("parameters") or {}).get(kind)
+
+
+LINES: list[tuple[str, Read, Callable[[object], str]]] = [
+    ("time", _fact("seconds"), seconds),
+    (
+        "client steps per second",
+        _fact("client_steps_per_second"),
+        rounded,
+    ),
+    ("sent up", _fact("bytes_up"), bytes_),
+    ("sent down", _fact("bytes_down"), bytes_),
+    ("up per client and round", _per_visit("bytes_up"), bytes_),
+    ("down per client and round", _per_visit("bytes_down"), bytes_),
+    ("peak memory", _fact("peak_memory"), bytes_),
+    ("memory a client needs", _fact("client_memory"), bytes_),
+    ("shared parameters", _parameters("shared"), count),
+    ("personal parameters", _parameters("personal"), count),
+]

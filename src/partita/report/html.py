@@ -1,0 +1,84 @@
+"""Pieces of a page. All text is escaped unless it is `Safe`: made here from parts that were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+
+class Safe(str):
+    """Markup; every other string is text."""
+
+
+def text(value: object) -> Safe:
+    """Text as markup."""
+    return value if isinstance(value, Safe) else Safe(escape(str(value), quote=True))
+
+
+def tag(name: str, *children: object, **attributes: object) -> Safe:
+    """An element; `class_` is the attribute class, underscores in attributes' names are dashes."""
+    given = "".join(
+        f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
+    )
+    return Safe(f"<{name}{given}>{join(children)}</{name}>")
+
+
+def join(children: Sequence[object], between: str = "") -> Safe:
+    """Pieces one after another; None is left out."""
+    return Safe(between.join(text(child) for child in children if child is not None))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[int] = (0,)) -> Safe:
+    """A table in a box of its own that scrolls; `words` are the columns that hold text, not numbers."""
+
+    kinds = ["word" if i in words else "num" for i in range(len(head))]
+    top = tag("tr", *(tag("th", name, class_=kind) for name, kind in zip(head, kinds)))
+    # small screens show a row as a block, where each number needs its name
+    lines = [
+        tag(
+            "tr",
+            *(tag("td", cell, class_=kind, data_name=name) for cell, kind, name in zip(row, kinds, head)),
+        )
+        for row in rows
+    ]
+    inner = tag("table", tag("thead", top), tag("tbody", *lines))
+    # a box that scrolls must be reachable by the keyboard
+    return tag("div", inner, class_="scroll", tabindex="0")
+
+
+def section(name: str, title: str, *children: object) -> Safe:
+    """A part of the page with its heading."""
+    return tag("section", tag("h2", title), *children, id=name)
+
+
+def figure(name: str, label: str) -> Safe:
+    """The place where script.js draws the figure of this name."""
+    return tag("div", class_="figure", role="img", aria_label=label, data_figure=name)
+
+
+def choice(name: str, label: str, options: Mapping[str, str]) -> Safe | None:
+    """Buttons of which one is pressed: the figures follow. Nothing where there is nothing to choose."""
+    if len(options) < 2:
+        return None
+    start = next(iter(options))
+    buttons = [
+        tag("button", shown, type="button", data_choice=name, data_value=value, aria_pressed=pressed)
+        for value, shown in options.items()
+        for pressed in ["true" if value == start else "false"]
+    ]
+    return tag("div", tag("span", label), *buttons, class_="choice", role="group", aria_label=label)
+
+
+def how(words: str) -> Safe:
+    """The line below a figure that says how to read it."""
+    return tag("p", tag("b", "How to read this."), " ", words, class_="how")
+
+
+def data(value: Any) -> Safe:
+    """A value for a script as JSON that cannot end its element: no <, > or & is left in it."""
+    shown = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        shown = shown.replace(sign, f"\\u{ord(sign):04x}")
+    return Safe(shown)

@@ -1,0 +1,144 @@
+"""What a report reads of a run: rows of numbers, any of which may be missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Protocol
+
+from partita import check
+
+Row = dict[str, Any]
+# a difference below this part of a score is rounding, not a difference
+ROUNDING = 1e-9
+KINDS = ("local", "global", "personal")
+# what the tables and figures call the three models
+NAMES = {"local": "each alone", "global": "one global model", "personal": "personal models"}
+
+
+class Result(Protocol):
+    """A finished run, as far as a report is concerned: `partita.run.Run`, or anything with the same rows."""
+
+    @property
+    def metrics(self) -> list[Row]:
+        """The rows of metrics.jsonl."""
+
+    @property
+    def clients(self) -> list[Row]:
+        """The rows of clients.csv."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json; may be empty."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json."""
+
+
+Runs = Mapping[str, Sequence[Result]]
+Means = Mapping[str, Sequence[Row]]  # one row per client for each label
+
+
+def checked(runs: Runs) -> Runs:
+    """The runs, or a ValueError: no runs at all, a label without a run, scores of different kinds."""
+    if not runs:
+        raise check.fail("runs", dict(runs), "at least one label with a run")
+    for label, seeds in runs.items():
+        if not seeds:
+            raise check.fail(f"runs[{label!r}]", list(seeds), "at least one run")
+    metrics = {r.summary().get("metric") for seeds in runs.values() for r in seeds}
+    if len(metrics) > 1:
+        shown = ", ".join(sorted(str(m) for m in metrics))
+        raise ValueError(f"runs measured by {shown}: expected one metric, or their scores do not compare")
+    return runs
+
+
+def number(value: object) -> float | None:
+    """A finite number as a float; None for everything else: missing, NaN, infinite."""
+    # floats and nothing are most of a large table; to ask whether they are Real takes ten times as long
+    if value is None or type(value) is float:
+        return value if value is not None and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | Real) and math.isfinite(value) else None
+
+
+def numbers(values: Iterable[object]) -> list[float]:
+    """Those of the values that are finite numbers."""
+    return [x for x in map(number, values) if x is not None]
+
+
+def mean(values: Iterable[object]) -> float | None:
+    """The mean of what is there; None when nothing is."""
+    found = numbers(values)
+    return math.fsum(found) / len(found) if found else None
+
+
+def first(runs: Runs) -> Result:
+    """The first run of the first label: what all of them have in common is read there."""
+    return next(iter(runs.values()))[0]
+
+
+def higher_is_better(runs: Runs) -> bool:
+    """Whether a larger score is a better one."""
+    return bool(first(runs).summary().get("higher_is_better", True))
+
+
+def metric(runs: Runs) -> str:
+    """What the scores are."""
+    return str(first(runs).summary().get("metric") or "score")
+
+
+def means(runs: Runs) -> Means:
+    """One row per client for each label, averaged over its seeds."""
+    return {label: averaged(seeds) for label, seeds in runs.items()}
+
+
+def averaged(seeds: Sequence[Result]) -> list[Row]:
+    """One row per client, its numbers averaged over the runs that have them."""
+    if len(seeds) == 1:
+        return seeds[0].clients
+    found: dict[str, list[Row]] = {}
+    for row in (row for run in seeds for row in run.clients):
+        found.setdefault(str(row["client"]), []).append(row)
+    return [
+        {"client": name, **{k: mean(row.get(k) for row in rows) for k in rows[0] if k != "client"}}
+        for name, rows in found.items()
+    ]
+
+
+def change(row: Row, reference: str, higher: bool, suffix: str = "") -> float | None:
+    """How much better (above zero) the personal model is than the reference model, for one client.
+
+    `suffix="_train"` compares the scores on the training samples.
+    """
+    own, other = number(row.get(f"personal{suffix}")), number(row.get(f"{reference}{suffix}"))
+    if own is None or other is None:
+        return None
+    return difference(own, other, higher)
+
+
+def difference(ours: float, theirs: float, higher: bool) -> float:
+    """How much better (above zero) our score is; exactly zero where only rounding differs."""
+    if abs(ours - theirs) <= ROUNDING * max(abs(ours), abs(theirs)):
+        return 0.0
+    return ours - theirs if higher else theirs - ours
+
+
+def changes(rows: Iterable[Row], reference: str, higher: bool, suffix: str = "") -> list[float]:
+    """The changes of all clients that have both scores."""
+    return numbers(change(row, reference, higher, suffix) for row in rows)
+
+
+def references(rows: Sequence[Row], higher: bool) -> list[str]:
+    """What the personal models can be compared with, the more telling first.
+
+    A method without a personal part gives everyone the global model: the change against it is zero for all
+    and says nothing, so there training alone comes first.
+    """
+    there = [k for k in ("global", "local") if any(change(row, k, higher) is not None for row in rows)]
+    return sorted(there, key=lambda kind: not differs(rows, kind, higher))
+
+
+def differs(rows: Sequence[Row], reference: str, higher: bool) -> bool:
+    """Whether any client scores differently with its personal model."""
+    return any(change(row, reference, higher) for row in rows)

@@ -1,0 +1,94 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from partita.report.rows import number
+
+MISSING = "–"
+
+
+def score(value: object, digits: int = 4) -> str:
+    """0.9624; large scores with fewer digits, tiny ones with as many as it takes."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    if abs(x) >= 1000:
+        return f"{x:,.1f}"
+    return f"{x:.3g}" if 0 < abs(x) < 10 ** (1 - digits) else f"{x:.{digits}f}"
+
+
+def spread(value: dict[str, float] | None, seeds: int) -> str:
+    """0.9624, or 0.9624 ± 0.0031 over several seeds."""
+    if value is None:
+        return MISSING
+    return f"{score(value['mean'])} ± {deviation(value)}" if seeds > 1 else score(value["mean"])
+
+
+def deviation(value: dict[str, float]) -> str:
+    """The standard deviation with as many decimals as the mean it belongs to."""
+    decimals = score(value["mean"]).partition(".")[2]
+    plain = decimals.isdigit() or not decimals
+    return f"{value['std']:,.{len(decimals)}f}" if plain else f"{value['std']:.2g}"
+
+
+def signed(value: object) -> str:
+    """+0.0311 or −0.0311."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    return f"{'+' if x > 0 else '−' if x < 0 else ''}{score(abs(x))}"
+
+
+def count(value: object) -> str:
+    """A number of things: 1,234; with a decimal only where a mean of counts has one."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    return f"{x:,.0f}" if x == int(x) else f"{x:,.1f}"
+
+
+def rounded(value: object) -> str:
+    """A large number without its decimals."""
+    x = number(value)
+    return MISSING if x is None else f"{x:,.0f}"
+
+
+def bytes_(value: object) -> str:
+    """12.3 MB."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(x) < 1000:
+            return f"{x:.0f} B" if unit == "B" else f"{x:.1f} {unit}"
+        x /= 1000
+    return f"{x:,.1f} TB"
+
+
+def seconds(value: object) -> str:
+    """8.3 s, 4 min 05 s or 3 h 20 min."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    if x < 60:
+        return f"{x:.1f} s"
+    minutes, rest = divmod(round(x), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def p_value(value: object) -> str:
+    """0.031, or <0.001."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    return "<0.001" if x < 0.001 else f"{x:.3f}"
+
+
+def shorten(text: str, width: int) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def listed(words: list[str]) -> str:
+    """a, b and c."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

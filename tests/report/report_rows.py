@@ -1,0 +1,105 @@
+"""Rows as a run would write them, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Fake:
+    """A result with nothing behind it."""
+
+    clients: list[Row]
+    metrics: list[Row] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def summary(self) -> Mapping[str, Any]:
+        return self.facts
+
+
+def client(name: str, personal: Any, other: Any = None, alone: Any = None, **more: Any) -> Row:
+    """One row of clients.csv."""
+    row = {"client": name, "n_train": 20, "n_test": 10, "capacity": 1.0, "byzantine": 0}
+    return {**row, "local": alone, "global": other, "personal": personal, **more}
+
+
+def fake(*clients: Row, seed: int = 0, **facts: Any) -> Fake:
+    """A run of these clients."""
+    return Fake(list(clients), facts={"metric": "accuracy", "higher_is_better": True, "seed": seed, **facts})
+
+
+def example(
+    method: str = "fedalt", seed: int = 0, clients: int = 40, gain: float = 0.06, train: bool = False
+) -> Fake:
+    """A whole run as `federate` would leave it, with clients of every kind; no training behind it."""
+    draw = np.random.default_rng([seed, clients])
+    n_train = np.maximum(1, draw.lognormal(3.5, 1.0, clients)).astype(int)
+    n_test = draw.integers(6, 40, clients)
+    rows = []
+    for i in range(clients):
+        base = np.clip(draw.normal([0.82, 0.84], 0.08), 0, 1)
+        own = np.clip(base[1] + draw.normal(gain, 0.06 + 0.2 / np.sqrt(n_train[i])), 0, 1)
+        answers = [float(round(x * n_test[i]) / n_test[i]) for x in (*base, own)]
+        more = {"label_shift": float(draw.beta(3, 4)), "distance": float(draw.lognormal(0, 0.5))}
+        if train:
+            more |= {"global_train": 0.85, "personal_train": float(draw.uniform(0.84, 1.0))}
+        sizes = {"n_train": int(n_train[i]), "n_test": int(n_test[i])}
+        rows.append(client(f"client {i}", answers[2], answers[1], answers[0], **sizes, **more))
+    scores = {
+        kind: float(np.average([row[kind] for row in rows], weights=n_test))
+        for kind in ("local", "global", "personal")
+    }
+    facts = {
+        "algorithm": method,
+        "seed": seed,
+        "rounds": 50,
+        "clients": clients,
+        "scored": clients,
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "test": scores,
+        "seconds": 83.2,
+        "client_steps_per_second": 5310.4,
+        "bytes_up": 20_000_000,
+        "bytes_down": 2.1e7,
+        "excluded": ["client 3"],
+        "peak_memory": 512_000_000,
+        "client_memory": 3_400_000,
+        "parameters": {"shared": 4160, "personal": 650},
+    }
+    return Fake(rows, curve(scores, seed), config(method), facts)
+
+
+def curve(scores: dict[str, float], seed: int) -> list[Row]:
+    """Rows of metrics.jsonl that end at these scores."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for at in range(5, 51, 5):
+        part = 1 - np.exp(-at / 8) + draw.normal(0, 0.01)
+        row = {"round": at, "time": float(at), "seconds": at * 1.5, "train_loss": float(2 * np.exp(-at / 15))}
+        row |= {f"test.{kind}": float(scores[kind] * part) for kind in ("global", "personal")}
+        rows.append({**row, "staleness": 0.0, "excluded": [], "bytes_up": at, "bytes_down": at})
+    return rows
+
+
+def config(method: str) -> dict[str, Any]:
+    """A config.json."""
+    return {
+        "what": method,
+        "algorithm": {"name": method, "personal": "output", "lr": 0.1, "momentum": None},
+        "settings": {"rounds": 50, "cohort": 20, "seed": 0, "baselines": True},
+        "model": {"class": "Blocks", "tensors": {"hidden.weight": [64, 64], "output.bias": [10]}},
+        "data": {"clients": 40, "source": {"name": "digits"}},
+        "executor": {
+            "requested": "auto",
+            "picks": {"training": {"picked": "vmap", "why": "2 ms, loop 9 ms"}},
+        },
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    }

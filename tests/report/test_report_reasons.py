@@ -1,0 +1,101 @@
+"""Why a client may have been hurt, one reason at a time."""
+
+from __future__ import annotations
+
+import pytest
+from report_rows import client
+
+from partita.report.reasons import crowd, reasons
+
+# n_train 10, 20, …, 100: the lower quartile is 32.5
+CLIENTS = [
+    client(str(i), 0.8, 0.7, n_train=10 * i, n_test=100, label_shift=i / 20, distance=1.0)
+    for i in range(1, 11)
+]
+
+
+def why(row: dict[str, object], reference: str = "global", excluded: tuple[str, ...] = ()) -> list[str]:
+    return reasons(row, reference, crowd(CLIENTS, True), True, excluded)
+
+
+def hurt(**more: object) -> dict[str, object]:
+    """A client that lost 0.1, with nothing unusual about it."""
+    return {**client("x", 0.6, 0.7, n_train=50, n_test=100, label_shift=0.2, distance=1.0), **more}
+
+
+def test_nothing_unusual_has_no_reason() -> None:
+    assert why(hurt()) == []
+
+
+def test_few_samples_are_below_the_lower_quartile() -> None:
+    assert crowd(CLIENTS, True).few == 32.5
+    assert why(hurt(n_train=33)) == []
+    assert why(hurt(n_train=32)) == ["few data: 32 training samples, three clients in four have 33 or more"]
+    assert why(hurt(n_train=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("n_test", "personal", "words"),
+    [
+        (8, 0.7 - 1 / 8, "of its 8 test samples, a single one is 12 points"),
+        (18, 0.7 - 2 / 18, "of its 18 test samples, a single one is 5.6 points"),
+        (1, 0.0, "it has a single test sample"),
+    ],
+)
+def test_a_change_of_few_test_samples_may_be_chance(n_test: int, personal: float, words: str) -> None:
+    assert why(hurt(n_test=n_test, personal=personal)) == [f"may be chance: {words}"]
+
+
+def test_a_change_of_three_test_samples_is_not_called_chance() -> None:
+    assert why(hurt(n_test=18, personal=0.7 - 3 / 18)) == []
+
+
+def test_samples_weigh_in_points_only_where_scores_are_parts_of_one() -> None:
+    rows = [client("a", 3.0, 2.0)]
+    assert reasons(rows[0], "global", crowd(rows, False), False, ()) == []
+    lower_is_better = crowd(CLIENTS, False)
+    assert reasons(hurt(personal=0.8, n_test=1), "global", lower_is_better, False, ()) == []
+
+
+def test_labels_unlike_the_others_are_in_the_top_tenth() -> None:
+    # shifts 0.05 … 0.5: nine tenths are below 0.455
+    assert why(hurt(label_shift=0.45)) == []
+    assert why(hurt(label_shift=0.46)) == ["its labels are unlike the others’: shift 0.46, usual 0.28"]
+
+
+def test_where_all_labels_are_alike_none_are_unlike() -> None:
+    rows = [client(str(i), 0.6, 0.7, label_shift=0.3, n_test=100) for i in range(5)]
+    assert reasons(rows[0], "global", crowd(rows, True), True, ()) == []
+
+
+def test_far_is_twice_the_median() -> None:
+    assert why(hurt(distance=1.99)) == []
+    assert why(hurt(distance=2.0)) == ["its personal part moved far: 2.0 times the median"]
+
+
+def test_without_distances_nothing_moved_far() -> None:
+    rows = [client(str(i), 0.6, 0.7, n_test=100, distance=0.0) for i in range(5)]
+    assert reasons({**rows[0], "distance": 0.0}, "global", crowd(rows, True), True, ()) == []
+
+
+def test_overfitting_is_up_on_train_and_down_on_test() -> None:
+    up = hurt(global_train=0.8, personal_train=0.95)
+    assert why(up) == ["it overfits: +0.1500 on its training samples"]
+    assert why(hurt(global_train=0.9, personal_train=0.85)) == []
+    assert why({**up, "local": 0.7}, reference="local") == []  # no training score alone
+
+
+def test_excluded_clients_are_told_by_name() -> None:
+    assert why(hurt(), excluded=("x",)) == ["it was excluded: its uploads were unusable"]
+    assert why(hurt(), excluded=("y",)) == []
+
+
+def test_several_reasons_hold_at_once() -> None:
+    assert (
+        len(why(hurt(n_train=1, distance=5.0, label_shift=1.0, n_test=5, personal=0.5), excluded=("x",))) == 5
+    )
+
+
+def test_missing_numbers_are_no_reason() -> None:
+    bare = [{"client": "a", "personal": 0.1, "global": 0.9}, {"client": "b"}]
+    assert reasons(bare[0], "global", crowd(bare, True), True, ()) == []
