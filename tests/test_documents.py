@@ -1,35 +1,142 @@
-"""Every Python block of the documents runs, and so does every example."""
+"""Everything that the documents show works: Python blocks, commands, examples, links, and the site itself."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
+import os
 import re
 import runpy
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from typer.main import get_command
 
-from partita.recipes import find
-from partita.recipes.experiment import build
+import partita as pt
+from partita import catalogue
+from partita.algorithms import METHODS
+from partita.cli import app
+from partita.recipes import RECIPES, find
+from partita.recipes.experiment import build, parse
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(text, id=f"{page.name}-{i}")
-    for page in PAGES
-    for i, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+EXAMPLES = ROOT / "examples"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-@pytest.mark.parametrize("text", BLOCKS)
-def test_block_runs(text: str) -> None:
-    names: dict[str, object] = {}
-    exec(compile(text, "document", "exec"), names)
-    if "run" in names:
-        assert names["run"].summary()["test"]["personal"] > 0.9  # type: ignore[attr-defined]
+class Block(NamedTuple):
+    """A fenced block of a page and the line it begins in."""
+
+    page: Path
+    line: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    text = page.read_text()
+    fences = re.finditer(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [Block(page, text.count("\n", 0, found.start(1)) + 1, found[1]) for found in fences]
+
+
+# ---- Python blocks
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a folder of its own; what a block registers is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    methods, recipes = dict(METHODS), dict(RECIPES)
+    yield
+    for known, before in ((METHODS, methods), (RECIPES, recipes)):
+        known.clear()
+        known.update(before)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem) for p in PAGES if blocks(p, "python")])
+@pytest.mark.usefixtures("elsewhere")
+def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
+    if "pt.track.TensorBoard" in page.read_text() and importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("tensorboard is not installed")
+    names: dict[str, Any] = {"__name__": "document"}
+    for block in blocks(page, "python"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", UserWarning
+            )  # what we tell people to write should not be warned of
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+        if isinstance(names.get("run"), pt.Run):
+            score = names["run"].summary()["test"]["personal"]
+            assert math.isfinite(score), block.name
+    if page.name == "README.md":
+        assert names["run"].summary()["test"]["personal"] > 0.9
+
+
+# ---- commands
+
+
+def commands() -> list[Block]:
+    """Every line of a shell block that calls `partita`, up to a pipe or a comment."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "sh", "console", "bash"):
+            for i, line in enumerate(block.text.splitlines()):
+                line = line.removeprefix("$ ").strip()
+                if line.startswith("partita "):
+                    found.append(Block(page, block.line + i, line.partition(" | ")[0]))
+    return found
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
+def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parsed as the shell would, without running it; its recipe takes the settings, its names are known."""
+    arguments = shlex.split(command.text, comments=True)[1:]
+    group: Any = get_command(app)
+    if arguments == ["--install-completion"]:
+        assert any(arguments[0] in option.opts for option in group.params)
+        return
+    context = group.make_context("partita", list(arguments))
+    name, chosen, rest = group.resolve_command(context, arguments)
+    given = chosen.make_context(name, rest, parent=context).params  # refuses unknown options and wrong types
+    if name in ("run", "compare"):
+        check_experiment(given)
+    elif name == "list":
+        assert catalogue.entries(given["kind"])
+    elif name == "show":
+        assert catalogue.facts(given["name"])
+    assert capsys.readouterr().err == ""
+
+
+def check_experiment(given: dict[str, Any]) -> None:
+    place = EXAMPLES / Path(given["recipe"]).name
+    recipe = find(str(place) if given["recipe"].endswith(".py") else given["recipe"])
+    settings = parse(given["set_"] or [])
+    if given["recipe"].startswith("partial-"):  # needs data that may not be here
+        arguments = recipe.__code__.co_varnames[: recipe.__code__.co_argcount]  # type: ignore[attr-defined]
+        assert set(settings) <= set(arguments)
+    else:
+        assert build(recipe, settings)
+    for method in re.findall(r"(\w+)(?:\([^)]*\))?", given.get("algorithms") or ""):
+        assert method in METHODS
+
+
+# ---- examples
 
 
 def test_own_model_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    script = ROOT / "examples" / "own_model.py"
+    script = EXAMPLES / "own_model.py"
     lines = [
         x for x in script.read_text().splitlines() if x and not x.startswith(('"""', "import", "from", "#"))
     ]
@@ -41,18 +148,146 @@ def test_own_model_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_own_experiment_runs() -> None:
-    experiment = build(
-        find(str(ROOT / "examples" / "my_experiment.py")), {"rounds": 2, "clients": 8, "cohort": 4}
-    )
+    experiment = build(find(str(EXAMPLES / "my_experiment.py")), {"rounds": 2, "clients": 8, "cohort": 4})
     assert len(experiment.run(baselines=False).metrics) == 2
 
 
-def test_every_file_that_the_design_names_exists() -> None:
-    named = re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "design.md").read_text())
-    places = [ROOT, ROOT / "src" / "partita"]
-    folders = [
-        p for p in (ROOT / "src" / "partita").iterdir() if p.is_dir()
+STORIES = {
+    "heart_disease": {"ROUNDS": "2", "SEEDS": "2"},
+    "shakespeare": {"ROUNDS": "1", "ROLES": "2"},
+}
+story = pytest.mark.parametrize("name", STORIES)
+
+
+@story
+@pytest.mark.usefixtures("elsewhere")
+def test_a_story_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if not (Path(os.environ.get("PARTITA_DATA") or ".") / f"{name}.npz").is_file():
+        pytest.skip(f"PARTITA_DATA has no {name}.npz")
+    for variable, value in STORIES[name].items():
+        monkeypatch.setenv(variable, value)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    said = capsys.readouterr().out
+    for words in ("personal models", "each alone", f"{name}.html"):
+        assert words in said
+    assert (tmp_path / "runs" / f"{name}.html").stat().st_size > 10_000
+
+
+@story
+def test_a_story_without_data_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    with pytest.raises(SystemExit, match=r"^Set PARTITA_DATA .*\.npz.*\.$"):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+@story
+def test_a_story_is_made_of_cells(name: str) -> None:
+    cells = re.split(r"^# %%", (EXAMPLES / f"{name}.py").read_text(), flags=re.MULTILINE)
+    told = [cell for cell in cells if cell.startswith(" [markdown]")]
+    assert len(told) >= 5
+    for cell in told:
+        assert all(line.startswith("#") for line in cell.splitlines()[1:] if line)
+
+
+# ---- what pages name
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    package = ROOT / "src" / "partita"
+    places = [
+        ROOT,
+        package,
+        *(p for p in package.iterdir() if p.is_dir()),
     ]  # `disk.py` after `store/memory.py`
-    missing = [name for name in named if not any((place / name).exists() for place in [*places, *folders])]
-    assert named
-    assert not missing
+    for page in PAGES:
+        named = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", page.read_text())
+        missing = [n for n in named if not any((place / n).exists() for place in places)]
+        missing = [n for n in missing if n != "src/partita/algorithms/fedclip.py"]  # the reader's own
+        assert not missing, page
+
+
+def test_every_method_has_its_place() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
+    assert [name for name in METHODS if f"`{name}`" not in text] == []
+
+
+def test_the_links_of_the_readme_resolve() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+# ---- the site
+
+
+class Links(HTMLParser):
+    """What a page refers to, what it loads, and the places in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.refers, self.loads, self.places = list[str](), list[str](), set[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.places |= {value for key in ("id", "name") if (value := given.get(key))}
+        target = given.get("src") or given.get("href")
+        if target and tag in ("script", "link", "img", "iframe", "source", "video", "audio"):
+            self.loads.append(target)
+        elif target and tag == "a":
+            self.refers.append(target)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Links]:
+    """All pages of the built site, by file."""
+    for needed in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed: pip install -c constraints.txt -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return {page: Links(page.read_text()) for page in sorted(folder.rglob("*.html")) if page.stem != "404"}
+
+
+def test_every_page_is_built(site: dict[Path, Links]) -> None:
+    built = {page.stem for page in site}
+    assert {page.stem for page in DOCS.rglob("*.md")} <= built
+    assert not list(next(iter(site)).parent.rglob("*.py"))
+
+
+def test_links_resolve(site: dict[Path, Links]) -> None:
+    broken = []
+    for page, links in site.items():
+        for link in (*links.refers, *links.loads):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or link.startswith("/"):
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            there = target.is_file()
+            if there and parts.fragment and target in site:
+                there = unquote(parts.fragment) in site[target].places
+            if not there:
+                broken.append(f"{page.name}: {link}")
+    assert broken == []
+
+
+def test_pages_load_nothing_from_outside(site: dict[Path, Links]) -> None:
+    outside = re.compile(r"(https?:)?//")
+    assert [(page.name, x) for page, links in site.items() for x in links.loads if outside.match(x)] == []
+    for sheet in next(iter(site)).parent.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_equations_are_rendered(site: dict[Path, Links]) -> None:
+    for page in site:
+        text = page.read_text()
+        assert "$$" not in re.sub(r"<(pre|code|script)\b.*?</\1>", "", text, flags=re.DOTALL), page.name
+        if page.parent.name == "methods":
+            assert "<math" in text, page.name

@@ -635,6 +635,12 @@ TABLE = [
         "[4, 2]",
     ),
     Wrong(
+        "numbers where labels belong",
+        on(y=numbers(), loss="cross_entropy"),
+        "dtype of y='torch.float32': ",
+        "whole numbers with loss='cross_entropy'",
+    ),
+    Wrong(
         "numbers that would broadcast",
         on(y=numbers(), model=pt.models.mlp(4, 1), loss=lambda o, t: (o - t).square().mean()),
         "shape of outputs=[4, 1]: ",
@@ -1286,9 +1292,7 @@ COMMANDS = [
         "no experiment", "x = 1", "recipe='mine.py': ", "a function experiment() that returns an Experiment"
     ),
     recipe("experiment is a number", "experiment = 3", "recipe='mine.py': ", "a function experiment()"),
-    recipe(
-        "experiment returns a number", RETURNS + "return 3", "recipe=", "returns a partita.recipes.Experiment"
-    ),
+    recipe("experiment returns a number", RETURNS + "return 3", "recipe=", "a function that returns a"),
     recipe("a syntax error", "def experiment(:", "recipe='mine.py': ", "line 1", waits="recipes"),
     recipe("no Python at all", "\0", "recipe='mine.py': ", "Python", waits="recipes"),
     recipe("an import that fails", "import nowhere", "recipe='mine.py': ", "nowhere", waits="recipes"),

@@ -25,6 +25,10 @@ def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
     if loss not in LOSSES.values():
         return
     given, targets = list(output.shape), list(y.shape)
+    if loss is _CLASSES and y.is_floating_point():
+        raise check.fail(
+            "dtype of y", str(y.dtype), "whole numbers with loss='cross_entropy': they are labels"
+        )
     column = targets[1:] == [1] and given[:1] == targets[:1]
     if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
         raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {given}")

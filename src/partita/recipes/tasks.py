@@ -134,7 +134,7 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
         cohort=(20, 20, 50)[i],
         batch=(16, 32, 64)[i],
         lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
-        server=tuple(server.adam(lr * (10, 4, 1)[i]) for lr in (5e-4, 5e-5)),
+        server=tuple(server.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
         max_grad_norm=0.1,
     )
 
@@ -150,7 +150,7 @@ def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
         epochs=5,
         cohort=6,
         batch=32,
-        lr=(server.constant(0.1), _LR, 0.01),
+        lr=(server.linear(0.1, warmup=0.1), _LR, 0.01),
         server=(server.sgd(), server.sgd()),
     )
 

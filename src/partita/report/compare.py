@@ -135,7 +135,7 @@ def _personal(run: Result) -> dict[str, float]:
 
 
 def _difference(pairs: Sequence[tuple[float, float]], sign: float) -> float:
-    found = statistics.fmean((a - b) for a, b in pairs)
+    found = statistics.fmean(sign * (a - b) for a, b in pairs)
     scale = max(abs(x) for pair in pairs for x in pair)
     return 0.0 if abs(found) <= ROUNDING * scale else found
 
