@@ -21,9 +21,9 @@ from partita import cli
 from partita.algorithms import METHODS
 from partita.catalogue import KINDS, entries, facts
 from partita.cli import catalogue as commands
+from partita.options import Option, checked, declared, signature, words
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import build, parse
-from partita.options import Option, checked, declared, signature, words
 
 Flag = Annotated[bool, Option("a switch")]
 

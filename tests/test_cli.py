@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,3 +169,136 @@ def test_ctrl_c_says_how_to_go_on(partita: Command, monkeypatch: pytest.MonkeyPa
     done = partita("run", "digits", "--out", str(tmp_path / "run"))
     assert done.returncode == 130
     assert "--resume" in done.stderr
+
+
+def test_the_examples_in_the_help_work_as_printed(
+    tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+    assert commands == ["demo", "run", "compare", "report", "list", "show"]
+    for command in commands:  # in this order: the report is one of the runs before it
+        text = " ".join(partita(command, "--help").stdout.replace("│", " ").split())
+        example = re.search(r"Example: (partita .*?)(?: ╭| Options|$)", text)
+        assert example, text
+        words = shlex.split(example[1])[1:]
+        assert words[0] == command
+        done = partita(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout
+    written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.html")}
+    assert written >= {
+        "runs/demo/report.html",
+        "runs/digits/report.html",
+        "runs/methods/report.html",
+        "both.html",
+    }
+
+
+def test_compare_marks_the_best_and_pairs_the_clients(tmp_path: Path, partita: Command) -> None:
+    out = tmp_path / "methods"
+    wanted = ["--algorithms", "fedalt,fedalt(personal=input)", "--seeds", "2", "--out", str(out)]
+    short = ["--set", "rounds=3", "--set", "clients=6"]
+    done = partita("compare", "digits", *wanted, *short, "--quiet")
+    assert done.returncode == 0, done.stderr
+    for words in ("local", "fedavg", "fedalt", "±", "client by client", "Wilcoxon"):
+        assert words in done.stdout
+    found = json.loads(partita("report", str(out), "--json").stdout)
+    assert [row["label"] for row in found["table"]] == ["local", "fedavg", "fedalt", "fedalt-personal=input"]
+    assert [row["best"] for row in found["table"]].count(True) == 1
+    best = max(found["table"], key=lambda row: row["personal"]["mean"])
+    assert best["best"]
+    assert {row["against"] for row in found["paired"]} == {best["label"]}
+    assert all(row["better"] + row["equal"] + row["worse"] == 6 for row in found["paired"])
+    again = partita("compare", "digits", *wanted, *short, "--quiet")
+    assert again.returncode == 2
+    assert "resume" in again.stderr
+    assert partita("compare", "digits", *wanted, *short, "--resume", "--json").returncode == 0
+    for name in (
+        "fedavg",
+        "fedalt",
+    ):  # the same data and initial weights for all, other ones for the other seed
+        runs = [json.loads((out / name / f"seed-{s}" / "config.json").read_text()) for s in (0, 1)]
+        assert runs[0]["data"]["fingerprint"] != runs[1]["data"]["fingerprint"]
+    prints = {json.loads(p.read_text())["data"]["fingerprint"] for p in out.glob("*/seed-0/config.json")}
+    assert len(prints) == 1
+
+
+def test_run_with_several_seeds_is_a_study(partita: Command) -> None:
+    found = json.loads(partita("run", "digits", *QUICK[:-1], "--seeds", "2", "--json").stdout)
+    assert [(row["label"], row["seeds"]) for row in found["table"]] == [
+        ("local", 2),
+        ("fedavg", 2),
+        ("fedalt", 2),
+    ]
+
+
+def test_a_study_of_figures_alone(tmp_path: Path, partita: Command) -> None:
+    done = partita("run", "partial-memory", "--size", "small", "--out", str(tmp_path / "m"))
+    assert done.returncode == 0, done.stderr
+    assert "Memory of training" in done.stdout
+    assert "| spoken digits ResNet-20 |" in (tmp_path / "m" / "tables.md").read_text()
+
+
+def test_report_of_several_runs(tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out, seed, rounds in (("a", 0, 3), ("b", 1, 3), ("c", 0, 2)):
+        short = [*QUICK[2:], "--set", f"rounds={rounds}", "--seed", str(seed)]
+        assert partita("run", "digits", *short, "--out", out).returncode == 0
+    found = json.loads(partita("report", "a", "b", "c", "--json").stdout)
+    # a and b differ by their seed alone
+    assert {row["label"]: row["seeds"] for row in found["table"]} == {"fedalt": 2, "fedalt (c)": 1}
+    assert found["report"] == "report.html"
+    assert (tmp_path / "report.html").exists()
+    assert partita("report", "a", "--quiet").stdout == ""
+
+
+def test_track_writes_what_tensorboard_reads(tmp_path: Path, partita: Command) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'partita[track]'")
+    out = tmp_path / "run"
+    assert partita("run", "digits", *QUICK, "--out", str(out), "--track", "tensorboard").returncode == 0
+    assert list((out / "tensorboard").rglob("events.*"))
+
+
+def test_the_demo_leaves_a_page(tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "partita-demo.html" in partita("demo", "--quiet").stdout
+    assert "plotly" in (tmp_path / "partita-demo.html").read_text()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell: str) -> None:
+    words = "partita show feda"
+    given = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": words,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    environment = {**os.environ, **given, "_PARTITA_COMPLETE": f"complete_{shell}"}
+    command = str(Path(sys.executable).with_name("partita"))
+    done = subprocess.run([command], capture_output=True, text=True, check=False, env=environment)
+    assert {"fedavg", "fedalt", "fedadam"} <= set(re.findall(r"[a-z]+", done.stdout)), done
+
+
+def test_a_wrong_tool_or_variant(tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, words in [
+        (["run", "digits", "--track", "tensorbord"], ["tensorbord", "did you mean 'tensorboard'?"]),
+        (["run", "digits", "--only", "fedalt"], ["--only", "not a study"]),
+        (["run", "digits", "--size", "small"], ["size", "one of"]),
+        (["run", "partial-memory", "--size", "smal"], ["smal", "did you mean 'small'?"]),
+        (["run", "partial-memory", "--set", "rounds=3"], ["rounds", "size"]),
+        (["run", "digits", "--data-dir", "nowhere"], ["--data-dir", "nowhere", "exists"]),
+        (["run", "digits", "--seeds", "0"], ["--seeds", "0"]),
+        (["compare", "partial-memory"], ["partial-memory", "partita run"]),
+        (["compare", "digits", "--algorithms", "fedalt,fedprx(mu=1)"], ["fedprx", "did you mean 'fedprox'?"]),
+        (["report", "nowhere"], ["nowhere", "finished run"]),
+        (["list", "method"], ["method", "did you mean 'methods'?"]),
+        (["show", "fedalta"], ["fedalta", "did you mean 'fedalt'?"]),
+    ]:
+        done = partita(*arguments)
+        assert done.returncode == 2, arguments
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert all(word in done.stderr for word in words), done.stderr
+    assert not list(tmp_path.iterdir())

@@ -28,8 +28,8 @@ METRICS = [
     "bytes_down",
 ]
 CLIENTS = [
-    *"client n_train n_test capacity byzantine local global personal".split(),
-    *"global_train personal_train distance label_shift".split(),
+    *["client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal"],
+    *["global_train", "personal_train", "distance", "label_shift"],
 ]
 SUMMARY = [
     "algorithm",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -20,12 +19,12 @@ from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
-from partita.record import Record, write_page
+from partita.record import Record, read_json, write_page
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings
 from partita.store import checkpoint
-from partita.store.files import plain
+from partita.store.files import make_folder, plain
 from partita.types import Algorithm, Cohort, ServerState, Upload
 from partita.watch import Interrupt, Watch
 
@@ -156,9 +155,10 @@ def federate(
     _check_baselines(given, data)
     if schedule is not None and not hasattr(schedule, "begin"):
         raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
+    folder = None if out is None else check.path("out", out)
+    check_manner(callbacks, resume, folder)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
-    folder = None if out is None else Path(out)
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     run = Federation(
@@ -214,27 +214,39 @@ def _open(run: Federation, watch: Watch, resume: bool) -> None:
                 raise check.fail(
                     "out", str(folder), "a new folder, or resume=True to go on with the run in it"
                 )
-            before = json.loads((folder / "config.json").read_text())
+            before = read_json(folder / "config.json")
             _check_same(watch.config(), before, folder)
             run.picks.update(before["executor"]["picks"])
             found = checkpoint.read(folder / "checkpoint")
             if found is None and (folder / "metrics.jsonl").exists():
                 raise ValueError(f"resume: the run in {folder} has no checkpoint left; choose another folder")
             if found is not None:
-                watch.restore(found)
+                _restore(watch, found)
                 checkpoint.drop(folder / "checkpoint", after=found.round)
                 return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder("out", folder)
         _clear(folder)
     run.enter(0)
     watch.write_config()
     watch.checkpoint()  # the initial weights: what is resumed starts from the same ones
 
 
+def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
+    try:
+        watch.restore(found)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"resume: {found.path} does not fit ({reason}); expected a checkpoint of this run"
+        ) from error
+
+
 def _clear(folder: Path) -> None:
     """Remove what a killed run left before its first checkpoint, and nothing of anybody else."""
     left = folder / "checkpoint"
-    theirs = [p.name for p in left.glob("*") if not re.fullmatch(r"\d+|\.\d+\.(tmp|old)|clients-\d+", p.name)]
+    theirs = [p.name for p in left.glob("*") if not re.fullmatch(r"\.\d+\.(tmp|old)|clients-\d+", p.name)]
+    if left.exists() and not left.is_dir():
+        theirs = ["a file"]
     if theirs:
         raise check.fail(
             "out", str(folder), f"a folder without a checkpoint/ of something else ({theirs[0]})"
@@ -243,6 +255,15 @@ def _clear(folder: Path) -> None:
 
 
 def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
+    versions, executor = before.get("versions"), before.get("executor")
+    theirs = versions.get("partita") if isinstance(versions, dict) else None
+    if theirs != now["versions"]["partita"]:
+        ours = now["versions"]["partita"]
+        raise ValueError(f"resume: {folder} holds a run of partita {theirs}, not {ours}; expected the same")
+    if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
+        raise ValueError(
+            f"resume: {folder} holds a run with another executor ({executor}); expected the same"
+        )
     for part in ("algorithm", "settings", "schedule", "loss", "metric", "model", "data"):
         old, new = before.get(part), plain(now[part])
         if part == "settings" and isinstance(old, dict):
@@ -250,8 +271,8 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
         if old != new:
             shown = f"{old!r} -> {new!r}"
             if isinstance(old, dict):
-                changed = [k for k in new if old.get(k) != new[k]]
-                shown = ", ".join(f"{k}: {old.get(k)!r} -> {new[k]!r}"[:160] for k in changed)
+                changed = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
+                shown = ", ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}"[:160] for k in changed)
             raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
 
 
@@ -281,6 +302,17 @@ def _by_round(reference: Record, same_rounds: bool) -> Callable[[int], float | N
         return {row["round"]: row["test.global"] for row in reference.metrics}.get
     final: float | None = reference.summary()["test"]["global"]
     return lambda version: final  # noqa: ARG005
+
+
+def check_manner(callbacks: object, resume: object, folder: Path | None) -> None:
+    """How to run, beside what."""
+    some = callbacks if isinstance(callbacks, Sequence) else [None]
+    if not all(isinstance(c, Callback) for c in some):
+        raise check.fail("callbacks", callbacks, "a list of partita.callbacks.Callback")
+    if not isinstance(resume, bool):
+        raise check.fail("resume", resume, "True or False")
+    if resume and folder is None:
+        raise check.fail("resume", resume, "out=, the folder of the run")
 
 
 def check_inputs(data: object, algorithm: object) -> None:

@@ -28,7 +28,7 @@ from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
 from partita.schedule import Schedule, synchronous
-from partita.settings import Settings, stage_work
+from partita.settings import Settings, stage_work, steps_of
 from partita.store import Store, open_store
 from partita.types import (
     Algorithm,
@@ -82,6 +82,7 @@ class Federation:
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
             self._partition(part.algorithm)
+            steps_of(part.steps, data.clients)
             if part.cohort is not None:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
         self._warn_about_buffers()
@@ -109,7 +110,6 @@ class Federation:
             state="keep",
             norm="global",
             baselines=False,
-            train_scores=False,
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
@@ -388,6 +388,8 @@ def split_tensors(tensors: Tensors) -> dict[str, Tensors]:
     """The tensors of a checkpoint by part: what `Federation.tensors` wrote."""
     parts: dict[str, Tensors] = {p: {} for p in PARTS}
     for name, value in tensors.items():
-        part, key = name.split("/", 1)
+        part, _, key = name.partition("/")
+        if part not in parts or not key:
+            raise check.fail("tensor of the checkpoint", name, f"a name such as {PARTS[0]}/NAME, of a run")
         parts[part][key] = value
     return parts

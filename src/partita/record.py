@@ -117,22 +117,31 @@ def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
 
 def read(folder: str | Path) -> Record:
     """The figures of a finished run from its folder; needs no checkpoint."""
-    folder = Path(folder)
+    folder = check.path("folder", folder)
     if not (folder / "summary.json").is_file():
         raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)")
     return Record(
         metrics=read_jsonl(folder / "metrics.jsonl"),
         clients=_read_clients(folder / "clients.csv"),
         config=read_json(folder / "config.json"),
-        facts=Summary(read_json(folder / "summary.json")),
+        facts=_read_summary(folder / "summary.json"),
     )
+
+
+def _read_summary(path: Path) -> Summary:
+    found = Summary(read_json(path))
+    try:
+        str(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise check.fail("file", str(path), f"a summary, as a run writes it ({error!r})") from None
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object."""
     try:
-        found = json.loads(path.read_text())
-    except ValueError:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
         raise check.fail("file", str(path), "a JSON object, as a run writes it") from None
     if not isinstance(found, dict):
         raise check.fail("file", str(path), "a JSON object, as a run writes it")
@@ -141,8 +150,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_clients(path: Path) -> list[dict[str, Any]]:
     """Rows with numbers; a column that an older run did not write is empty."""
-    with path.open(newline="") as f:
-        rows: list[dict[str, Any]] = list(csv.DictReader(f))
+    try:
+        with path.open(newline="", encoding="utf-8") as f:
+            rows: list[dict[str, Any]] = list(csv.DictReader(f))
+    except (OSError, ValueError, csv.Error) as error:
+        raise check.fail("file", str(path), f"a table, as a run writes it ({error})") from None
+    if not rows or not {"client", "n_train", "n_test"} <= set(rows[0]):
+        raise check.fail("file", str(path), "the columns client, n_train, n_test, ..., as a run writes them")
+    column = ""
     try:
         for row in rows:
             for column in CLIENT_COLUMNS[1:]:

@@ -15,7 +15,7 @@ from partita.federation import Federation, split_tensors
 from partita.record import Record, read
 from partita.results import figures
 from partita.store import Store, checkpoint, open_store
-from partita.store.files import copy_folder, write_json, write_jsonl
+from partita.store.files import copy_folder, make_folder, write_json, write_jsonl
 from partita.types import ClientState, Tensors
 from partita.watch import Watch
 
@@ -93,6 +93,11 @@ class Run(Record):
             )
         model = copy.deepcopy(self.module)
         there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
+        if wrong:
+            raise check.fail(
+                "model", type(model).__name__, f"the model of the run: it differs in {', '.join(wrong[:3])}"
+            )
         with torch.no_grad():
             for name, value in tensors.items():
                 there[name].copy_(value)
@@ -100,17 +105,17 @@ class Run(Record):
 
     def save(self, folder: str | Path) -> None:
         """The run as a folder like that of `out=`; `partita.load` reads it."""
-        target = Path(folder)
+        target = check.path("folder", folder)
         if (target / "config.json").exists():
             raise check.fail("folder", str(folder), "a new folder: this one holds a run already")
-        target.mkdir(parents=True, exist_ok=True)
-        self.write(target)
+        self.write(make_folder("folder", target))
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     """A finished run from its folder. `model` (as it was trained) is needed for `client(i).model()` only."""
-    folder = Path(folder)
-    record = read(folder)
+    if model is not None and not isinstance(model, nn.Module):
+        raise check.fail("model", model, "the nn.Module that was trained")
+    record, folder = read(folder), Path(folder)
     found = checkpoint.read(folder / "checkpoint")
     if found is None:
         raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")

@@ -56,7 +56,7 @@ class Settings:
                 high = clients if field == "cohort" else None
                 given[field] = check.integer(field, given[field], low=low, high=high)
         given["seed"] = check.integer("seed", given["seed"], low=0, high=2**63 - 1)
-        given["steps"] = _steps(given["steps"], clients)
+        given["steps"] = steps_of(given["steps"], clients)
         if given["steps"] is not None and given["epochs"] is not None:
             raise check.fail("steps", given["steps"], "steps or epochs, not both")
         check.choice("state", given["state"], STATES)
@@ -163,7 +163,8 @@ def _baselines(baselines: Any) -> bool | tuple[str, ...]:
     return tuple(baselines)
 
 
-def _steps(steps: Any, clients: int) -> int | tuple[int, ...] | None:
+def steps_of(steps: Any, clients: int) -> int | tuple[int, ...] | None:
+    """One number of steps, or one for each client."""
     if steps is None:
         return None
     steps = steps.tolist() if hasattr(steps, "tolist") else steps

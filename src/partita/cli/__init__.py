@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -29,10 +29,26 @@ def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
     warnings.showwarning = _warning  # type: ignore[assignment]
     try:
-        app()
-    except (ValueError, OSError) as error:
-        typer.echo(f"partita: {error}", err=True)
-        sys.exit(2)
+        sys.exit(app(standalone_mode=False))
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """What typer finds wrong with the arguments knows its message; its class has no public name."""
+    message = getattr(error, "format_message", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+    elif message is not None:
+        typer.echo(f"partita: {' '.join(message().split())} (try --help)", err=True)
+    elif isinstance(error, ValueError | OSError):
+        text = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(f"partita: {text}", err=True)
+    else:
+        raise error
+    sys.exit(2)
 
 
 def _warning(message: Warning | str, *_: Any) -> None:

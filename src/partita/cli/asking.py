@@ -51,6 +51,7 @@ class Ask:
             settings["size"] = size
         first = settings.pop("seed", 0) if seed is None else seed
         check.integer("seed", first, low=0)
+        check.integer("--seeds", seeds, low=1)
         return Ask(recipe, find(recipe), settings, tuple(range(first, first + seeds)))
 
     def build(self, seed: int) -> Experiment | Study:
@@ -85,7 +86,7 @@ def show_study(
         return
     console = Console()
     if runs:
-        console.print(tables.comparison(rows))
+        console.print(tables.comparison(rows, console.width))
         if pairs:
             console.print(tables.pairs(pairs))
     for figure in figures:

@@ -118,7 +118,8 @@ def report(
         found = {"report": str(path), "table": rows, "paired": figures.paired(runs)}
         typer.echo(json.dumps(found, ensure_ascii=False))
     elif not quiet:
-        Console().print(tables.comparison(rows))
+        console = Console()
+        console.print(tables.comparison(rows, console.width))
         typer.echo(f"Wrote {path}")
 
 

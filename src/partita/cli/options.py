@@ -19,7 +19,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 Size = Annotated[str | None, typer.Option(help="small, medium or paper, for recipes that have sizes.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, ... (from --seed on).")]
+Seeds = Annotated[int, typer.Option(help="How many seeds: 0, 1, ... (from --seed on).")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the real datasets; in place of the variable PARTITA_DATA.")
 ]

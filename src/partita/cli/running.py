@@ -47,7 +47,8 @@ def demo(
     """Who gains from personalization and who loses? The answer on embedded data, in under a minute.
 
     40 clients see 3 of the 10 digits each. Every client trains alone, all of them train one global model
-    (FedAvg), and all of them train a shared model with a personal output layer (FedAlt).
+    (FedAvg), and all of them train a shared model with a personal output layer (FedAlt). The page
+    partita-demo.html (with --out: report.html there) shows every client.
 
     Example: `partita demo --seed 1 --out runs/demo`
     """
@@ -56,13 +57,15 @@ def demo(
         run = experiment.run(
             out=out, device=device, executor=executor, resume=resume, progress=bar(as_json, quiet)
         )
+        page = run.report("partita-demo.html") if out is None else out / "report.html"
     _show(run, as_json)
     if not as_json:
         console = Console()
         console.print(tables.gains(run))
         console.print(
-            "Next: your own model and data in five lines (README), or "
-            "[bold]partita run digits --set algorithm=fedsim[/bold]."
+            f"Every client in pictures: open [bold]{page}[/bold]\n"
+            "Next: your own model and data in five lines (README), or compare methods:\n"
+            "  partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
         )
 
 

@@ -70,40 +70,48 @@ def gains(run: Record, rows: int = 3) -> Table:
     return table
 
 
-def comparison(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each method or variant: mean ± deviation over the seeds, the best one marked."""
+def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
+    """A row for each method or variant, the best one marked; deviations as far as the terminal is wide."""
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
+    over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
-        title=f"test {metric}, " + ("1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds")
+        title=f"test {metric}, {over}", caption="hurt: clients that do worse with their personal model"
     )
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for column in (
         "alone",
         "global",
         "personal",
         "worst tenth",
-        "worse than global",
-        "worse than alone",
+        "hurt vs global",
+        "hurt vs alone",
         "seconds",
     ):
         table.add_column(column, justify="right")
+    wide = width >= 120
     for row in rows:
-        scored = f" of {row['scored']:g}"
-        hurt = [
-            "-" if row[k] is None else f"{row[k]:.3g}{scored}" for k in ("hurt_vs_global", "hurt_vs_local")
+        cells = [
+            _spread(row[k], wide or k == "personal") for k in ("local", "global", "personal", "worst_tenth")
         ]
-        cells = [_spread(row[k]) for k in ("local", "global", "personal", "worst_tenth")]
         if row["best"]:
             cells[2] = f"[bold green]{cells[2]}[/bold green]"
+        hurt = [
+            "-" if row[k] is None else f"{row[k]:.3g}/{row['scored']:g}"
+            for k in ("hurt_vs_global", "hurt_vs_local")
+        ]
         table.add_row(escape(row["label"]), *cells, *hurt, f"{row['seconds'] or 0:.1f}")
     return table
 
 
 def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Every method against the best, client by client."""
-    table = Table(title=f"Personal models client by client, against {rows[0]['against']}")
-    table.add_column("method")
-    columns = ("clients better", "equal", "worse", "median difference", "mean difference", "Wilcoxon p")
+    against = escape(rows[0]["against"])
+    table = Table(
+        title=f"Personal models client by client, against {against}",
+        caption="clients, each by its mean over the seeds; differences: up is better",
+    )
+    table.add_column("method", overflow="fold")
+    columns = ("better", "equal", "worse", "median", "mean", "Wilcoxon p")
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
@@ -123,7 +131,7 @@ def figure(given: Figure) -> Table:
     return table
 
 
-def _spread(found: Mapping[str, float] | None) -> str:
+def _spread(found: Mapping[str, float] | None, both: bool) -> str:
     if found is None:
         return "-"
-    return f"{found['mean']:.4f}" + (f" ± {found['std']:.4f}" if found["std"] else "")
+    return f"{found['mean']:.4f}" + (f" ± {found['std']:.4f}" if both and found["std"] else "")

@@ -13,7 +13,7 @@ from partita.execute.base import Build, Executor
 from partita.execute.plan import Moment
 from partita.types import ClientState, Download, Group, Upload
 
-TRIAL_CLIENTS, TRIAL_STEPS, REPEATS = 16, 3, 2
+QUICK = 0.05  # seconds for one step of two clients, below which a trial may be generous
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +42,23 @@ class Auto:
     def _measure(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> dict[str, str]:
-        few = slice(0, TRIAL_CLIENTS)
-        short = moment._replace(work=replace(moment.work, steps=TRIAL_STEPS, epochs=None))
-        part = group._replace(download=_some(group, few))
-        seconds = {}
-        for executor in self.candidates:
-            times = []
-            for _ in range(1 + REPEATS):  # the first warms up
-                begin = time.perf_counter()
-                executor(build, clients[few], part, tree.rows(states, few), short)
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - begin)
-            seconds[executor.name] = min(times[1:])
+        def trial(executor: Executor, count: int, steps: int) -> float:
+            few = slice(0, count)
+            short = moment._replace(work=replace(moment.work, steps=steps, epochs=None))
+            part = group._replace(download=_some(group, few))
+            begin = time.perf_counter()
+            executor(build, clients[few], part, tree.rows(states, few), short)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            return time.perf_counter() - begin
+
+        warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in self.candidates}
+        generous = max(warm.values()) < QUICK
+        count, steps, repeats = (16, 3, 2) if generous else (8, 2, 1)
+        seconds = {e.name: min(trial(e, count, steps) for _ in range(repeats)) for e in self.candidates}
         shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
         best = min(seconds, key=lambda name: seconds[name])
-        return {"picked": best, "why": f"measured on {len(clients[few])} clients: {shown}"}
+        return {"picked": best, "why": f"measured on {len(clients[:count])} clients: {shown}"}
 
 
 def _some(group: Group, few: slice) -> Download:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partita import check
+from partita.recipes import experiment
 from partita.recipes.digits import digits
 from partita.recipes.experiment import Experiment
 from partita.recipes.memory import partial_memory
@@ -38,10 +39,11 @@ def find(name: str) -> Recipe:
         raise check.fail(
             "recipe", name, f"one of {', '.join(RECIPES)}, or a Python file{check.meant(name, RECIPES)}"
         )
-    if not path.exists():
+    if not path.is_file():
         raise check.fail("recipe", name, "a Python file that exists")
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
-    made = runpy.run_path(str(path)).get("experiment")
+    with experiment.blamed(name):
+        made = runpy.run_path(str(path)).get("experiment")
     if not callable(made):
         raise check.fail("recipe", name, "a file with a function experiment() that returns an Experiment")
     return made  # type: ignore[no-any-return]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +61,9 @@ def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     A recipe of a study has only arguments; what it returns is returned.
     """
     arguments = inspect.signature(recipe).parameters
-    experiment = recipe(**{k: v for k, v in settings.items() if k in arguments})
+    name = getattr(recipe, "__name__", "experiment")
+    with blamed(name):
+        experiment = recipe(**{k: v for k, v in settings.items() if k in arguments})
     if hasattr(experiment, "variants"):
         for key in settings:
             check.choice("--set", key, arguments)
@@ -76,6 +80,20 @@ def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
             known = [*arguments, *(f for f in fields if f not in arguments), "algorithm", "algorithm.OPTION"]
             raise check.fail("--set", key, f"one of {', '.join(known)}{check.meant(key, known)}")
     return experiment
+
+
+@contextlib.contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """Errors of a user's file are named as such, with the line; ours (and files not found) say enough."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" in line {last.lineno} of {last.filename}"
+        reason = f"{type(error).__name__}: {error}{where}"
+        raise check.fail("recipe", name, f"Python that runs ({reason})") from error
 
 
 def parse(assignments: list[str]) -> dict[str, Any]:

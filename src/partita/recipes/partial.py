@@ -52,11 +52,11 @@ def partial_splits(
     t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
     variants = {
         "fedavg": Variant(_first_stage(t, seed)),
-        "finetune": _later(t, seed, "all", finetune("all", t.lr[2])),
-        "ditto": _later(t, seed, "all", finetune("all", t.lr[2], l2=DITTO)),
+        "finetune": _later(t, seed, "all", _tuned(t, "all")),
+        "ditto": _later(t, seed, "all", _tuned(t, "all", l2=DITTO)),
     }
     for part in SPLITS:
-        variants[f"finetune-{part}"] = _later(t, seed, part, finetune(part, t.lr[2]))
+        variants[f"finetune-{part}"] = _later(t, seed, part, _tuned(t, part))
         for method in ("fedalt", "fedsim"):
             variants[f"{method}-{part}"] = _later(t, seed, part, _personal(t, method, part))
             if stateless:
@@ -87,7 +87,7 @@ def partial_harm(
     t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
     variants = {
         "fedavg": Variant(_first_stage(t, seed)),
-        "finetune": _later(t, seed, "all", finetune("all", t.lr[2])),
+        "finetune": _later(t, seed, "all", _tuned(t, "all")),
     }
     for part in ("output", "adapter"):
         variants[f"fedalt-{part}"] = _later(t, seed, part, _personal(t, "fedalt", part))
@@ -126,8 +126,13 @@ def _personal(t: Task, method: str, part: str, state: str = "keep", weight_decay
     train = METHODS[method](part, t.lr[1], server=t.server[1], **options)
     return pipeline(
         stage(train, rounds=t.rounds[1], state=state),
-        stage(finetune(part, t.lr[2], **options), epochs=t.epochs),
+        stage(_tuned(t, part, weight_decay=weight_decay), epochs=t.epochs),
     )
+
+
+def _tuned(t: Task, part: str, l2: float = 0.0, weight_decay: float = 0.0) -> Algorithm:
+    """Stage (c)."""
+    return finetune(part, t.lr[2], l2, max_grad_norm=t.max_grad_norm, weight_decay=weight_decay)
 
 
 def _later(
@@ -147,6 +152,7 @@ def _later(
         epochs=1,
         batch=t.batch,
         seed=seed,
+        evaluate_every=max(1, t.rounds[1] // 5),
         train_scores=True,
     )
     return Variant(experiment, start="fedavg", baselines={"global": "fedavg"})

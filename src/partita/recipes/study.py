@@ -111,7 +111,8 @@ def run_study(
         runs = read_study(out)
     tables = study.tables(runs) if set(study.variants) <= set(runs) else ()
     if out is not None:
-        write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
+        if tables:
+            write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
         if runs:
             write_page(runs, out / "report.html")
     return runs, tables

@@ -106,11 +106,11 @@ def _femnist(size: str, seed: int, clients: int | None) -> Task:
     """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01."""
     i = SIZES.index(size)
     return Task(
-        data=data.real("femnist", min_samples=100, clients=clients or (40, 100, None)[i], seed=seed),
+        data=data.real("femnist", min_samples=100, clients=clients or (30, 100, None)[i], seed=seed),
         model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
-        rounds=((60, 20), (400, 100), (2000, 500))[i],
-        epochs=5,
+        rounds=((60, 15), (400, 100), (2000, 500))[i],
+        epochs=(2, 5, 5)[i],
         cohort=10,
         batch=32,
         lr=(
@@ -126,11 +126,11 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
     """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay."""
     i = SIZES.index(size)
     return Task(
-        data=data.real("shakespeare", min_characters=5000, clients=clients or (40, 100, None)[i], seed=seed),
+        data=data.real("shakespeare", min_characters=5000, clients=clients or (30, 100, None)[i], seed=seed),
         model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
-        rounds=((60, 20), (300, 100), (1000, 500))[i],
-        epochs=5,
+        rounds=((60, 15), (300, 100), (1000, 500))[i],
+        epochs=(2, 5, 5)[i],
         cohort=(20, 20, 50)[i],
         batch=(16, 32, 64)[i],
         lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
@@ -147,7 +147,7 @@ def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
         model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
         rounds=((15, 8), (60, 20), (200, 100))[i],
-        epochs=5,
+        epochs=(2, 5, 5)[i],
         cohort=6,
         batch=32,
         lr=(server.linear(0.1, warmup=0.1), _LR, 0.01),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from partita.report.rows import Result
+from partita.store.files import failed
 
 __all__ = ["Result", "write"]
 
@@ -44,6 +45,8 @@ def _write_whole(target: Path, content: str) -> None:
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp's file is for its owner only; a report is an ordinary file
         os.replace(name, target)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk does not name the file
+            raise failed(error, f"cannot write {target}") from error
         raise

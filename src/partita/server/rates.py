@@ -6,7 +6,7 @@ Every `lr` of a method is a number or one of these. Within a round the rate is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated
 
 from partita import check
@@ -108,4 +108,6 @@ def stepped(
 
 def as_rate(lr: float | Rate) -> Rate:
     """A number becomes a constant rate; a rate stays what it is."""
+    if getattr(lr, "__module__", None) == __name__ and not is_dataclass(lr):  # linear instead of linear(0.1)
+        raise check.fail("lr", lr, "a number from 0, or a rate such as partita.server.linear(0.1)")
     return lr if callable(lr) else Constant(lr)
