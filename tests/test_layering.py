@@ -27,6 +27,7 @@ MACHINERY = (
     "results",
     "settings",
     "initial",
+    "begin",
 )
 SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
 GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")

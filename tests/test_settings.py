@@ -42,9 +42,7 @@ def test_the_good_run_runs(tmp_path) -> None:
     assert federate(tmp_path / "run").summary()["rounds"] == 1
 
 
-@pytest.mark.parametrize(
-    "field", ["rounds", "cohort", "epochs", "batch", "evaluate_every", "checkpoint_every"]
-)
+@pytest.mark.parametrize("field", ["rounds", "cohort", "epochs", "batch", "evaluate_every"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True, [1], float("nan")])
 def test_counts(tmp_path, field, value) -> None:
     refused(tmp_path, field, value, "a whole number from 1")
@@ -306,6 +304,7 @@ def checked(**changed) -> Settings:
         "evaluate_every": None,
         "checkpoint_every": None,
         "baselines": False,
+        "train_scores": False,
     }
     return Settings.checked(CLIENTS, **{**given, **changed})
 
@@ -372,3 +371,13 @@ def test_describe_writes_options_down() -> None:
     both = describe(pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=2), pt.fedavg(lr=0.2)))
     assert [s["algorithm"]["lr"] for s in both["stages"]] == [0.1, 0.2]
     assert both["stages"][0]["rounds"] == 2
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "3", True])
+def test_checkpoints_may_be_none(tmp_path, value) -> None:
+    refused(tmp_path, "checkpoint_every", value, "a whole number from 0")
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_train_scores(tmp_path, value) -> None:
+    refused(tmp_path, "train_scores", value, "True or False")

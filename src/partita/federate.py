@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +13,15 @@ from torch import nn
 from partita import check, tree
 from partita.aggregate.screen import usable
 from partita.algorithms import fedavg, local
+from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
-from partita.record import Record, read_json, write_page
+from partita.record import Record, write_page
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings
-from partita.store import checkpoint
-from partita.store.files import make_folder, plain
 from partita.types import Algorithm, Cohort, ServerState, Upload
 from partita.watch import Interrupt, Watch
 
@@ -184,7 +181,7 @@ def train(
 ) -> Run:
     """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
     watch = Watch(run, what, callbacks)
-    _open(run, watch, resume)
+    begin_run(run, watch, resume)
     references = dict(references)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
@@ -203,77 +200,6 @@ def train(
     result = Run.of(run, watch, references)
     watch.tell_summary(result)
     return result
-
-
-def _open(run: Federation, watch: Watch, resume: bool) -> None:
-    """Begin, or go on from the newest valid checkpoint; refuse to overwrite or to mix runs."""
-    folder = run.folder
-    if folder is not None:
-        if (folder / "config.json").exists():
-            if not resume:
-                raise check.fail(
-                    "out", str(folder), "a new folder, or resume=True to go on with the run in it"
-                )
-            before = read_json(folder / "config.json")
-            _check_same(watch.config(), before, folder)
-            run.picks.update(before["executor"]["picks"])
-            found = checkpoint.read(folder / "checkpoint")
-            if found is None and (folder / "metrics.jsonl").exists():
-                raise ValueError(f"resume: the run in {folder} has no checkpoint left; choose another folder")
-            if found is not None:
-                _restore(watch, found)
-                checkpoint.drop(folder / "checkpoint", after=found.round)
-                return
-        make_folder("out", folder)
-        _clear(folder)
-    run.enter(0)
-    watch.write_config()
-    watch.checkpoint()  # the initial weights: what is resumed starts from the same ones
-
-
-def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
-    try:
-        watch.restore(found)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"resume: {found.path} does not fit ({reason}); expected a checkpoint of this run"
-        ) from error
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a killed run left before its first checkpoint, and nothing of anybody else."""
-    left = folder / "checkpoint"
-    theirs = [p.name for p in left.glob("*") if not re.fullmatch(r"\.\d+\.(tmp|old)|clients-\d+", p.name)]
-    if left.exists() and not left.is_dir():
-        theirs = ["a file"]
-    if theirs:
-        raise check.fail(
-            "out", str(folder), f"a folder without a checkpoint/ of something else ({theirs[0]})"
-        )
-    shutil.rmtree(left, ignore_errors=True)
-
-
-def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
-    versions, executor = before.get("versions"), before.get("executor")
-    theirs = versions.get("partita") if isinstance(versions, dict) else None
-    if theirs != now["versions"]["partita"]:
-        ours = now["versions"]["partita"]
-        raise ValueError(f"resume: {folder} holds a run of partita {theirs}, not {ours}; expected the same")
-    if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
-        raise ValueError(
-            f"resume: {folder} holds a run with another executor ({executor}); expected the same"
-        )
-    for part in ("algorithm", "settings", "schedule", "loss", "metric", "model", "data"):
-        old, new = before.get(part), plain(now[part])
-        if part == "settings" and isinstance(old, dict):
-            old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))
-        if old != new:
-            shown = f"{old!r} -> {new!r}"
-            if isinstance(old, dict):
-                changed = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
-                shown = ", ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}"[:160] for k in changed)
-            raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
 
 
 def _baselines(run: Federation) -> dict[str, Algorithm]:

@@ -58,8 +58,7 @@
   }
 
   const options = {
-    responsive: true, displaylogo: false, displayModeBar: touch ? false : "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    responsive: true, displayModeBar: false,
   };
 
   function draw() {
