@@ -140,7 +140,7 @@ def test_three_numbers_and_the_verdict() -> None:
     rows = [client("a", 0.9, 0.8, 0.95), client("b", 0.7, 0.8, 0.6), client("c", 0.5, 0.5, 0.4)]
     run = fake(*rows, algorithm="fedalt", rounds=9, test={"local": 0.7, "global": 0.72345, "personal": 0.75})
     text = top({"fedalt": [run]})
-    assert "Personalization helps 1 of 3 clients." in text
+    assert "Personalization helps 1 of 3 clients and hurts 1." in text
     assert (
         "1 of 3 clients do worse with their personal model than with the global model; 1 of 3 than alone."
         in text
@@ -160,7 +160,7 @@ def test_a_better_mean_elsewhere_is_said() -> None:
 
 def test_without_a_personal_part_training_alone_is_the_measure() -> None:
     run = fake(client("a", 0.9, 0.9, 0.8), client("b", 0.7, 0.7, 0.8))
-    assert "Training together helps 1 of 2 clients." in top({"fedavg": [run]})
+    assert "Training together helps 1 of 2 clients and hurts 1." in top({"fedavg": [run]})
 
 
 def test_lower_is_better_turns_everything() -> None:
@@ -172,7 +172,7 @@ def test_lower_is_better_turns_everything() -> None:
         metric="mse",
     )
     text = top({"x": [run]})
-    assert "Personalization helps 2 of 3 clients." in text
+    assert "Personalization helps 2 of 3 clients and hurts 1." in text
     assert "personal models best 1.6667" in text
 
 

@@ -65,7 +65,8 @@ def demo(
         console.print(
             f"Every client in pictures: open [bold]{page}[/bold]\n"
             "Next: your own model and data in five lines (README), or compare methods:\n"
-            "  partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
+            "  partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods",
+            soft_wrap=True,
         )
 
 

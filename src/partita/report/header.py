@@ -99,8 +99,9 @@ def _verdict(runs: Runs, best: Row, clients: Sequence[Row]) -> str:
     if not against:
         return "There is nothing to compare the personal models with."
     found = changes(clients, against[0], higher)
-    helped = f"helps {sum(x > 0 for x in found):,} of {_some(len(found), 'client')}"
-    return f"{'Personalization' if against[0] == 'global' else 'Training together'} {helped}."
+    helped, hurt = sum(x > 0 for x in found), sum(x < 0 for x in found)
+    what = "Personalization" if against[0] == "global" else "Training together"
+    return f"{what} helps {helped:,} of {_some(len(found), 'client')} and hurts {hurt or 'none'}."
 
 
 def _overall(row: Row) -> str:
