@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -75,32 +76,39 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
-        title=f"test {metric}, {over}", caption="hurt: clients that do worse with their personal model"
+        title=f"test {metric}, {over}",
+        caption="hurt: clients that do worse with their personal model",
+        box=SIMPLE_HEAD,
     )
-    table.add_column("method", overflow="fold")
-    for column in (
-        "alone",
-        "global",
-        "personal",
-        "worst tenth",
-        "hurt vs global",
-        "hurt vs alone",
-        "seconds",
-    ):
-        table.add_column(column, justify="right")
-    wide = width >= 120
-    for row in rows:
-        cells = [
-            _spread(row[k], wide or k == "personal") for k in ("local", "global", "personal", "worst_tenth")
-        ]
-        if row["best"]:
-            cells[2] = f"[bold green]{cells[2]}[/bold green]"
-        hurt = [
-            "-" if row[k] is None else f"{row[k]:.3g}/{row['scored']:g}"
-            for k in ("hurt_vs_global", "hurt_vs_local")
-        ]
-        table.add_row(escape(row["label"]), *cells, *hurt, f"{row['seconds'] or 0:.1f}")
+    table.add_column("method", overflow="fold", no_wrap=max(len(row["label"]) for row in rows) <= 24)
+    columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 130).items()}
+    if width < 100:
+        del columns["seconds"]
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=name == "personal")
+    for i, row in enumerate(rows):
+        table.add_row(escape(row["label"]), *(cells[i] for cells in shown.values()))
     return table
+
+
+def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    def personal(row: Mapping[str, Any]) -> str:
+        text = _spread(row["personal"], True)
+        return f"[bold green]{text}[/bold green]" if row["best"] else text
+
+    def hurt(row: Mapping[str, Any], key: str) -> str:
+        return "-" if row[key] is None else f"{row[key]:.3g}/{row['scored']:g}"
+
+    return {
+        "alone": lambda row: _spread(row["local"], wide),
+        "global": lambda row: _spread(row["global"], wide),
+        "personal": personal,
+        "worst tenth": lambda row: _spread(row["worst_tenth"], wide),
+        "hurt vs global": lambda row: hurt(row, "hurt_vs_global"),
+        "hurt vs alone": lambda row: hurt(row, "hurt_vs_local"),
+        "seconds": lambda row: f"{row['seconds'] or 0:.1f}",
+    }
 
 
 def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -109,6 +117,7 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(
         title=f"Personal models client by client, against {against}",
         caption="clients, each by its mean over the seeds; differences: up is better",
+        box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
     columns = ("better", "equal", "worse", "median", "mean", "Wilcoxon p")
@@ -123,7 +132,7 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def figure(given: Figure) -> Table:
     """A table of a study."""
-    table = Table(title=given.title, caption=given.note or None)
+    table = Table(title=given.title, caption=given.note or None, box=SIMPLE_HEAD)
     for i, column in enumerate(given.columns):
         table.add_column(escape(column), justify="left" if i == 0 else "right")
     for row in given.rows:
