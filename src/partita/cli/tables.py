@@ -80,13 +80,13 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
         caption="hurt: clients that do worse with their personal model",
         box=SIMPLE_HEAD,
     )
-    table.add_column("method", overflow="fold", no_wrap=max(len(row["label"]) for row in rows) <= 24)
-    columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 130).items()}
+    table.add_column("method", overflow="fold")
+    columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 140).items()}
     if width < 100:
         del columns["seconds"]
     shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=name == "personal")
+        table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
         table.add_row(escape(row["label"]), *(cells[i] for cells in shown.values()))
     return table
@@ -104,9 +104,9 @@ def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
         "alone": lambda row: _spread(row["local"], wide),
         "global": lambda row: _spread(row["global"], wide),
         "personal": personal,
-        "worst tenth": lambda row: _spread(row["worst_tenth"], wide),
-        "hurt vs global": lambda row: hurt(row, "hurt_vs_global"),
-        "hurt vs alone": lambda row: hurt(row, "hurt_vs_local"),
+        "worst\ntenth": lambda row: _spread(row["worst_tenth"], wide),
+        "hurt vs\nglobal": lambda row: hurt(row, "hurt_vs_global"),
+        "hurt vs\nalone": lambda row: hurt(row, "hurt_vs_local"),
         "seconds": lambda row: f"{row['seconds'] or 0:.1f}",
     }
 
