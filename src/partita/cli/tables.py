@@ -82,8 +82,9 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     )
     table.add_column("method", overflow="fold")
     columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 140).items()}
-    if width < 100:
-        del columns["seconds"]
+    for least, name in ((100, "seconds"), (80, "worst\ntenth"), (80, "hurt vs\nalone"), (60, "alone")):
+        if width < least:
+            del columns[name]
     shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
