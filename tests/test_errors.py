@@ -379,6 +379,7 @@ TABLE = [
         "a list of partita.callbacks.Callback",
     ),
     Wrong("resume is a word", fed(resume="yes"), "resume='yes': ", "True or False"),
+    Wrong("report is a path", fed(report="report.html"), "report='report.html': ", "True or False"),
     make(
         "resume from nowhere",
         lambda: federate(None, resume=True),

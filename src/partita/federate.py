@@ -91,6 +91,7 @@ def federate(
     baselines: bool | Mapping[str, Record] = True,
     train_scores: bool = False,
     out: str | Path | None = None,
+    report: bool = True,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -124,6 +125,7 @@ def federate(
     train_scores
                 at the end score every client on its training samples too (in clients.csv and the report)
     out         folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html, checkpoints
+    report      also write report.html into `out` (5 MB; later: `partita report OUT`)
     resume      go on with the run in `out`; the result has the same bits as without interruption
     callbacks   see `partita.callbacks`
     progress    show a progress bar (None: when the standard error stream is a terminal)
@@ -153,7 +155,7 @@ def federate(
     if schedule is not None and not hasattr(schedule, "begin"):
         raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
     folder = None if out is None else check.path("out", out)
-    check_manner(callbacks, resume, folder)
+    check_manner(callbacks, resume, report, folder)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if store == "disk" and folder is None:
@@ -163,7 +165,7 @@ def federate(
     )
     try:
         result = train(run, algorithm.name, listeners, resume=resume, references=given)
-        if folder is not None:
+        if folder is not None and report:
             write_page({algorithm.name: [result]}, folder / "report.html")
         return result
     finally:
@@ -230,13 +232,14 @@ def _by_round(reference: Record, same_rounds: bool) -> Callable[[int], float | N
     return lambda version: final  # noqa: ARG005
 
 
-def check_manner(callbacks: object, resume: object, folder: Path | None) -> None:
+def check_manner(callbacks: object, resume: object, report: object, folder: Path | None) -> None:
     """How to run, beside what."""
     some = callbacks if isinstance(callbacks, Sequence) else [None]
     if not all(isinstance(c, Callback) for c in some):
         raise check.fail("callbacks", callbacks, "a list of partita.callbacks.Callback")
-    if not isinstance(resume, bool):
-        raise check.fail("resume", resume, "True or False")
+    for field, value in (("resume", resume), ("report", report)):
+        if not isinstance(value, bool):
+            raise check.fail(field, value, "True or False")
     if resume and folder is None:
         raise check.fail("resume", resume, "out=, the folder of the run")
 

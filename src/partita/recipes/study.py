@@ -155,7 +155,7 @@ def _run(
         experiment = replace(experiment, model=_continued(experiment, before))
     baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
     again = resume and folder is not None and (folder / "config.json").exists()
-    return experiment.run(**{"baselines": baselines, **options}, out=folder, resume=again)
+    return experiment.run(**{"baselines": baselines, "report": False, **options}, out=folder, resume=again)
 
 
 def _continued(experiment: Experiment, run: Run) -> nn.Module:

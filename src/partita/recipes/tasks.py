@@ -131,7 +131,7 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
         adapters=ADAPTERS["shakespeare"],
         rounds=((50, 10), (300, 100), (1000, 500))[i],
         epochs=(2, 5, 5)[i],
-        cohort=(20, 20, 50)[i],
+        cohort=(10, 20, 50)[i],
         batch=(16, 32, 64)[i],
         lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
         server=tuple(server.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
