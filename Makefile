@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-export PARTITA_DATA ?= $(abspath $(wildcard ../shared/data))
+ifneq ($(wildcard ../shared/data),)
+export PARTITA_DATA ?= $(abspath ../shared/data)
+endif
 export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: demo test test-all lint bench docs clean

@@ -7,7 +7,7 @@
 #
 # Run it as a script, or cell by cell in an editor that knows `# %%`:
 #
-#     PARTITA_DATA=../shared/data python examples/heart_disease.py
+#     PARTITA_DATA=/path/to/data python examples/heart_disease.py
 
 # %%
 import os

@@ -5,7 +5,7 @@
 # personal part for each role? The same script works for messages by person, notes by doctor or tickets by
 # customer.
 #
-#     PARTITA_DATA=../shared/data python examples/shakespeare.py
+#     PARTITA_DATA=/path/to/data python examples/shakespeare.py
 
 # %%
 import os

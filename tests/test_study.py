@@ -82,7 +82,9 @@ def test_given_baselines_are_compared_with_and_not_trained(tmp_path: Path) -> No
     assert run.scores("global") == pytest.approx(one.scores("global"))
     assert np.isnan(run.scores("local")).all()
     assert run.summary()["hurt"]["vs_global"] == int((run.scores("personal") < one.scores("global")).sum())
-    assert {row["test.global"] for row in run.metrics} == {one.summary()["test"]["global"]}
+    assert [row["test.global"] for row in run.metrics] == [row["test.global"] for row in one.metrics]
+    longer = experiment(rounds=5).run(baselines={"global": one})
+    assert {row["test.global"] for row in longer.metrics} == {one.summary()["test"]["global"]}
 
 
 @pytest.mark.parametrize(
@@ -163,11 +165,11 @@ def build(seed: int) -> Study:
 def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     whole, _ = run_study(build, [0, 1], out=tmp_path / "whole", announce=quiet)
     out = tmp_path / "parts"
-    run_study(build, [0, 1], out=out, only=["fedavg"], announce=quiet)
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["fedavg"]
-    untouched = (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns
+    run_study(build, [0, 1], out=out, only=["local"], announce=quiet)
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["local"]
+    untouched = (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns
     parts, _ = run_study(build, [0, 1], out=out, resume=True, announce=quiet)
-    assert (out / "fedavg" / "seed-1" / "summary.json").stat().st_mtime_ns == untouched
+    assert (out / "local" / "seed-1" / "summary.json").stat().st_mtime_ns == untouched
     for name, runs in whole.items():
         for a, b in zip(runs, parts[name], strict=True):
             assert a.clients == b.clients
@@ -349,3 +351,126 @@ def test_the_recipes_run(recipe: str, data: str, tmp_path: Path) -> None:
     assert tables
     assert all("nan" not in cell for table in tables for row in table.rows for cell in row)
     assert json.loads((tmp_path / "s" / "study.json").read_text())["variants"] == list(runs)
+
+
+# ---- what a first look found
+
+
+def stages() -> Any:
+    return pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.1), rounds=3, cohort=4, steps=2),
+        pt.stage(pt.finetune("output", lr=0.1), epochs=1),
+    )
+
+
+def test_a_pipeline_with_rounds_of_its_own_is_compared() -> None:
+    study = versus(
+        experiment(algorithm=stages(), rounds=None, cohort=None, steps=None),
+        ["pipeline", "fedprox(mu=0.1, lr=0.1)"],
+    )
+    for name in ("local", "fedavg", "fedprox-mu=0.1,lr=0.1"):
+        made = study.variants[name].experiment
+        assert (made.rounds, made.cohort, made.steps) == (4, 4, 2)
+    assert study.variants["pipeline"].experiment.algorithm.stages
+    runs, _ = run_study(lambda _: study, [0], announce=quiet)
+    assert runs["pipeline"][0].summary()["rounds"] == 4
+
+
+def test_baselines_of_a_comparison_are_those_of_a_run() -> None:
+    wanted = experiment(
+        algorithm=pt.fedalt("output", lr=0.1, weighting="uniform"), norm="personal", state="reset"
+    )
+    alone, everyone = (versus(wanted).variants[name].experiment for name in ("local", "fedavg"))
+    assert {(e.norm, e.state) for e in (alone, everyone)} == {("global", "keep")}
+    assert everyone.algorithm.options["weighting"] == "uniform"
+    plain = experiment()
+    single, compared = plain.run(), run_study(lambda _: versus(plain), [0], announce=quiet)[0]["fedalt"][0]
+    for model in ("local", "global", "personal"):
+        assert compared.scores(model) == pytest.approx(single.scores(model), nan_ok=True)
+    assert compared.metrics[0]["test.global"] == single.metrics[0]["test.global"]  # round by round
+
+
+def test_counters_are_no_distance() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
+    )
+    e = experiment()
+    steps = [1, 50, 1, 1, 1, 1]  # the counter of steps alone would put client 1 at a distance of 40
+    run = pt.federate(
+        model, e.data, pt.fedavg(lr=0.01), rounds=1, steps=steps, batch=8, norm="personal", baselines=False
+    )
+    assert max(row["distance"] for row in run.clients) < 5
+
+
+def test_train_scores_of_a_pipeline() -> None:
+    method = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.1), rounds=3), pt.stage(pt.fedalt("output", lr=0.1), rounds=2)
+    )
+    run = experiment(algorithm=method, rounds=None).run(train_scores=True, baselines=False)
+    model_of_stage_one = experiment(algorithm=pt.fedavg(lr=0.1), rounds=3).run(
+        train_scores=True, baselines=False
+    )
+    assert not np.isnan(run.scores("global", "train")).any()
+    assert run.scores("global", "train") == pytest.approx(model_of_stage_one.scores("global", "train"))
+
+
+def test_nothing_to_compare_with_hurts_nobody() -> None:
+    summary = experiment().run(baselines=False).summary()
+    assert summary["hurt"] == {"vs_global": None, "vs_local": None}
+
+
+def test_an_edited_study_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    run_study(build, [0], out=tmp_path / "s", announce=quiet)
+    with pytest.raises(ValueError, match=r"another rounds \(4 -> 5\)"):
+        run_study(lambda s: versus(experiment(s, rounds=5), ["fedalt"]), [0], out=tmp_path / "s", resume=True)
+
+
+def test_a_wrong_part_is_refused_before_any_variant_ran(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'input'"):
+        run_study(
+            lambda s: versus(experiment(s), ["fedalt(personal=inpt)"]),
+            [0],
+            out=tmp_path / "s",
+            announce=quiet,
+        )
+    assert not (tmp_path / "s").exists()
+
+
+def test_tables_wait_for_all_runs(tmp_path: Path) -> None:
+    def counted(seed: int) -> Study:
+        made = build(seed)
+        return Study(made.variants, tables=lambda runs: [Table("T", ("n",), [(str(len(runs)),)])])
+
+    _, some = run_study(counted, [0], out=tmp_path / "s", only=["fedavg"], announce=quiet)
+    assert some == ()
+    _, all_ = run_study(counted, [0], out=tmp_path / "s", resume=True, announce=quiet)
+    assert all_[0].rows == [("3",)]
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl", reason="no locks on this system")
+    experiment(rounds=1).run(baselines=False, out=tmp_path / "run")
+    handle = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)  # another process is at work
+    with pytest.raises(ValueError, match="no other process"):
+        experiment(rounds=1).run(baselines=False, out=tmp_path / "run", resume=True)
+    os.close(handle)
+    experiment(rounds=1).run(baselines=False, out=tmp_path / "run", resume=True)
+
+
+def test_a_client_by_its_name() -> None:
+    run = experiment(rounds=1).run(baselines=False)
+    assert run.client("3").number == run.client(3).number == 3
+    with pytest.raises(ValueError, match="client='x'"):
+        run.client("x")
+
+
+def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
+    from partita.cli.comparing import _collect
+
+    for name, seed, classes in (("a", 0, 3), ("b", 1, 3), ("c", 2, 5), ("d", 1, 3)):
+        data = pt.data.digits(6, pt.data.label_skew(classes), seed=seed)
+        made = Experiment(pt.models.mlp(64, 10), data, pt.fedavg(lr=0.1), rounds=1, steps=1, seed=seed)
+        made.run(baselines=False, out=tmp_path / name)
+    runs = _collect([tmp_path / name for name in "abcd"])
+    assert sorted(map(len, runs.values())) == [1, 1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -15,10 +16,30 @@ from partita.store.files import make_folder, plain
 from partita.watch import Watch
 
 
+def hold(folder: Path) -> int | None:
+    """Keep other processes out of a run's folder until the handle is closed, or this process ends."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on this system
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise check.fail("out", str(folder), "a folder that no other process is writing to now") from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
+
+
 def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
     """Begin, or go on from the newest valid checkpoint; refuse to overwrite or to mix runs."""
     folder = run.folder
     if folder is not None:
+        if folder.is_dir():
+            run.held = hold(folder)
         if (folder / "config.json").exists():
             if not resume:
                 raise check.fail(
@@ -35,6 +56,7 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
                 checkpoint.drop(folder / "checkpoint", after=found.round)
                 return
         make_folder("out", folder)
+        run.held = run.held if run.held is not None else hold(folder)
         _clear(folder)
     run.enter(0)
     watch.write_config()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from partita import aggregate, check, data, models, server
 from partita.algorithms import METHODS, stage
-from partita.data.real import _READERS, real
+from partita.data.real import READERS, real
 from partita.options import declared, signature, words
 from partita.recipes import RECIPES
 
@@ -71,7 +71,7 @@ def _public(module: ModuleType, *files: str) -> Parts:
 
 def _datasets() -> Parts:
     others = {*_public(data, "partitioners", "shifts")}
-    return {n: f for n, f in _public(data).items() if n not in others} | _READERS
+    return {n: f for n, f in _public(data).items() if n not in others} | READERS
 
 
 KINDS = {

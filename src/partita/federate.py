@@ -12,7 +12,7 @@ from torch import nn
 
 from partita import check, tree
 from partita.aggregate.screen import usable
-from partita.algorithms import fedavg, local
+from partita.algorithms.baselines import baselines as baseline_methods
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
@@ -99,6 +99,8 @@ def federate(
     """Train a model among the clients of `data` with `algorithm`, and find out who gains.
 
     model       any nn.Module (its weights are the start), or a function that makes one under the seed
+    data        the clients' samples: `partita.data.from_arrays(x, y, client)` and the like
+    algorithm   the method: `partita.fedalt(personal="output", lr=0.1)` and the like
     rounds      server steps; a pipeline's stages may bring their own
     cohort      clients per round (None: everyone)
     steps, epochs, batch
@@ -111,6 +113,7 @@ def federate(
                 a function returns a mean over samples; higher is better unless its name ends in 'loss',
                 'error', 'mse' or 'mae', or its attribute `higher_is_better` says otherwise
     state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
+    schedule    who reports when; None: `partita.schedule.synchronous()`, a random cohort each round
     norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
@@ -181,16 +184,25 @@ def train(
     resume: bool,
     references: Mapping[str, Record],
 ) -> Run:
-    """A run from its beginning or its checkpoint to its end, after the baselines it is compared with."""
+    """A run from its beginning or its checkpoint to its end, alone in its folder."""
+    try:
+        return _trained(run, what, callbacks, resume, dict(references))
+    finally:
+        run.release()
+
+
+def _trained(
+    run: Federation, what: str, callbacks: Sequence[Callback], resume: bool, references: dict[str, Record]
+) -> Run:
+    """After the baselines that it is compared with."""
     watch = Watch(run, what, callbacks)
     begin_run(run, watch, resume)
-    references = dict(references)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
         other = run.like(method, folder, order="turns" if name == "local" else None)
         references[name] = train(other, f"baseline {name}", callbacks, resume=resume, references={})
     if "global" in references:
-        watch.reference = _by_round(references["global"], same_rounds=run.settings.baselines is True)
+        watch.reference = _by_round(references["global"], run.rounds)
     with Interrupt() as interrupt:
         watch.start()
         rounds(run, watch, interrupt)
@@ -208,14 +220,8 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
     """What the method is compared with: every client alone, and fedavg where it has no global model."""
     if run.settings.baselines is not True:
         return {}
-    options = run.stages[0].algorithm.options
-    same = {k: options[k] for k in ("lr", "momentum", "weight_decay", "max_grad_norm") if k in options}
-    wanted: dict[str, Algorithm] = {}
-    if not run.is_global(0):
-        wanted["global"] = fedavg(**same, weighting=options.get("weighting", "samples"))
-    if not run.alone:
-        wanted["local"] = local(**same)
-    return wanted
+    there = {"global": run.is_global(0), "local": run.alone}
+    return {name: rule for name, rule in baseline_methods(run.given).items() if not there[name]}
 
 
 def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
@@ -224,9 +230,9 @@ def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
             raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
 
 
-def _by_round(reference: Record, same_rounds: bool) -> Callable[[int], float | None]:
-    """The global score to show at each round: a baseline's at that round, or that of a run that is over."""
-    if same_rounds:
+def _by_round(reference: Record, rounds: int) -> Callable[[int], float | None]:
+    """The global score to show at each round: the reference's, or its last where it ran for another time."""
+    if reference.summary()["rounds"] == rounds:
         return {row["round"]: row["test.global"] for row in reference.metrics}.get
     final: float | None = reference.summary()["test"]["global"]
     return lambda version: final  # noqa: ARG005

@@ -7,6 +7,7 @@ It can enter the next stage, score every client, and be written to and read from
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
 from partita.schedule import Schedule, synchronous
-from partita.settings import Settings, stage_work, steps_of
+from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Store, open_store
 from partita.types import (
     Algorithm,
@@ -90,6 +91,7 @@ class Federation:
         self.scheduler = schedule or synchronous()
         self.picks: dict[str, dict[str, str]] = {}
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
+        self.held: int | None = None  # the handle that keeps others out of the folder
         self.stage = -1
         self.whole = True  # whether what the server holds was last trained as one model
         self.first = 0
@@ -99,14 +101,9 @@ class Federation:
 
         With an `order`, cohorts come in that order: alone, every client should have as many turns as others.
         """
-        first = self.stages[0]
         settings = replace(
             self.settings,
-            rounds=self.rounds,
-            cohort=first.cohort,
-            steps=first.steps,
-            epochs=first.epochs,
-            batch=first.batch,
+            **as_one(self.stages),
             state="keep",
             norm="global",
             baselines=False,
@@ -123,6 +120,12 @@ class Federation:
             schedule=self.scheduler if order is None else synchronous(order),
             folder=folder,
         )
+
+    def release(self) -> None:
+        """Let others into the folder again."""
+        if self.held is not None:
+            os.close(self.held)
+            self.held = None
 
     # ---- stages
 

@@ -47,7 +47,9 @@ class Summary(dict[str, Any]):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
         if self["excluded"]:
-            lines.append(f"  excluded for unusable uploads: {', '.join(self['excluded'])}")
+            some, more = self["excluded"][:5], len(self["excluded"]) - 5
+            shown = ", ".join(some) + (f" and {more} more" if more > 0 else "")
+            lines.append(f"  excluded for unusable uploads (is lr too large?): {shown}")
         speed = self["client_steps_per_second"]
         lines.append(
             f"  {self['seconds']:.1f} s, {speed:,.0f} client steps per second, "
@@ -178,4 +180,4 @@ def human_bytes(count: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"

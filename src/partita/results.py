@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -41,15 +40,15 @@ def _scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> 
         alone = np.full(run.data.clients, np.nan)
         if personal is not None:  # a client that had no turn has no model of its own
             alone[run.store.touched] = personal[run.store.touched]
-    return {"local": alone, "global": everyone, "personal": personal, **_train_scores(run, references)}
+    return {"local": alone, "global": everyone, "personal": personal, **_train_scores(run, watch, references)}
 
 
-def _train_scores(run: Federation, references: Mapping[str, Record]) -> Scores:
-    """The same on the training part, when asked for."""
+def _train_scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
+    """The same on the training part, when asked for; of the same global model."""
     if not run.settings.train_scores:
         return {}
-    everyone = run.scores("global", "train") if run.has_global else None
-    if everyone is None and "global" in references:
+    everyone = watch.global_train_scores
+    if watch.global_scores is None and "global" in references:
         everyone = references["global"].scores("global", "train")
     personal = run.scores("personal", "train") if run.has_personal else everyone
     return {"global_train": everyone, "personal_train": personal}
@@ -81,14 +80,17 @@ def _distances(run: Federation) -> np.ndarray | None:
     touched = run.store.touched
     if not run.partition.personal or not run.keeps_state or not touched:
         return None
+    names = [k for k in run.partition.personal if k in run.problem.trainable]  # no counters or statistics
     blocks = [touched[i : i + run.block] for i in range(0, len(touched), run.block)]
     total: Tensors = {}
     for some in blocks:
-        sums = {k: v.sum(0, dtype=torch.float64) for k, v in run.load(some).personal.items()}
+        own = tree.pick(run.load(some).personal, names)
+        sums = {k: v.sum(0, dtype=torch.float64) for k, v in own.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
     found = np.full(run.data.clients, np.nan)
     for some in blocks:
-        away = [v - total[k] / len(touched) for k, v in run.load(some).personal.items()]
+        own = tree.pick(run.load(some).personal, names)
+        away = [v - total[k] / len(touched) for k, v in own.items()]
         squares = [d.reshape(len(d), -1).square().sum(1) for d in away]
         found[some] = torch.stack(squares).sum(0).sqrt().cpu().numpy()
     return found
@@ -149,6 +151,8 @@ def _hurt(personal: np.ndarray | None, other: np.ndarray | None, better: float) 
     if personal is None or other is None:
         return None
     both = ~(np.isnan(personal) | np.isnan(other))
+    if not both.any():
+        return None
     return int((better * personal[both] < better * other[both]).sum())
 
 
@@ -156,5 +160,9 @@ def _peak_memory(device: str) -> int:
     """The most that this process has held: on the GPU by tensors, on the CPU in all."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on this system
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -77,9 +77,11 @@ class Run(Record):
             write=write,
         )
 
-    def client(self, number: int) -> Client:
-        """A client by its number, 0 to clients − 1."""
-        return Client(self, check.integer("client", number, low=0, high=len(self.clients) - 1))
+    def client(self, which: int | str) -> Client:
+        """A client by its number, 0 to clients − 1 in the order of `names`, or by its name."""
+        if isinstance(which, str):
+            return Client(self, self.names.index(check.choice("client", which, self.names)))
+        return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
 
     def model(self) -> nn.Module:
         """The server's model; where a part of it is personal, that part is as at the start."""

@@ -97,6 +97,13 @@ class Settings:
         )
 
 
+def as_one(stages: Sequence[Stage]) -> dict[str, Any]:
+    """All stages as one: their rounds together, the cohort and the work of the first."""
+    first = stages[0]
+    work = {"steps": first.steps, "epochs": first.epochs, "batch": first.batch}
+    return {"rounds": sum(s.rounds or 0 for s in stages), "cohort": first.cohort, **work}
+
+
 def stage_work(stage: Stage) -> Work:
     """What a client computes in a round of this stage; one pass over its data unless the user says more."""
     epochs = 1 if stage.steps is None and stage.epochs is None else stage.epochs

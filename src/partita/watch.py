@@ -25,7 +25,7 @@ from partita.store.files import append_jsonl, plain, write_csv, write_json, writ
 from partita.types import Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
-SCORES = "scores/global"
+SCORES, TRAIN_SCORES = "scores/global", "scores/global_train"
 COUNTERS = (
     "bytes_up",
     "bytes_down",
@@ -48,6 +48,7 @@ class Watch:
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
         self.global_scores: np.ndarray | None = None
+        self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
         self.loss: float | None = None
         self.known_picks = 0
@@ -73,6 +74,8 @@ class Watch:
         last_of_stage = run.schedule.done(run.server)
         if version % every == 0 or last_of_stage:
             self.evaluate(cohort)
+        if last_of_stage and run.has_global and run.settings.train_scores:
+            self.global_train_scores = run.scores("global", "train")
         self._tell(cohort, usable)
         if len(run.picks) > self.known_picks:
             self.write_config()
@@ -135,8 +138,9 @@ class Watch:
         self.rows = facts["rows"]
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
-        scores = found.tensors.get(SCORES)
+        scores, on_train = (found.tensors.get(name) for name in (SCORES, TRAIN_SCORES))
         self.global_scores = None if scores is None else scores.numpy()
+        self.global_train_scores = None if on_train is None else on_train.numpy()
         self.saved_round = found.round
 
     def tensors(self) -> Tensors:
@@ -144,6 +148,8 @@ class Watch:
         tensors = self.run.tensors()
         if self.global_scores is not None:
             tensors[SCORES] = torch.from_numpy(self.global_scores)
+        if self.global_train_scores is not None:
+            tensors[TRAIN_SCORES] = torch.from_numpy(self.global_train_scores)
         return tensors
 
     def state(self) -> dict[str, Any]:

@@ -23,14 +23,13 @@ from partita.cli.options import (
     Quiet,
     Recipe,
     Resume,
-    Seed,
     Seeds,
     Set,
     Size,
     Track,
 )
 from partita.recipes import Experiment, Study
-from partita.recipes.study import Runs, is_study, read_study, run_study
+from partita.recipes.study import Runs, is_study, read_study, run_study, unfinished
 from partita.recipes.versus import separate, versus
 from partita.record import Record, read
 from partita.report import compare as figures
@@ -49,7 +48,7 @@ def compare(
     seeds: Seeds = 1,
     set_: Set = None,
     size: Size = None,
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
     out: Out = None,
     data_dir: DataDir = None,
     device: Device = "auto",
@@ -120,6 +119,9 @@ def report(
     elif not quiet:
         console = Console()
         console.print(tables.comparison(rows, console.width))
+        for folder in filter(is_study, folders):
+            if missing := unfinished(folder):
+                typer.echo(f"{folder} is not finished: {missing}; --resume goes on with it")
         typer.echo(f"Wrote {path}")
 
 
@@ -129,7 +131,7 @@ def _collect(folders: list[Path]) -> Runs:
     for folder in folders:
         found = read_study(folder) if is_study(folder) else {_label(folder): [read(folder)]}
         for label, some in found.items():
-            if label in runs and not all(_same_but_seed(runs[label][0], run) for run in some):
+            if not all(_same_but_seed(a, b) for a in runs.get(label, ()) for b in some):
                 label = f"{label} ({folder})"
             runs.setdefault(label, []).extend(some)
     return runs
@@ -141,7 +143,12 @@ def _label(folder: Path) -> str:
 
 def _same_but_seed(a: Record, b: Record) -> bool:
     def facts(run: Record) -> tuple[object, ...]:
-        settings = {k: v for k, v in run.config.get("settings", {}).items() if k != "seed"}
-        return run.config.get("algorithm"), settings
+        config = run.config
+        settings, source = (
+            {k: v for k, v in part.items() if k != "seed"}
+            for part in (config.get("settings", {}), config.get("data", {}).get("source", {}))
+        )
+        rest = (config.get(k) for k in ("algorithm", "schedule", "loss", "metric", "model"))
+        return settings, source, len(run.clients), *rest
 
     return facts(a) == facts(b) and a.summary()["seed"] != b.summary()["seed"]

@@ -11,7 +11,7 @@ from partita.cli import catalogue
 from partita.recipes import RECIPES
 
 Seed = Annotated[int, typer.Option(help="Everything random depends on it.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; without it nothing is written.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; without it no run is kept.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Executor = Annotated[str, typer.Option(help="auto (measures and picks), vmap (clients stacked) or loop.")]
 Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, such as 8GiB.")]

@@ -39,7 +39,7 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     `clients` is the number of clients, for natural clients a random choice among them (None: all); `seed`
     draws that choice and the split.
     """
-    reader = _READERS[check.choice("name", name, _READERS)]
+    reader = READERS[check.choice("name", name, READERS)]
     known = list(inspect.signature(reader).parameters)[1:]
     for option, value in options.items():
         if option not in known:
@@ -249,7 +249,7 @@ def _heart_disease(
     return from_arrays(x, y, hospital, test=mask, names=d["hospital_name"][ids].tolist(), source=source)
 
 
-_READERS: dict[str, Callable[..., FederatedData]] = {
+READERS: dict[str, Callable[..., FederatedData]] = {
     "femnist": _femnist,
     "mnist": _mnist,
     "cifar10": _cifar10,

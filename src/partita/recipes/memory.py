@@ -1,4 +1,4 @@
-"""Parameters and memory of partly personal models: Pillutla et al. (2022), Tables 5, 7, 8 and 10.
+"""Parameters and memory of partly personal models: Pillutla et al. (2022), Tables 5, 7 and 10.
 
 memory = 3·size(u) + 2·size(v) + size(backprop)
 
@@ -62,7 +62,7 @@ def memory_tables(size: str, seed: int) -> list[Table]:
         memory.append((case.name, *cells, _saved(needed[1:4], needed[4])))
     return [
         Table(
-            "Personal and shared parameters (Tables 5, 7, 8)",
+            "Personal and shared parameters (Tables 5, 7)",
             ("network", "personal part", "personal", "the paper's", "shared", "personal, %"),
             counts,
         ),
@@ -77,6 +77,7 @@ def memory_tables(size: str, seed: int) -> list[Table]:
 
 
 def _cases(size: str, seed: int) -> list[Case]:
+    digits = "free_spoken_digits"
     image, speech, text = (
         torch.zeros(4, 28, 28),
         torch.zeros(4, 32, 32),
@@ -98,7 +99,7 @@ def _cases(size: str, seed: int) -> list[Case]:
         letters,
         *([words] if size == "paper" else []),
         Case("Shakespeare transformer", network("shakespeare", size, seed), ADAPTERS["shakespeare"], text),
-        Case("spoken digits ResNet-20", network("free_spoken_digits", size, seed), "residual", speech),
+        Case("spoken digits ResNet-20", network(digits, size, seed), ADAPTERS[digits], speech),
     ]
 
 

@@ -25,7 +25,6 @@ from partita.types import Algorithm
 
 SPLITS = ("input", "output", "adapter")
 Runs = Mapping[str, Sequence[Record]]
-DITTO = 0.1  # ℓ2 pull of the "Ditto" baseline, the paper's value for images
 
 
 def partial_splits(
@@ -53,7 +52,7 @@ def partial_splits(
     variants = {
         "fedavg": Variant(_first_stage(t, seed)),
         "finetune": _later(t, seed, "all", _tuned(t, "all")),
-        "ditto": _later(t, seed, "all", _tuned(t, "all", l2=DITTO)),
+        "ditto": _later(t, seed, "all", _tuned(t, "all", l2=t.ditto)),
     }
     for part in SPLITS:
         variants[f"finetune-{part}"] = _later(t, seed, part, _tuned(t, part))

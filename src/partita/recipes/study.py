@@ -21,7 +21,9 @@ from partita.initial import own_copy
 from partita.recipes.experiment import Experiment
 from partita.record import Record, read, read_json, write_page
 from partita.run import Run, load
-from partita.store.files import write_json, write_text
+from partita.settings import describe
+from partita.store.files import make_folder, plain, write_json, write_text
+from partita.types import Stage
 
 Runs = dict[str, list[Record]]
 FILE = "study.json"
@@ -84,8 +86,8 @@ def run_study(
     build    the study for a seed
     about    what to write into study.json: how the study was asked for
     out      a folder for each run below this one, and the tables; `resume` goes on where it was
-    only     patterns of the variants to run now, and of what they start from; the others can follow later,
-             or at the same time in another process, with the same `out` and `resume`
+    only     patterns of the variants to run now, and of what they need; the others can follow later, or in
+             another process as soon as what both need is there, with the same `out` and `resume`
     listen   callbacks for a run with this folder
     options  further arguments of `federate`
     """
@@ -93,6 +95,8 @@ def run_study(
     study = build(seeds[0])
     _check_names(study)
     wanted = _wanted(study, only)
+    for name in wanted:
+        _check_parts(study.variants[name].experiment)
     total, done = len(wanted) * len(seeds), 0
     _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
     for i, seed in enumerate(seeds):
@@ -101,15 +105,17 @@ def run_study(
         for name in wanted:
             variant = study.variants[name]
             done += 1
-            announce(f"{done}/{total}  {name}, seed {seed}")
             folder = None if out is None else out / name / f"seed-{seed}"
+            there = folder is not None and (folder / "summary.json").exists()
+            announce(f"{done}/{total}  {name}, seed {seed}{' (already there)' if there else ''}")
             given = {**options, "callbacks": listen(folder)}
             trained[name] = _run(variant, trained, folder, resume, given)
             runs.setdefault(name, []).append(_figures(trained[name]))
             _forget(trained, study, name)
     if out is not None and only:  # what other calls have done
         runs = read_study(out)
-    tables = study.tables(runs) if set(study.variants) <= set(runs) else ()
+    complete = all(len(runs.get(name, ())) == len(seeds) for name in study.variants)
+    tables = study.tables(runs) if complete else ()
     if out is not None:
         if tables:
             write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
@@ -132,6 +138,13 @@ def read_study(folder: Path) -> Runs:
     return runs
 
 
+def unfinished(folder: Path) -> str:
+    """'2 of 8 runs are there', or nothing when all are."""
+    about, there = read_json(folder / FILE), sum(map(len, read_study(folder).values()))
+    total = len(about["variants"]) * len(about["seeds"])
+    return f"{there} of {total} runs are there" if there < total else ""
+
+
 def is_study(folder: Path) -> bool:
     """Whether a study wrote this folder."""
     return (folder / FILE).is_file()
@@ -146,7 +159,9 @@ def _run(
 ) -> Record:
     experiment = variant.experiment
     if folder is not None and resume and (folder / "summary.json").exists():
-        return read(folder)
+        found = read(folder)
+        _check_same(experiment, found, folder)
+        return found
     if variant.start is not None:
         before = trained[variant.start]
         if not isinstance(before, Run):  # finished by an earlier call
@@ -158,12 +173,40 @@ def _run(
     return experiment.run(**{"baselines": baselines, "report": False, **options}, out=folder, resume=again)
 
 
+def _check_same(experiment: Experiment, found: Record, folder: Path) -> None:
+    """A finished run is taken for this experiment's only if it is."""
+    work = ("rounds", "cohort", "steps", "epochs", "batch", "seed", "state", "norm")
+    wanted = {
+        "algorithm": describe(experiment.algorithm),
+        **{k: describe(getattr(experiment, k)) for k in work},
+        "clients": experiment.data.clients,
+        "fingerprint": experiment.data.fingerprint(),
+    }
+    there = {**found.config, **found.config["settings"], **found.config["data"]}
+    for key, value in wanted.items():
+        if there.get(key) != plain(value):
+            raise ValueError(
+                f"resume: {folder} holds a run with another {key} ({there.get(key)!r} -> {value!r}); "
+                "expected the same"
+            )
+
+
+def _check_parts(experiment: Experiment) -> None:
+    """A wrong personal part is refused before any variant has run."""
+    model = own_copy(experiment.model, experiment.seed)
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    for stage in experiment.algorithm.stages or (Stage(experiment.algorithm),):
+        stage.algorithm.partition(model, names)
+
+
 def _continued(experiment: Experiment, run: Run) -> nn.Module:
     """The experiment's model with the weights that the other run has trained."""
     model = own_copy(experiment.model, experiment.seed)
-    unknown = model.load_state_dict(run.shared, strict=False).unexpected_keys
-    if unknown:
-        raise check.fail("start", unknown[0], "a variant whose model fits into this one's")
+    there = model.state_dict()
+    wrong = [k for k, v in run.shared.items() if k not in there or there[k].shape != v.shape]
+    if wrong:
+        raise check.fail("start", wrong[0], "a variant whose model fits into this one's")
+    model.load_state_dict(run.shared, strict=False)
     return model
 
 
@@ -222,7 +265,8 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
                 raise ValueError(
                     f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
                 )
-    out.mkdir(parents=True, exist_ok=True)
+        return
+    make_folder("out", out)
     write_json(out / FILE, about)
 
 

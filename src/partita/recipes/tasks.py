@@ -41,6 +41,7 @@ class Task:
     lr: tuple[Rate, Rate, float]
     server: tuple[ServerOptimizer, ...]
     max_grad_norm: float | None = None
+    ditto: float = 0.1  # ℓ2 pull of the "Ditto" baseline
 
     def adapted(self, seed: int) -> nn.Module:
         """The model with adapters, the same ones for every client."""
@@ -136,6 +137,7 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
         lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
         server=tuple(server.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
         max_grad_norm=0.1,
+        ditto=1e-3,
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from partita import check
-from partita.algorithms import METHODS, fedavg, local
+from partita.algorithms import METHODS
+from partita.algorithms.baselines import baselines
 from partita.recipes.experiment import Experiment, changed, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
+from partita.settings import Settings, as_one
 from partita.types import Algorithm
 
 ALONE, GLOBAL = "local", "fedavg"
@@ -25,20 +27,27 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     that it shares with the experiment's own method are taken from there. Without any: the experiment's own.
     """
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
-    first = experiment.algorithm.stages[0].algorithm if experiment.algorithm.stages else experiment.algorithm
-    common = ("lr", "momentum", "weight_decay", "max_grad_norm")
-    same = {k: v for k, v in first.options.items() if k in common}
     whole = replace(experiment, baselines=False)
+    plain = replace(whole, **as_one(_settings(experiment).stages(experiment.algorithm)))
+    base = replace(plain, state="keep", norm="global")  # as the baselines of a single run
+    rules = baselines(experiment.algorithm)
     variants = {
-        ALONE: Variant(replace(whole, algorithm=local(**same), schedule=synchronous("turns"), state="keep")),
-        GLOBAL: Variant(replace(whole, algorithm=fedavg(**same))),
+        ALONE: Variant(replace(base, algorithm=rules["local"], schedule=synchronous("turns"))),
+        GLOBAL: Variant(replace(base, algorithm=rules["global"]), baselines={"local": ALONE}),
     }
     for label, options in chosen.items():
         if options or label not in variants:
             rule = _changed(experiment.algorithm, label, options)
-            compared = {"local": ALONE, "global": GLOBAL}
-            variants[label] = Variant(replace(whole, algorithm=rule), baselines=compared)
+            made = replace(whole if rule.stages else plain, algorithm=rule)
+            variants[label] = Variant(made, baselines={"local": ALONE, "global": GLOBAL})
     return Study(variants)
+
+
+def _settings(experiment: Experiment) -> Settings:
+    """Checked, and enough to know how long the experiment's stages are."""
+    given = {f.name: getattr(experiment, f.name, None) for f in fields(Settings)}
+    here = {"executor": "auto", "device": "cpu", "store": "auto"}
+    return Settings.checked(experiment.data.clients, **{**given, **here})
 
 
 def _changed(algorithm: Algorithm, label: str, options: Mapping[str, Any]) -> Algorithm:

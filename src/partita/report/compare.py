@@ -18,10 +18,12 @@ from partita.report.rows import (
     changes,
     checked,
     higher_is_better,
+    marks,
     mean,
     metric,
     number,
     numbers,
+    same_clients,
 )
 
 
@@ -45,8 +47,9 @@ def paired(runs: Runs, against: str | None = None) -> list[Row]:
     """Each other label compared with the label `against` (default: the best), client by client.
 
     The unit is a client, known by its name: the difference of its personal scores under the two labels, up is
-    better, averaged over the seeds that both labels have (where they share none, over all combinations).
-    `p` is the two-sided Wilcoxon signed-rank test's; None where it says nothing (no client differs).
+    better, averaged over the seeds that both labels have (where they share none, over all combinations of runs
+    with the same clients). Where the seeds have different clients, each client of each seed is a unit. `p` is
+    the two-sided Wilcoxon signed-rank test's; None where it says nothing (no client differs).
     """
     higher = higher_is_better(checked(runs))
     if against is None:
@@ -117,15 +120,16 @@ def _scored(run: Result) -> float:
 
 def _differences(ours: Sequence[Result], theirs: Sequence[Result], higher: bool) -> list[float]:
     """Per client: our score minus theirs, up is better, averaged over pairs of runs."""
-    pairs = [(a, b) for a in ours for b in theirs]
+    marked = list(zip(ours, marks(ours))), list(zip(theirs, marks(theirs)))
+    pairs = [(a, b, i or j) for a, i in marked[0] for b, j in marked[1]]
     # runs of one seed saw the same data and cohorts; compared with each other they differ by the method only
-    same = [(a, b) for a, b in pairs if a.summary().get("seed") == b.summary().get("seed")]
+    same = [pair for pair in pairs if pair[0].summary().get("seed") == pair[1].summary().get("seed")]
     found: dict[str, list[tuple[float, float]]] = {}
-    for a, b in same or pairs:
+    for a, b, mark in same or [pair for pair in pairs if same_clients(pair[:2])]:
         scores = _personal(b)
         for name, score in _personal(a).items():
             if name in scores:
-                found.setdefault(name, []).append((score, scores[name]))
+                found.setdefault(f"{name}{mark}", []).append((score, scores[name]))
     return [_difference(both, 1.0 if higher else -1.0) for both in found.values()]
 
 

@@ -14,9 +14,12 @@ from partita.report.rows import (
     Row,
     Runs,
     changes,
+    difference,
     first,
     higher_is_better,
+    mean,
     metric,
+    over_seeds,
     references,
 )
 from partita.report.words import (
@@ -34,21 +37,21 @@ from partita.report.words import (
 
 CLEAR = 0.05
 MODELS = {"global": "with the global model", "local": "alone"}
+TITLES = {"global": "One global model", "local": "Training alone"}
 
 
 def header(runs: Runs, means: Means, title: str | None) -> Safe:
     """What ran, what came of it, and the numbers: cards for one label, tables for several."""
     rows = compare.table(runs)
     best = next((row for row in rows if row["best"]), rows[0])
-    clients, higher = means[best["label"]], higher_is_better(runs)
     name = title or ("Comparison of " + listed(list(runs)) if len(runs) > 1 else str(best["label"]))
     top = tag(
         "header",
         tag("p", "Partita report", tag("span", " · ", shorten(name, 120)), class_="eyebrow"),
-        tag("h1", _verdict(runs, best, clients)),
+        tag("h1", _verdict(runs, rows, best, means[best["label"]])),
         tag("p", what_ran(runs), class_="lead"),
-        tag("p", *_who_loses(clients, higher, _of(runs, best)), class_="lead"),
-        tag("p", _close(runs) if len(runs) > 1 else _overall(best), class_="lead"),
+        tag("p", _who_loses(best, len(runs) > 1), class_="lead"),
+        tag("p", _close(runs, best["label"]) if len(runs) > 1 else _overall(best), class_="lead"),
         _cards(best) if len(runs) == 1 else None,
         id="summary",
     )
@@ -59,7 +62,9 @@ def what_ran(runs: Runs) -> str:
     """One sentence: the method, the clients, the rounds."""
     facts, config = first(runs).summary(), first(runs).config
     settings, source = config.get("settings") or {}, (config.get("data") or {}).get("source") or {}
-    data = f" of {source['name']}" if isinstance(source, dict) and source.get("name") else ""
+    name = str(source.get("name") or "") if isinstance(source, dict) else ""
+    # a function that takes any data is no name for them
+    data = "" if not name or name == "split" or name.startswith("from_") else f" of {name}"
     names = listed(list(runs)) if len(runs) > 1 else str(facts.get("algorithm") or next(iter(runs)))
     words = f"{shorten(names, 200)} on {count(facts.get('clients', len(first(runs).clients)))} clients{data}"
     if facts.get("rounds") is not None:
@@ -82,61 +87,79 @@ def _some(n: object, noun: str) -> str:
     return f"{count(n)} {noun}" + ("" if n == 1 else "s")
 
 
-def _of(runs: Runs, best: Row) -> str:
-    """Whose clients the next sentence is about."""
-    parts = [f"with {best['label']}"] if len(runs) > 1 else []
-    parts += ["averaged over the seeds"] if best["seeds"] > 1 else []
-    words = ", ".join(parts)
-    return f"{words[:1].upper()}{words[1:]}, " if parts else ""
-
-
-def _verdict(runs: Runs, best: Row, clients: Sequence[Row]) -> str:
+def _verdict(runs: Runs, rows: Sequence[Row], best: Row, clients: Sequence[Row]) -> str:
     """The one sentence to remember."""
-    higher = higher_is_better(runs)
-    if len(runs) > 1 and best["best"]:
-        return f"{shorten(best['label'], 60)} scores best: {metric(runs)} {score(best['personal']['mean'])}."
-    against = references(clients, higher)
+    higher, label = higher_is_better(runs), shorten(best["label"], 60)
+    several, against = len(runs) > 1 and best["best"], references(clients, higher)
+    better = _better(rows, best)
+    if better is not None:
+        kind, value = better
+        ours = (
+            f"with {label}" if several else "together" if against[:1] == ["local"] else "with personal models"
+        )
+        own = score(best["personal"]["mean"])
+        return f"{TITLES[kind]} is best here: {metric(runs)} {score(value)} against {own} {ours}."
+    if several:
+        return f"{label} scores best: {metric(runs)} {score(best['personal']['mean'])}."
     if not against:
         return "There is nothing to compare the personal models with."
-    found = changes(clients, against[0], higher)
-    helped, hurt = sum(x > 0 for x in found), sum(x < 0 for x in found)
-    what = "Personalization" if against[0] == "global" else "Training together"
-    return f"{what} helps {helped:,} of {_some(len(found), 'client')} and hurts {hurt or 'none'}."
+    found = [changes(run.clients, against[0], higher) for run in runs[best["label"]]]
+    helped = count(mean(sum(x > 0 for x in seed) for seed in found if seed))
+    hurt = best[f"hurt_vs_{against[0]}"]
+    what = "personalization" if against[0] == "global" else "training together"
+    return (
+        f"Compared with {NAMES['global'] if against[0] == 'global' else 'training alone'}, {what} helps "
+        f"{helped} of {_scored(best)} and hurts {count(hurt) if hurt else 'none'}."
+    )
+
+
+def _scored(row: Row) -> str:
+    """40 clients; where counts are means over seeds, 40 clients per seed."""
+    return _some(row["scored"], "client") + (" per seed" if row["seeds"] > 1 else "")
+
+
+def _better(rows: Sequence[Row], best: Row) -> tuple[str, float] | None:
+    """The kind of model, and its score, that is better on average than the best personal models, if any is."""
+    known = [(kind, row[kind]["mean"]) for row in rows for kind in TITLES if row[kind] is not None]
+    if best["personal"] is None or not known:
+        return None
+    higher, own = best["higher_is_better"], best["personal"]["mean"]
+    found = (max if higher else min)(known, key=lambda pair: pair[1])
+    return found if difference(own, found[1], higher) < 0 else None
 
 
 def _overall(row: Row) -> str:
     """What the count of clients hides: that another kind of model is better on average."""
-    known = {kind: row[kind]["mean"] for kind in KINDS if row[kind] is not None}
-    if "personal" not in known:
-        return ""
-    choose = max if row["higher_is_better"] else min
-    best = choose(known, key=lambda kind: known[kind])
-    if known[best] == known["personal"]:
-        return ""
-    return f"But over all test samples, {NAMES[best]} scores better than personal models."
+    better = _better([row], row)
+    return (
+        f"But over all test samples, {NAMES[better[0]]} scores better than personal models." if better else ""
+    )
 
 
-def _close(runs: Runs) -> str:
+def _close(runs: Runs, best: str) -> str:
     """Which labels are not clearly worse than the best: a mean alone may be luck."""
-    rows = compare.paired(runs)
+    rows = [row for row in compare.paired(runs, best) if row["clients"]]
     close = [row["label"] for row in rows if row["p"] is None or row["p"] >= CLEAR]
+    if not rows:
+        return "The labels have no client in common."
     if not close:
-        return "Client by client, the others differ clearly from it (p < 0.05)."
-    return f"Client by client, it is not clearly different from {listed(close)} (p ≥ 0.05)."
+        return f"Client by client, the others differ clearly from {best} (p < 0.05)."
+    return f"Client by client, {best} is not clearly different from {listed(close)} (p ≥ 0.05)."
 
 
-def _who_loses(rows: Sequence[Row], higher: bool, start: str) -> list[object]:
+def _who_loses(row: Row, several: bool) -> str:
     """N of M clients do worse with their personal model than with the global model; K of M than alone."""
     parts = list[str]()
-    for reference in ("global", "local"):
-        found = changes(rows, reference, higher)
-        if found:
-            hurt, model = sum(x < 0 for x in found), MODELS[reference]
-            with_own = "" if parts else " do worse with their personal model"
-            parts.append(f"{hurt:,} of {_some(len(found), 'client')}{with_own} than {model}")
+    for reference, model in MODELS.items():
+        hurt = row[f"hurt_vs_{reference}"]
+        if hurt is not None:
+            who = f"{count(row['scored'])}" if parts else f"{_scored(row)} do worse with their personal model"
+            parts.append(f"{count(hurt)} of {who} than {model}")
     if not parts:
-        return ["No client has two scores to compare."]
-    return [start, "; ".join(parts).replace("clients than alone", "than alone"), "."]
+        return "No client has two scores to compare."
+    start = [f"with {row['label']}"] * several + ["on average"] * (row["seeds"] > 1)
+    words = ", ".join([*start, "; ".join(parts)])
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _cards(row: Row) -> Safe:
@@ -173,7 +196,8 @@ def _comparison(runs: Runs, rows: Sequence[Row]) -> Safe:
     head += ["time", "sent"]
     note = (
         f"Test {metric(runs)}, {direction} is better; mean ± standard deviation over the seeds. Worst tenth: "
-        "the personal score that nine clients in ten reach. Hurt: clients whose personal model is worse."
+        "the personal score that nine clients in ten reach. Hurt: clients whose personal model is worse, "
+        "the mean over the seeds."
     )
     return section(
         "comparison",
@@ -214,8 +238,8 @@ def _paired(runs: Runs) -> list[Safe]:
     head = ["", "clients", "better", "equal", "worse", "median change", "mean change", "p"]
     note = (
         "Each client's personal score against its score under "
-        f"{against}, averaged over the seeds; above zero is better than {against}. p: Wilcoxon signed-rank "
-        "test over clients, two-sided, not corrected for several comparisons."
+        f"{against}; above zero is better than {against}.{over_seeds(runs)} p: Wilcoxon signed-rank test over "
+        "clients, two-sided, not corrected for several comparisons."
     )
     return [
         tag("h3", f"Client by client against {against}"),

@@ -58,11 +58,12 @@ def figure(name: str, label: str) -> Safe:
     return tag("div", class_="figure", role="img", aria_label=label, data_figure=name)
 
 
-def choice(name: str, label: str, options: Mapping[str, str]) -> Safe | None:
-    """Buttons of which one is pressed: the figures follow. Nothing where there is nothing to choose."""
+def choice(name: str, label: str, options: Mapping[str, str], start: str | None = None) -> Safe | None:
+    """Buttons of which one (the first, or `start`) is pressed: the figures follow. Nothing where there is
+    nothing to choose."""
     if len(options) < 2:
         return None
-    start = next(iter(options))
+    start = next(iter(options)) if start is None else start
     buttons = [
         tag("button", shown, type="button", data_choice=name, data_value=value, aria_pressed=pressed)
         for value, shown in options.items()

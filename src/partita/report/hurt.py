@@ -15,7 +15,10 @@ from partita.report.rows import (
     changes,
     differs,
     higher_is_better,
+    marks,
+    over_seeds,
     references,
+    same_clients,
 )
 from partita.report.words import count, score, shorten, signed
 
@@ -33,8 +36,9 @@ def hurt(runs: Runs, means: Means) -> Safe:
             losers = worst_first(rows, reference, higher)
             name = f"{label}: " if len(runs) > 1 else ""
             name += f"{len(losers):,} of {len(changes(rows, reference, higher)):,} clients {WORSE[reference]}"
+            name += _counted(seeds)
             if losers:
-                excluded = {str(c) for run in seeds for c in run.summary().get("excluded") or ()}
+                excluded = _excluded(seeds)
                 body = _losers(losers, reference, crowd(rows, higher), higher, excluded)
                 parts.append(tag("details", tag("summary", name), body, **({} if opened else {"open": ""})))
                 opened = True
@@ -42,6 +46,19 @@ def hurt(runs: Runs, means: Means) -> Safe:
                 parts.append(tag("p", name, class_="none"))
     start = None if opened else tag("p", "Nobody was hurt." if parts else "Nothing to compare with.")
     return section("hurt", "Who was hurt, and why it may be", start, *parts, _note(runs) if opened else None)
+
+
+def _counted(seeds: Sequence[Result]) -> str:
+    """The table counts the hurt in each seed; this list, of all seeds, is another number."""
+    if len(seeds) == 1:
+        return ""
+    return ", averaged over the seeds" if same_clients(seeds) else ", all seeds together"
+
+
+def _excluded(seeds: Sequence[Result]) -> set[str]:
+    return {
+        f"{c}{mark}" for run, mark in zip(seeds, marks(seeds)) for c in run.summary().get("excluded") or ()
+    }
 
 
 def _telling(rows: Sequence[Row], higher: bool) -> list[str]:
@@ -79,7 +96,5 @@ def _line(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Collec
 
 
 def _note(runs: Runs) -> Safe:
-    seeds: Sequence[Result] = max(runs.values(), key=len)
-    averaged = " Scores are each client's means over the seeds." if len(seeds) > 1 else ""
     words = "Reasons are what is unusual about a client, not proof of a cause."
-    return tag("p", words + averaged, class_="how")
+    return tag("p", words + over_seeds(runs), class_="how")

@@ -6,13 +6,24 @@ import base64
 import hashlib
 from importlib import import_module, resources
 
+from partita.report import compare
 from partita.report import figures as draw
 from partita.report.cost import cost
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
 from partita.report.html import Safe, choice, data, figure, how, join, section, tag, text
 from partita.report.hurt import hurt
-from partita.report.rows import Means, Runs, checked, higher_is_better, means, metric, references
+from partita.report.rows import (
+    Means,
+    Runs,
+    checked,
+    differs,
+    higher_is_better,
+    means,
+    metric,
+    over_seeds,
+    references,
+)
 from partita.report.settings import settings
 
 AGAINST = {"global": "the global model", "local": "training alone"}
@@ -30,12 +41,13 @@ def page(runs: Runs, title: str | None = None) -> str:
             "violins_train": draw.violins(clients, higher, "_train"),
         }
     )
+    start = _start(runs, clients, higher)
     body = join(
         [
             header(runs, clients, title),
             _curves(runs, figures),
-            _clients(clients, higher, figures),
-            _distribution(clients, higher, figures),
+            _clients(clients, higher, figures, start, over_seeds(runs)),
+            _distribution(clients, higher, figures, start),
             hurt(runs, clients),
             cost(runs),
             settings(runs),
@@ -59,26 +71,35 @@ def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
     )
 
 
-def _clients(means: Means, higher: bool, figures: dict[str, Figure]) -> Safe:
+def _start(runs: Runs, means: Means, higher: bool) -> str:
+    """The label to show first: the best, or another where its clients are all as good as what it compares to."""
+    best = [row["label"] for row in compare.table(runs) if row["best"]]
+    order = [*best, *means]
+    telling = (x for x in order if any(differs(means[x], k, higher) for k in ("global", "local")))
+    return next(telling, order[0])
+
+
+def _clients(means: Means, higher: bool, figures: dict[str, Figure], start: str, seeds: str) -> Safe:
     name = "What each client gains or loses"
     if "clients" not in figures:
         return section("clients", name, tag("p", "No client has two scores to compare."))
     labels = {str(i): label for i, label in enumerate(means)} if len(means) > 1 else {}
+    first = str(list(means).index(start))
     words = (
         "A point is a client. Above the line its personal model is better than the reference, below it is "
-        "worse. Clients at the same point stand side by side."
+        "worse. Clients at the same point stand side by side." + seeds
     )
     return section(
         "clients",
         name,
-        tag("div", choice("label", "Of", labels), _reference(means, higher), class_="choices"),
+        tag("div", choice("label", "Of", labels, first), _reference(means, higher, start), class_="choices"),
         figure("clients", "each client's change against its number of training samples"),
         how(words),
         _selected(means),
     )
 
 
-def _distribution(means: Means, higher: bool, figures: dict[str, Figure]) -> Safe:
+def _distribution(means: Means, higher: bool, figures: dict[str, Figure], start: str) -> Safe:
     name = "How the changes are spread"
     if "violins" not in figures:
         return section("distribution", name, tag("p", "No client has two scores to compare."))
@@ -87,9 +108,8 @@ def _distribution(means: Means, higher: bool, figures: dict[str, Figure]) -> Saf
         "The wider, the more clients changed by that much. The box holds the middle half of the clients, its "
         "line is the median; the ends are the largest loss and the largest gain."
     )
-    return section(
-        "distribution", name, _reference(means, higher), _grid(figures, places, headed=True), how(words)
-    )
+    shown = _grid(figures, places, headed=True)
+    return section("distribution", name, _reference(means, higher, start), shown, how(words))
 
 
 def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = False) -> Safe:
@@ -102,9 +122,9 @@ def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = Fal
     return tag("div", *cells, class_="grid")
 
 
-def _reference(means: Means, higher: bool) -> Safe | None:
-    """Buttons for what the personal models are compared with."""
-    found = [kind for rows in means.values() for kind in references(rows, higher)]
+def _reference(means: Means, higher: bool, start: str) -> Safe | None:
+    """Buttons for what the personal models are compared with, the more telling for the label `start` first."""
+    found = [kind for rows in (means[start], *means.values()) for kind in references(rows, higher)]
     return choice("reference", "Compared with", {kind: AGAINST[kind] for kind in dict.fromkeys(found)})
 
 

@@ -88,18 +88,49 @@ def metric(runs: Runs) -> str:
     return str(first(runs).summary().get("metric") or "score")
 
 
+def same_clients(runs: Sequence[Result]) -> bool:
+    """Whether a name is the same client in all these runs: on the same data, or where names say who they are.
+
+    A recipe may draw other clients for every seed; client 3 of one seed then is nobody in particular in
+    another. Runs that do not tell their data count as runs on the same.
+    """
+    known = {(run.config.get("data") or {}).get("fingerprint") for run in runs} - {None}
+    if len(known) < 2:
+        return True
+    return any(not str(row["client"]).isdecimal() for run in runs for row in run.clients)
+
+
+def marks(seeds: Sequence[Result]) -> list[str]:
+    """What to add to the clients' names of each run: nothing, or " (seed 1)" where seeds have other clients."""
+    if same_clients(seeds):
+        return [""] * len(seeds)
+    found = [run.summary().get("seed") for run in seeds]
+    if None in found or len(set(found)) < len(found):
+        return [f" (run {i + 1})" for i in range(len(seeds))]
+    return [f" (seed {seed})" for seed in found]
+
+
+def over_seeds(runs: Runs) -> str:
+    """A sentence: what a client is where there are several seeds; empty where there is one."""
+    if not all(map(same_clients, runs.values())):
+        return " The seeds have different clients, so each client of each seed counts by itself."
+    several = any(len(seeds) > 1 for seeds in runs.values())
+    return " Scores are each client's means over the seeds." if several else ""
+
+
 def means(runs: Runs) -> Means:
-    """One row per client for each label, averaged over its seeds."""
+    """One row per client for each label, averaged over its seeds where they have the same clients."""
     return {label: averaged(seeds) for label, seeds in runs.items()}
 
 
 def averaged(seeds: Sequence[Result]) -> list[Row]:
-    """One row per client, its numbers averaged over the runs that have them."""
+    """One row per client, its numbers averaged over the runs that have it."""
     if len(seeds) == 1:
         return seeds[0].clients
     found: dict[str, list[Row]] = {}
-    for row in (row for run in seeds for row in run.clients):
-        found.setdefault(str(row["client"]), []).append(row)
+    for run, mark in zip(seeds, marks(seeds)):
+        for row in run.clients:
+            found.setdefault(f"{row['client']}{mark}", []).append(row)
     return [
         {"client": name, **{k: mean(row.get(k) for row in rows) for k in rows[0] if k != "client"}}
         for name, rows in found.items()

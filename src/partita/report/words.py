@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partita.record import human_bytes
 from partita.report.rows import number
 
 MISSING = "–"
@@ -56,13 +57,7 @@ def rounded(value: object) -> str:
 def bytes_(value: object) -> str:
     """12.3 MB."""
     x = number(value)
-    if x is None:
-        return MISSING
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(x) < 1000:
-            return f"{x:.0f} B" if unit == "B" else f"{x:.1f} {unit}"
-        x /= 1000
-    return f"{x:,.1f} TB"
+    return MISSING if x is None else human_bytes(x)
 
 
 def seconds(value: object) -> str:

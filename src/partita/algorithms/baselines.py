@@ -1,0 +1,16 @@
+"""What a method is compared with: every client alone, and one global model."""
+
+from __future__ import annotations
+
+from partita.algorithms.fedavg import fedavg
+from partita.algorithms.local import local
+from partita.types import Algorithm
+
+SAME = ("lr", "momentum", "weight_decay", "max_grad_norm")
+
+
+def baselines(algorithm: Algorithm) -> dict[str, Algorithm]:
+    """`local` and `global` for a method, or for a pipeline by its first stage."""
+    options = (algorithm.stages[0].algorithm if algorithm.stages else algorithm).options
+    same = {k: options[k] for k in SAME if k in options}
+    return {"global": fedavg(**same, weighting=options.get("weighting", "samples")), "local": local(**same)}
