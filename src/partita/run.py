@@ -12,7 +12,7 @@ from torch import nn
 
 from partita import check, tree
 from partita.federation import Federation, split_tensors
-from partita.record import Record, read
+from partita.record import Record, read, write_page
 from partita.results import figures
 from partita.store import Store, checkpoint, open_store
 from partita.store.files import copy_folder, make_folder, write_json, write_jsonl
@@ -106,11 +106,13 @@ class Run(Record):
         return model.eval()
 
     def save(self, folder: str | Path) -> None:
-        """The run as a folder like that of `out=`; `partita.load` reads it."""
+        """The run as a folder like that of `out=`, page included; `partita.load` reads it."""
         target = check.path("folder", folder)
         if (target / "config.json").exists():
             raise check.fail("folder", str(folder), "a new folder: this one holds a run already")
         self.write(make_folder("folder", target))
+        if not (target / "report.html").exists():
+            write_page({self.facts["algorithm"]: [self]}, target / "report.html")
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from report_rows import client, fake
+from report_rows import Fake, client, fake
 
 from partita.report.compare import paired, table
 
@@ -118,6 +118,22 @@ def test_pairs_are_clients_by_name_and_seed() -> None:
     assert (row["clients"], row["median"]) == (1, pytest.approx(0.1))  # seed 7 has no partner
     b[0].facts["seed"] = 3  # now none has one: all combinations
     assert paired({"a": a, "b": b}, against="b")[0]["median"] == pytest.approx(0.3)
+
+
+def test_numbered_clients_of_other_data_are_units_by_seed() -> None:
+    def runs(first: float, second: float, name: str = "3") -> list[Fake]:
+        made = [fake(client(name, x), seed=seed) for seed, x in enumerate((first, second))]
+        for seed, run in enumerate(made):
+            run.config["data"] = {"fingerprint": f"data {seed}"}
+        return made
+
+    [row] = paired({"a": runs(0.5, 0.9), "b": runs(0.4, 0.95)}, against="b")
+    assert (row["clients"], row["better"], row["worse"]) == (2, 1, 1)
+    [row] = paired({"a": runs(0.5, 0.9, "Hamlet/HAMLET"), "b": runs(0.4, 0.95, "Hamlet/HAMLET")}, against="b")
+    assert (row["clients"], row["median"]) == (1, pytest.approx(0.025))
+    # no seed in common and other data: nobody to compare
+    [row] = paired({"a": runs(0.5, 0.9)[:1], "b": runs(0.4, 0.95)[1:]}, against="b")
+    assert (row["clients"], row["p"]) == (0, None)
 
 
 def test_rounding_is_no_difference() -> None:

@@ -11,6 +11,7 @@ import pytest
 from report_rows import Fake, client, example, fake
 
 from partita.report import page as pages
+from partita.report.compare import table
 from partita.report.cost import cost, visits
 from partita.report.figures import MOST_POINTS
 from partita.report.header import header, what_ran
@@ -62,7 +63,7 @@ def test_several_labels_add_the_comparison() -> None:
     assert 'id="comparison"' in text
     assert "b scores best: accuracy" in text
     assert "Client by client against b" in text
-    assert "the others differ clearly from it" in shown(text)
+    assert "the others differ clearly from b" in shown(text)
     assert 'class="card' not in text
 
 
@@ -140,7 +141,7 @@ def test_three_numbers_and_the_verdict() -> None:
     rows = [client("a", 0.9, 0.8, 0.95), client("b", 0.7, 0.8, 0.6), client("c", 0.5, 0.5, 0.4)]
     run = fake(*rows, algorithm="fedalt", rounds=9, test={"local": 0.7, "global": 0.72345, "personal": 0.75})
     text = top({"fedalt": [run]})
-    assert "Personalization helps 1 of 3 clients and hurts 1." in text
+    assert "Compared with one global model, personalization helps 1 of 3 clients and hurts 1." in text
     assert (
         "1 of 3 clients do worse with their personal model than with the global model; 1 of 3 than alone."
         in text
@@ -154,13 +155,31 @@ def test_three_numbers_and_the_verdict() -> None:
 def test_a_better_mean_elsewhere_is_said() -> None:
     run = fake(client("a", 0.9, 0.8), test={"local": 0.99, "global": 0.7, "personal": 0.9})
     text = top({"x": [run]})
+    assert "Training alone is best here: accuracy 0.9900 against 0.9000 with personal models." in text
+    assert "helps" not in text
     assert "over all test samples, each alone scores better than personal models" in text
     assert "each alone best 0.9900" in text
+    run.facts["test"]["local"], run.facts["test"]["global"] = 0.5, 0.95
+    expected = "One global model is best here: accuracy 0.9500 against 0.9000 with personal models."
+    assert expected in top({"x": [run]})
+
+
+def test_a_comparison_admits_that_training_alone_is_better() -> None:
+    a, b = (fake(client("a", x, 0.7, 0.95)) for x in (0.9, 0.8))
+    text = top({"a": [a], "b": [b]})
+    assert "Training alone is best here: accuracy 0.9500 against 0.9000 with a." in text
+    assert "Client by client, a is not clearly different from b" in text
+    alone = fake(client("a", 0.95, None, 0.95))
+    assert "local scores best: accuracy 0.9500." in top({"local": [alone], "a": [a]})
 
 
 def test_without_a_personal_part_training_alone_is_the_measure() -> None:
     run = fake(client("a", 0.9, 0.9, 0.8), client("b", 0.7, 0.7, 0.8))
-    assert "Training together helps 1 of 2 clients and hurts 1." in top({"fedavg": [run]})
+    expected = "Compared with training alone, training together helps 1 of 2 clients and hurts 1."
+    assert expected in top({"fedavg": [run]})
+    run.clients[1]["local"] = 0.9
+    expected = "Training alone is best here: accuracy 0.8500 against 0.8000 together."
+    assert expected in top({"fedavg": [run]})
 
 
 def test_lower_is_better_turns_everything() -> None:
@@ -172,7 +191,7 @@ def test_lower_is_better_turns_everything() -> None:
         metric="mse",
     )
     text = top({"x": [run]})
-    assert "Personalization helps 2 of 3 clients and hurts 1." in text
+    assert "Compared with one global model, personalization helps 2 of 3 clients and hurts 1." in text
     assert "personal models best 1.6667" in text
 
 
@@ -182,7 +201,71 @@ def test_seeds_are_averaged_and_said() -> None:
     assert "My title" in text
     assert "0.7000 ± 0.2828" in text
     assert "seeds 3 and 5" in text
-    assert "Averaged over the seeds, 0 of 1 client do worse" in text
+
+
+def test_the_hurt_are_counted_as_in_the_table() -> None:
+    # averaged over the seeds neither is hurt; in each seed one of them is
+    scores = ((0.5, 0.9), (0.9, 0.5))
+    seeds = [fake(client("a", x, 0.6), client("b", y, 0.6), seed=i) for i, (x, y) in enumerate(scores)]
+    text = top({"x": seeds})
+    assert "personalization helps 1 of 2 clients per seed and hurts 1." in text
+    assert "On average, 1 of 2 clients per seed do worse with their personal model than with" in text
+    both = top({"x": seeds, "y": [fake(client("a", 0.1, 0.6))]})
+    assert "With x, on average, 1 of 2 clients per seed do worse" in both
+    assert table({"x": seeds})[0]["hurt_vs_global"] == 1
+    listed = shown(hurt({"x": seeds}, means({"x": seeds})))
+    assert "0 of 2 clients worse than with the global model, averaged over the seeds" in listed
+
+
+def other_clients(*names: str, seeds: int = 2) -> list[Fake]:
+    """Runs on different data: the first client of each is hurt."""
+    runs = [fake(*(client(n, 0.9 - 0.4 * (n == names[0]), 0.6) for n in names), seed=s) for s in range(seeds)]
+    for seed, run in enumerate(runs):
+        run.config["data"] = {"fingerprint": f"data {seed}"}
+        run.clients[0] |= {"n_train": 20 + seed}
+    return runs
+
+
+def test_numbered_clients_of_other_data_are_not_averaged() -> None:
+    runs = {"x": other_clients("3", "4")}
+    runs["x"][1].facts["excluded"] = ["3"]
+    text = page(runs)
+    said = shown(text.split("<main>")[1].split("<footer>")[0])
+    assert "2 of 4 clients worse than with the global model, all seeds together" in said
+    assert "3 (seed 0) 20 10" in said
+    assert "3 (seed 1) 21 10" in said
+    assert said.count("It was excluded") == 1  # that of seed 1
+    assert said.count("The seeds have different clients, so each client of each seed counts by itself.") == 2
+    assert "means over the seeds" not in said.split("What it cost")[0]
+    runs["x"][0].facts["seed"] = 1  # the seeds do not tell them apart
+    assert [row["client"] for row in means(runs)["x"]] == ["3 (run 1)", "4 (run 1)", "3 (run 2)", "4 (run 2)"]
+
+
+def test_clients_with_names_or_the_same_data_are_averaged() -> None:
+    same, unknown = other_clients("3", "4"), other_clients("3", "4")
+    same[1].config = same[0].config
+    unknown[1].config = {}
+    for seeds in (other_clients("f1234_56", "4"), same, unknown):
+        rows = means({"x": seeds})["x"]
+        assert [row["client"] for row in rows] == [row["client"] for row in seeds[0].clients]
+        assert rows[0]["n_train"] == 20.5
+        assert "means over the seeds." in hurt({"x": seeds}, {"x": rows})
+
+
+def pressed(text: str, choice: str) -> list[str]:
+    found = rf'data-choice="{choice}" data-value="(\w+)" aria-pressed="true"'
+    return list(dict.fromkeys(re.findall(found, text)))
+
+
+def test_the_clients_figure_starts_with_changes() -> None:
+    alone = fake(client("a", 0.8, None, 0.8), client("b", 0.7, None, 0.7))
+    worse, best = (fake(client("a", x, 0.7, 0.8), client("b", 0.7, 0.7, 0.7)) for x in (0.75, 0.9))
+    text = page({"local": [alone], "worse": [worse], "best": [best]})
+    assert (pressed(text, "label"), pressed(text, "reference")) == (["2"], ["global"])
+    # the best has nothing but zeros: the first that has something
+    text = page({"first": [alone], "local": [alone], "worse": [worse]})
+    assert (pressed(text, "label"), pressed(text, "reference")) == (["2"], ["global"])
+    assert pressed(page({"local": [alone], "again": [alone]}), "label") == ["0"]
 
 
 def test_what_ran_reads_the_configuration() -> None:
@@ -190,6 +273,13 @@ def test_what_ran_reads_the_configuration() -> None:
         what_ran({"x": [example()]})
         == "fedalt on 40 clients of digits: 50 rounds with 20 clients each, seed 0."
     )
+
+
+@pytest.mark.parametrize("name", ["from_arrays", "from_torch", "split"])
+def test_a_function_is_no_name_of_data(name: str) -> None:
+    run = example()
+    run.config["data"]["source"]["name"] = name
+    assert what_ran({"x": [run]}).startswith("fedalt on 40 clients: 50 rounds")
 
 
 def test_labels_that_are_close_are_named() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from partita import check
-from partita.cli import tables
+from partita.cli import catalogue, tables
 from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
 from partita.cli.options import (
     DataDir,
@@ -21,7 +21,6 @@ from partita.cli.options import (
     Memory,
     Out,
     Quiet,
-    Recipe,
     Resume,
     Seeds,
     Set,
@@ -37,7 +36,13 @@ from partita.report import write
 
 
 def compare(
-    recipe: Recipe,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe of one experiment, such as digits, or a Python file with experiment().",
+            autocompletion=catalogue.complete_recipe,
+        ),
+    ],
     algorithms: Annotated[
         str | None,
         typer.Option(

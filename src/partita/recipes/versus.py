@@ -66,7 +66,11 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
     if isinstance(node, ast.Name):
         return check.choice("algorithm", node.id, METHODS), {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise check.fail("algorithm", text, "a method's name, or a call such as fedprox(mu=0.1)")
+        raise check.fail(
+            "algorithm",
+            text,
+            "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')",
+        )
     name = check.choice("algorithm", node.func.id, METHODS)
     options = {word.arg: literal(word.value) for word in node.keywords if word.arg is not None}
     written = ",".join(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)

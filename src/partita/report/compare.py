@@ -47,9 +47,9 @@ def paired(runs: Runs, against: str | None = None) -> list[Row]:
     """Each other label compared with the label `against` (default: the best), client by client.
 
     The unit is a client, known by its name: the difference of its personal scores under the two labels, up is
-    better, averaged over the seeds that both labels have (where they share none, over all combinations of runs
-    with the same clients). Where the seeds have different clients, each client of each seed is a unit. `p` is
-    the two-sided Wilcoxon signed-rank test's; None where it says nothing (no client differs).
+    better, averaged over the seeds that both labels have (where they share none, over all combinations of
+    runs with the same clients). Where the seeds have different clients, each client of each seed is a unit.
+    `p` is the two-sided Wilcoxon signed-rank test's; None where it says nothing (no client differs).
     """
     higher = higher_is_better(checked(runs))
     if against is None:

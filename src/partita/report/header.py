@@ -94,9 +94,9 @@ def _verdict(runs: Runs, rows: Sequence[Row], best: Row, clients: Sequence[Row])
     better = _better(rows, best)
     if better is not None:
         kind, value = better
-        ours = (
-            f"with {label}" if several else "together" if against[:1] == ["local"] else "with personal models"
-        )
+        together = kind == "local" and against[:1] == ["local"]
+        ours = "together" if together else "with personal models"
+        ours = f"with {label}" if several else ours
         own = score(best["personal"]["mean"])
         return f"{TITLES[kind]} is best here: {metric(runs)} {score(value)} against {own} {ours}."
     if several:
@@ -119,7 +119,7 @@ def _scored(row: Row) -> str:
 
 
 def _better(rows: Sequence[Row], best: Row) -> tuple[str, float] | None:
-    """The kind of model, and its score, that is better on average than the best personal models, if any is."""
+    """The kind of model, with its score, that is better on average than the best personal models."""
     known = [(kind, row[kind]["mean"]) for row in rows for kind in TITLES if row[kind] is not None]
     if best["personal"] is None or not known:
         return None
@@ -237,9 +237,9 @@ def _paired(runs: Runs) -> list[Safe]:
     ]
     head = ["", "clients", "better", "equal", "worse", "median change", "mean change", "p"]
     note = (
-        "Each client's personal score against its score under "
-        f"{against}; above zero is better than {against}.{over_seeds(runs)} p: Wilcoxon signed-rank test over "
-        "clients, two-sided, not corrected for several comparisons."
+        f"Each client's personal score against its score under {against}; above zero is better than it."
+        f"{over_seeds(runs)} p: Wilcoxon signed-rank test over clients, two-sided, not corrected for several "
+        "comparisons."
     )
     return [
         tag("h3", f"Client by client against {against}"),

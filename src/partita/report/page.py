@@ -72,8 +72,8 @@ def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
 
 
 def _start(runs: Runs, means: Means, higher: bool) -> str:
-    """The label to show first: the best, or another where its clients are all as good as what it compares to."""
-    best = [row["label"] for row in compare.table(runs) if row["best"]]
+    """The label to show first: the best, or another where the best one's changes are all zero."""
+    best: list[str] = [row["label"] for row in compare.table(runs) if row["best"]]
     order = [*best, *means]
     telling = (x for x in order if any(differs(means[x], k, higher) for k in ("global", "local")))
     return next(telling, order[0])
@@ -123,7 +123,7 @@ def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = Fal
 
 
 def _reference(means: Means, higher: bool, start: str) -> Safe | None:
-    """Buttons for what the personal models are compared with, the more telling for the label `start` first."""
+    """Buttons for what the personal models are compared with, the most telling for `start` first."""
     found = [kind for rows in (means[start], *means.values()) for kind in references(rows, higher)]
     return choice("reference", "Compared with", {kind: AGAINST[kind] for kind in dict.fromkeys(found)})
 

@@ -101,7 +101,7 @@ def same_clients(runs: Sequence[Result]) -> bool:
 
 
 def marks(seeds: Sequence[Result]) -> list[str]:
-    """What to add to the clients' names of each run: nothing, or " (seed 1)" where seeds have other clients."""
+    """What to add to each run's names of clients: nothing, or " (seed 1)" where seeds have other clients."""
     if same_clients(seeds):
         return [""] * len(seeds)
     found = [run.summary().get("seed") for run in seeds]
