@@ -292,3 +292,13 @@ def test_equations_are_rendered(site: dict[Path, Links]) -> None:
         assert "$$" not in re.sub(r"<(pre|code|script)\b.*?</\1>", "", text, flags=re.DOTALL), page.name
         if page.parent.name == "methods":
             assert "<math" in text, page.name
+
+
+def test_no_page_has_a_placeholder_left() -> None:
+    left = [
+        (page.name, line)
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if re.fullmatch(r"[A-Z_]{6,}", line)
+    ]
+    assert not left

@@ -672,7 +672,7 @@ def test_what_cannot_be_loaded_or_saved(tmp_path) -> None:
     run = federate(None, "memory")
     with pytest.raises(ValueError, match=r"^folder=.*this one holds a run already"):
         run.save(tmp_path / "run")
-    for number in (-1, CLIENTS, 1.5, "0"):
+    for number in (-1, CLIENTS, 1.5, None):
         with pytest.raises(ValueError, match=r"^client=.*from 0 up to 7"):
             run.client(number)
 
