@@ -255,7 +255,8 @@ def test_without_checkpoints(tmp_path: Path) -> None:
 def test_mean_and_deviation() -> None:
     assert mean_std([0.5, 0.6, 0.7], 100) == "60.00 ± 10.00"
     assert mean_std([0.5], 100, 1) == "50.0"
-    assert mean_std([]) == "-"
+    assert mean_std([]) == mean_std([float("nan")]) == "-"
+    assert mean_std([0.5, float("nan")], 100, 1) == "50.0"
 
 
 def test_a_table_as_markdown() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import nn
 
 from partita import check
@@ -271,10 +272,9 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
 
 
 def mean_std(values: Iterator[float] | Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
-    """'93.18 ± 0.05', over seeds; one value alone has no deviation."""
-    import numpy as np
-
+    """'93.18 ± 0.05', over seeds; one value alone has no deviation, and NaN is no value."""
     found = np.array([scale * v for v in values])
+    found = found[~np.isnan(found)]
     if not len(found):
         return "-"
     spread = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
