@@ -117,7 +117,7 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
     against = escape(rows[0]["against"])
     table = Table(
         title=f"Personal models client by client, against {against}",
-        caption="clients, each by its mean over the seeds; differences: up is better",
+        caption="clients (of each seed, where seeds have other ones); differences: up is better",
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
