@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from partita import check, tree
+from partita import check, draws, tree
 from partita.aggregate.screen import usable
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.begin import begin_run
@@ -63,7 +63,8 @@ def _advance(run: Federation, uploads: Upload) -> ServerState:
         return run.server._replace(version=run.server.version + 1)
     if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
         run.whole = set(run.names) <= set(uploads.delta)
-    return run.server_rule.step(run.server, run.algorithm.aggregate(uploads))
+    key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
+    return run.server_rule.step(run.server, run.algorithm.aggregate(uploads, key))
 
 
 def federate(

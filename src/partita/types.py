@@ -160,11 +160,22 @@ class Problem(Protocol):
         ...
 
 
+class Combined(NamedTuple):
+    """One delta per name, and what the aggregator has to say about it: iterations, who was chosen."""
+
+    delta: Tensors
+    notes: Tensors = {}  # noqa: RUF012
+
+
 class Aggregator(NamedTuple):
-    """(stacked deltas, weights) -> one delta per name. Weights are non-negative and need not sum to one."""
+    """(stacked deltas, weights, key) -> one delta per name.
+
+    Weights are non-negative and need not sum to one. The key seeds whatever is random, such as the buckets
+    of `bucketing`; it is another one in every round.
+    """
 
     name: str
-    combine: Callable[[Tensors, Tensor], Tensors]
+    combine: Callable[[Tensors, Tensor, Tensor], Combined]
     options: Mapping[str, Any]
 
 
@@ -202,7 +213,7 @@ class Algorithm:
     partition    (model, names)               -> which names are shared and which personal
     init_client  (model's tensors, Partition) -> the state of a client that was never seen
     local        (Problem)                    -> LocalRule, what a client does
-    aggregate    (stacked uploads)            -> one upload
+    aggregate    (stacked uploads, key)       -> one upload
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
     """
@@ -211,7 +222,7 @@ class Algorithm:
     partition: Callable[[nn.Module, Sequence[str]], Partition]
     init_client: Callable[[Tensors, Partition], ClientState]
     local: Callable[[Problem], LocalRule]
-    aggregate: Callable[[Upload], Upload]
+    aggregate: Callable[[Upload, Tensor], Upload]
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,8 @@ import partita as pt
 
 
 def combine(deltas, weight):
-    return pt.aggregate.mean().combine(deltas, torch.as_tensor(weight, dtype=torch.float64))
+    weights = torch.as_tensor(weight, dtype=torch.float64)
+    return pt.aggregate.mean().combine(deltas, weights, torch.tensor(0)).delta
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partita.types import Aggregator, Tensors
+from partita.types import Aggregator, Combined, Tensors
 
 
 def mean() -> Aggregator:
@@ -19,10 +19,10 @@ def mean() -> Aggregator:
     Use it unless clients may be faulty: a single one can move it anywhere.
     """
 
-    def combine(deltas: Tensors, weight: Tensor) -> Tensors:
+    def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:  # noqa: ARG001
         total = weight.sum()
         share = torch.where(total > 0, weight / total, torch.zeros_like(weight))
-        return {k: _combine(share, d) for k, d in deltas.items()}
+        return Combined({k: _combine(share, d) for k, d in deltas.items()})
 
     return Aggregator("mean", combine, {})
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ParamSpec, TypedDict
 
-from torch import nn
+from torch import Tensor, nn
 
 from partita import tree
 from partita.aggregate import mean
@@ -151,14 +151,15 @@ def own_part(model: Tensors, partition: Partition) -> ClientState:
     return ClientState(tree.pick(model, partition.personal), {})
 
 
-def aggregate_with(aggregator: Aggregator, weighting: str) -> Callable[[Upload], Upload]:
+def aggregate_with(aggregator: Aggregator, weighting: str) -> Callable[[Upload, Tensor], Upload]:
     """The aggregator on the deltas, weighted by samples or uniformly."""
 
-    def aggregate(uploads: Upload) -> Upload:
+    def aggregate(uploads: Upload, key: Tensor) -> Upload:
         assert uploads.weight is not None
         samples = uploads.weight  # a client without data has nothing to say, whatever the weighting
         weight = samples if weighting == "samples" else (samples > 0).to(samples.dtype)
-        return Upload(aggregator.combine(uploads.delta, weight), weight=weight.sum())
+        delta, notes = aggregator.combine(uploads.delta, weight, key)
+        return Upload(delta, weight=weight.sum(), metrics=notes)
 
     return aggregate
 
