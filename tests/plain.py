@@ -50,14 +50,18 @@ class World(NamedTuple):
 
     model     the server's; for a personal part, what a new client starts from
     personal  the own part of each client that was seen
-    opt       the moments of the server's optimizer
+    opt       the moments of the server's optimizer, or what else it keeps
     loss      of the last round: minibatch losses before each step, mean per client, weighted by n_i
+    memory    what else each client that was seen keeps
+    own       (world, client) -> the model it deploys, where that is not (u, v_i)
     """
 
     model: Params
     personal: dict[int, Params]
     opt: dict[str, Params]
     loss: float | None = None
+    memory: dict[int, Params] = {}  # noqa: RUF012
+    own: Callable[[World, int], Params] | None = None
 
 
 # ---- the model
@@ -367,5 +371,7 @@ def run(model: Params, stages: Sequence[Stage], given: Callable[[int, int], Give
 
 
 def client_model(world: World, i: int) -> Params:
-    """What a client deploys: the server's model with its own part in place."""
+    """What a client deploys: the server's model with its own part in place, unless the method says more."""
+    if world.own is not None:
+        return world.own(world, i)
     return {**world.model, **world.personal.get(i, {})}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import partita as pt
-from partita.execute.plan import Moment, draw
-from partita.types import Work
+from partita.execute.plan import draw
+from partita.types import Moment, Work
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device and PARTITA_TEST_CUDA=1"

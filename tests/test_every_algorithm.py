@@ -18,10 +18,10 @@ import partita as pt
 import plain
 from partita.algorithms import METHODS
 from partita.data import FederatedData
-from partita.execute.plan import Moment, Plan, draw
+from partita.execute.plan import Plan, draw
 from partita.schedule.synchronous import Turns
 from partita.store.files import read_jsonl
-from partita.types import Algorithm, Cohort, ServerState, Work
+from partita.types import Algorithm, Cohort, Moment, ServerState, Work
 
 # ---- the methods
 
@@ -145,6 +145,9 @@ CASES = {case.name: case for case in _CASES}
 
 every_method = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+
+
+PLAIN: dict[str, Any] = {k: v for module in (plain,) for k, v in vars(module).items()}
 
 
 def make(name: str, options: Mapping[str, Any], **more: Any) -> Algorithm:
@@ -480,7 +483,7 @@ def plainly(
     todo = []
     for part in parts:
         given = {k: rate(plain, v) if isinstance(v, Rate) else v for k, v in {**part.options, **more}.items()}
-        todo.append(plain.Stage(getattr(plain, part.name), given, part.rounds))
+        todo.append(plain.Stage(PLAIN[part.name], given, part.rounds))
 
     def given(s: int, t: int) -> plain.Given:
         part, version = parts[s], int(firsts[s]) + t
@@ -587,7 +590,7 @@ def test_the_size_of_chunks_does_not_matter(case: Case, monkeypatch: pytest.Monk
         chunks.append(len(clients))
         return draw(data, clients, *rest)
 
-    monkeypatch.setattr("partita.execute.vmap.draw", watched)
+    monkeypatch.setattr("partita.execute.plan.draw", watched)
     cut = federate(make(case.name, case.options), DOUBLE, memory=8_000)
     assert 1 < max(chunks) < COHORT
     for other in ("vmap", "loop"):

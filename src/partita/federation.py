@@ -231,7 +231,8 @@ class Federation:
 
     def _warn_about_reset(self) -> None:
         last = self.stages[-1]
-        if last.state == "reset" and self._partition(last.algorithm).personal:
+        keeps = last.algorithm.stateful  # else it makes its part anew, for evaluation too
+        if last.state == "reset" and keeps and self._partition(last.algorithm).personal:
             warnings.warn(
                 "state='reset': clients forget their personal part, so they are evaluated with its start; "
                 "end with a stage partita.stage(partita.finetune(...), epochs=...) to give them one",
@@ -258,7 +259,8 @@ class Federation:
     @property
     def keeps_state(self) -> bool:
         """Whether clients keep a state between rounds."""
-        return self.stages[self.stage].state == "keep" and bool(self.store_names)
+        keep = self.algorithm.stateful and self.stages[self.stage].state == "keep"
+        return keep and bool(self.store_names)
 
     def moment(self, role: str = "training") -> Moment:
         """Where the run is now."""
@@ -303,7 +305,8 @@ class Federation:
             places = torch.tensor([p for group in cohort.groups for p in group.positions])
             uploads, states = tree.rows((uploads, states), torch.argsort(places))
         weight = torch.as_tensor(self.data.train[clients, 1], device=self.settings.device)
-        return uploads._replace(weight=weight.to(torch.float64)), states
+        number = torch.as_tensor(clients, device=self.settings.device)
+        return uploads._replace(weight=weight.to(torch.float64), client=number), states
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""
@@ -380,11 +383,12 @@ class Federation:
 def _between(group: Group, a: int, b: int) -> Group:
     """The clients at places a to b of a cohort, counted from a."""
     rows = [i for i, place in enumerate(group.positions) if a <= place < b]
-    shared, extra, version = group.download
+    download = group.download
     if group.stacked:
-        shared, extra = tree.rows((shared, extra), rows)
+        shared, extra = tree.rows(download[:2], rows)
+        download = download._replace(shared=shared, extra=extra)
     places = tuple(group.positions[i] - a for i in rows)
-    return Group(places, Download(shared, extra, version), group.stacked)
+    return Group(places, download, group.stacked)
 
 
 def split_tensors(tensors: Tensors) -> dict[str, Tensors]:

@@ -25,11 +25,16 @@ class Partition(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What a client receives."""
+    """What a client receives.
+
+    `key` seeds whatever is random when a client begins: a function of (seed, round, client). The machinery
+    sets it.
+    """
 
     shared: Tensors
     extra: Tensors
     version: int
+    key: Tensor | None = None
 
 
 class ClientState(NamedTuple):
@@ -42,13 +47,15 @@ class ClientState(NamedTuple):
 class Upload(NamedTuple):
     """What a client sends: delta = (what it received) − (what it computed), shared names only.
 
-    The machinery sets `weight` from the client's sample count; a rule leaves it alone.
+    The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
+    both alone.
     """
 
     delta: Tensors
     weight: Tensor | None = None
     extra: Tensors = {}  # noqa: RUF012
     metrics: Tensors = {}  # noqa: RUF012
+    client: Tensor | None = None
 
 
 class ServerState(NamedTuple):
@@ -109,17 +116,31 @@ class Work:
     shuffle: bool = True
 
 
+class Moment(NamedTuple):
+    """Where in a run something is executed: all that draws and rates depend on, but for the client."""
+
+    seed: int
+    round: int
+    stage: int
+    stage_round: int
+    stage_rounds: int
+    work: Work
+    role: str = "training"
+
+
 class Phase(NamedTuple):
     """`step` is repeated over the batches of a client.
 
-    step  (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per rate
-    lr    the rates
-    work  how much to do, from the work of the run (None: just that)
+    step     (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per rate
+    lr       the rates
+    work     how much to do, from the work of the run at this moment (None: just that)
+    batches  independent batches for each step; with more than one, `batch` is a tuple of them
     """
 
-    step: Callable[[Any, Batch, Any], Any]
+    step: Callable[[Any, Any, Any], Any]
     lr: tuple[Rate, ...] = ()
-    work: Callable[[Work], Work] | None = None
+    work: Callable[[Moment], Work] | None = None
+    batches: int = 1
 
 
 class LocalRule(NamedTuple):
@@ -147,12 +168,21 @@ class Problem(Protocol):
     def partition(self) -> Partition: ...
 
     @property
+    def clients(self) -> int:
+        """How many clients there are in all."""
+        ...
+
+    @property
     def owns_gradients(self) -> bool:
         """Whether each gradient has memory of its own that the rule may overwrite."""
         ...
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
+        ...
+
+    def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
+        """∇²f(params) d on the batch, for a direction d in some of the parameters."""
         ...
 
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -216,6 +246,7 @@ class Algorithm:
     aggregate    (stacked uploads, key)       -> one upload
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
+    stateful     whether clients keep a state between rounds, if the run lets them
     """
 
     name: str
@@ -225,6 +256,7 @@ class Algorithm:
     aggregate: Callable[[Upload, Tensor], Upload]
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
+    stateful: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

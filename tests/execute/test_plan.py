@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.data import FederatedData
-from partita.execute.plan import Moment, Plan, count_steps, draw
-from partita.types import Work
+from partita.execute.plan import Plan, count_steps, draw
+from partita.types import Moment, Work
 
 MOMENT = Moment(seed=5, round=3, stage=0, stage_round=3, stage_rounds=9, work=Work(epochs=1))
 

@@ -34,6 +34,8 @@ from partita.types import (
 
 P = ParamSpec("P")
 
+WEIGHTINGS = ("samples", "uniform")
+
 RATE = "a rate such as partita.server.linear(0.1)"
 Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1)]
 PersonalLr = Annotated[
@@ -58,8 +60,8 @@ Part = Annotated[
 ]
 
 
-class WithoutServer(TypedDict, total=False):
-    """Options of every method, but for the server's optimizer."""
+class Client(TypedDict, total=False):
+    """Options of every method: the client's optimizer and the aggregator."""
 
     momentum: Annotated[float, Option("β of the client's SGD", low=0, high=1, default=0.0)]
     weight_decay: Annotated[
@@ -67,10 +69,6 @@ class WithoutServer(TypedDict, total=False):
     ]
     max_grad_norm: Annotated[
         float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
-    ]
-    weighting: Annotated[
-        str,
-        Option("clients count by samples, or equally", choices=("samples", "uniform"), default="samples"),
     ]
     aggregate: Annotated[
         Aggregator | None,
@@ -81,16 +79,38 @@ class WithoutServer(TypedDict, total=False):
     ]
 
 
-class Common(WithoutServer, total=False):
-    """Options of every method."""
+class WithoutServer(Client, total=False):
+    """Options of most methods, but for the server's optimizer."""
 
-    server: Annotated[
-        ServerOptimizer | None,
-        Option(
-            "the step that the server takes along the result (None: all of it)",
-            allowed="a server optimizer such as partita.server.adam(lr=0.01)",
-        ),
+    weighting: Annotated[
+        str,
+        Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples"),
     ]
+
+
+Server = Annotated[
+    ServerOptimizer | None,
+    Option(
+        "the step that the server takes along the result (None: all of it)",
+        allowed="a server optimizer such as partita.server.adam(lr=0.01)",
+    ),
+]
+
+
+class Common(WithoutServer, total=False):
+    """Options of most methods."""
+
+    server: Server
+
+
+class Equal(Client, total=False):
+    """The same for methods whose papers count every client equally."""
+
+    weighting: Annotated[
+        str,
+        Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform"),
+    ]
+    server: Server
 
 
 @dataclass(frozen=True)
@@ -103,7 +123,7 @@ class Choices:
     server: ServerOptimizer
 
 
-def settings(options: Common) -> Choices:
+def settings(options: Common | Equal) -> Choices:
     """The common options, as a method gets them, with nothing left open."""
     client = Sgd(options["momentum"], options["weight_decay"], options["max_grad_norm"])
     return Choices(client, options["weighting"], options["aggregate"] or mean(), options["server"] or sgd())

@@ -17,7 +17,7 @@ from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, metho
 from partita.local.sgd import finish, move, start
 from partita.options import Option
 from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Phase, Problem, Work
+from partita.types import Algorithm, LocalRule, Moment, Phase, Problem, Work
 
 
 @method
@@ -48,5 +48,5 @@ def fedalt(
     return compose(local, common, personal=personal)
 
 
-def _work(steps: int | None) -> Callable[[Work], Work] | None:
-    return None if steps is None else lambda run: replace(run, steps=steps, epochs=None)
+def _work(steps: int | None) -> Callable[[Moment], Work] | None:
+    return None if steps is None else lambda now: replace(now.work, steps=steps, epochs=None)

@@ -13,11 +13,10 @@ from partita.data import FederatedData
 from partita.execute.auto import Auto
 from partita.execute.base import Bound, Build, Executor
 from partita.execute.loop import Loop
-from partita.execute.plan import Moment
 from partita.execute.probe import Findings, examine, why_not_stackable
 from partita.execute.problem import ModelProblem, reference, stacked
 from partita.execute.vmap import Vmap
-from partita.types import Partition, Tensors
+from partita.types import Moment, Partition, Tensors
 
 __all__ = ["Auto", "Build", "Executor", "Findings", "ModelProblem", "Moment", "examine", "make_executor"]
 
@@ -35,10 +34,10 @@ def make_executor(
 ) -> tuple[Executor, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
     loss, metric, buffers, sample_bytes = findings
-    loop = Loop(Bound(reference(model, partition, loss, metric, buffers), data))
+    loop = Loop(Bound(reference(model, partition, loss, metric, buffers, data.clients), data))
     if kind == "loop":
         return loop, loop.bound.problem
-    problem = stacked(model, partition, loss, metric, buffers)
+    problem = stacked(model, partition, loss, metric, buffers, data.clients)
     reason = why_not_stackable(loop.bound.problem, problem, params, data)
     if reason is not None:
         warnings.warn(

@@ -10,8 +10,7 @@ import torch
 
 from partita import tree
 from partita.execute.base import Build, Executor
-from partita.execute.plan import Moment
-from partita.types import ClientState, Download, Group, Upload
+from partita.types import ClientState, Download, Group, Moment, Upload
 
 QUICK = 0.05  # seconds for one step of two clients, below which a trial may be generous
 
@@ -65,4 +64,4 @@ def _some(group: Group, few: slice) -> Download:
     if not group.stacked:
         return group.download
     shared, extra = tree.rows(group.download[:2], few)
-    return Download(shared, extra, group.download.version)
+    return group.download._replace(shared=shared, extra=extra)

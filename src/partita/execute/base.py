@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from partita.data import FederatedData
-from partita.execute.plan import Moment, count_steps
+from partita.execute.plan import count_steps
 from partita.execute.problem import ModelProblem
-from partita.types import ClientState, Group, LocalRule, Phase, Upload, Work
+from partita.types import ClientState, Group, LocalRule, Moment, Phase, Upload, Work
 
 Build = Callable[[Any], LocalRule]
 
@@ -52,7 +52,7 @@ class Bound:
 
 def work_of(phase: Phase, moment: Moment) -> Work:
     """What this phase asks for."""
-    return moment.work if phase.work is None else phase.work(moment.work)
+    return moment.work if phase.work is None else phase.work(moment)
 
 
 def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, moment: Moment) -> int:

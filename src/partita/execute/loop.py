@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from partita import tree
-from partita.execute.base import Bound, Build, work_of
-from partita.execute.plan import Moment, draw
+from partita.execute.base import Bound, Build
+from partita.execute.plan import Plan, plans, start_keys
 from partita.execute.stack import flatten, unflatten
-from partita.types import Batch, ClientState, Download, Group, LocalRule, Upload
+from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Upload
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
         rule = self.bound.bind(build)
+        keys = start_keys(clients, moment, self.bound.data.x.device)
         rows: list[Tensor] = []
         for i in range(len(clients)):
-            shared, extra, version = group.download
+            shared, extra, version, _ = group.download
             if group.stacked:
                 shared, extra = tree.row((shared, extra), i)
-            download = Download(shared, extra, version)
+            download = Download(shared, extra, version, keys[i])
             result = self._client(rule, clients[i : i + 1], download, tree.row(states, i), moment)
             leaves: list[Any] = []
             spec = flatten(result, leaves)
@@ -69,12 +70,16 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
-            plan = draw(self.bound.data, client, work_of(phase, moment), number, moment)
+            found = plans(self.bound.data, client, phase, number, moment)
             lr = self.bound.rates(phase, moment)
-            for s in range(int(plan.steps[0])):
-                x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
-                carry = phase.step(carry, Batch(x, y, None, plan.keys[0, s]), lr)
+            for s in range(int(found[0].steps[0])):
+                batches = tuple([self._batch(plan, s) for plan in found])
+                carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)
+
+    def _batch(self, plan: Plan, s: int) -> Batch:
+        x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
+        return Batch(x, y, None, plan.keys[0, s])
 
 
 @functools.cache

@@ -15,22 +15,10 @@ from torch import Tensor
 
 from partita import draws
 from partita.data import FederatedData
-from partita.types import Work
+from partita.types import Moment, Phase, Work
 
 PASSES = 1 << 23
 """Passes of a chunk that can be numbered beside 40 random bits."""
-
-
-class Moment(NamedTuple):
-    """Where in a run something is executed: all that draws and rates depend on, but for the client."""
-
-    seed: int
-    round: int
-    stage: int
-    stage_round: int
-    stage_rounds: int
-    work: Work
-    role: str = "training"
 
 
 class Plan(NamedTuple):
@@ -41,6 +29,18 @@ class Plan(NamedTuple):
     size: np.ndarray  # [clients, steps], 0 after a client's last step
     steps: np.ndarray  # [clients]
     keys: Tensor  # [clients, steps]
+
+
+def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
+    """For each client the key of what is random when it begins."""
+    ids = torch.as_tensor(clients, device=device)
+    return draws.key(moment.seed, "start", moment.round, ids, device=device)
+
+
+def plans(data: FederatedData, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> list[Plan]:
+    """A plan for each of the batches that a step of this phase sees."""
+    work = moment.work if phase.work is None else phase.work(moment)
+    return [draw(data, clients, work, number + (j << 16), moment) for j in range(phase.batches)]
 
 
 def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:

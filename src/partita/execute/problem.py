@@ -34,9 +34,26 @@ class ModelProblem:
     evaluation: nn.Module
     differentiate: Callable[..., tuple[Tensors, tuple[Tensor, Tensors]]]
     owns_gradients: bool
+    clients: int = 1
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
+        gradient, (value, buffers) = self.differentiate(self._f(params, batch), tree.pick(params, wrt))
+        return value, gradient, buffers
+
+    def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
+        """∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, no Hessian is ever formed."""
+        f = self._f(params, batch)
+        gradient = torch.func.grad(lambda moving: f(moving)[0])
+        point = tree.pick(params, direction)
+        try:
+            product: Tensors = torch.func.jvp(gradient, (point,), (direction,))[1]
+        except NotImplementedError:  # an operation without forward derivatives: reverse over reverse
+            product = torch.func.vjp(gradient, point)[1](direction)[0]
+        return product
+
+    def _f(self, params: Tensors, batch: Batch) -> Callable[[Tensors], tuple[Tensor, Tensors]]:
+        """f on the batch, as a function of some parameters; also the buffers after the pass."""
         given = context(self.training, batch.key, batch.mask)
 
         def f(moving: Tensors) -> tuple[Tensor, Tensors]:
@@ -45,8 +62,7 @@ class ModelProblem:
             output = functional_call(self.training, tensors, (batch.x,))
             return _mean(self.loss, output, batch), tree.pick(tensors, self.buffers)
 
-        gradient, (value, buffers) = self.differentiate(f, tree.pick(params, wrt))
-        return value, gradient, buffers
+        return f
 
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Metric and loss of each sample, zero where the batch is padded."""
@@ -62,17 +78,27 @@ class ModelProblem:
 
 
 def reference(
-    module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    clients: int = 1,
 ) -> ModelProblem:
     """For one client at a time: any module, plain autograd."""
-    return _build(module, partition, loss, metric, buffers, _autograd, True)
+    return _build(module, partition, loss, metric, buffers, _autograd, True, clients)
 
 
 def stacked(
-    module: nn.Module, partition: Partition, loss: Criterion, metric: Criterion, buffers: tuple[str, ...]
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    clients: int = 1,
 ) -> ModelProblem:
     """For many clients at once under `vmap`."""
-    return _build(module, partition, loss, metric, buffers, _functional, False)
+    return _build(module, partition, loss, metric, buffers, _functional, False, clients)
 
 
 def _build(
@@ -83,12 +109,13 @@ def _build(
     buffers: tuple[str, ...],
     differentiate: Callable[..., Any],
     owns_gradients: bool,
+    clients: int,
 ) -> ModelProblem:
     names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
     training = stackable(module).requires_grad_(False).train()
     evaluation = _share(training).eval()
     return ModelProblem(
-        names, buffers, partition, loss, metric, training, evaluation, differentiate, owns_gradients
+        names, buffers, partition, loss, metric, training, evaluation, differentiate, owns_gradients, clients
     )
 
 

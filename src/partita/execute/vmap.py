@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from partita import tree
 from partita.execute.base import Bound, Build, work_of
-from partita.execute.plan import Moment, Plan, count_steps, draw
+from partita.execute.plan import Plan, count_steps, plans, start_keys
 from partita.execute.stack import Stack, join, lift
-from partita.types import Batch, ClientState, Download, Group, LocalRule, Phase, Upload
+from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Phase, Upload
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,18 @@ class Vmap:
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
         state = Stack.of(tree.rows(states, some), n, rows=True)
+        keys = Stack.of(start_keys(clients, moment, self.bound.data.x.device), n, rows=True)
 
-        def download(pair: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) -> Download:
-            return Download(*pair, version)
+        def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
+            return Download(*pair, version, key)
 
-        carry = lift(lambda pair, own: rule.start(download(pair), own), shared, state)
+        carry = lift(lambda pair, key, own: rule.start(download(pair, key), own), shared, keys, state)
         for number, phase in enumerate(rule.phases):
-            plan = draw(self.bound.data, clients, work_of(phase, moment), number, moment)
-            carry = self._phase(phase, carry, plan, moment)
-        result = lift(lambda c, pair, own: rule.finish(c, download(pair), own), carry, shared, state).full()
+            found = plans(self.bound.data, clients, phase, number, moment)
+            carry = self._phase(phase, carry, found, moment)
+        result = lift(
+            lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
+        ).full()
         uploads, new = result
         return uploads, new
 
@@ -104,24 +108,24 @@ class Vmap:
         leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
         return Stack(leaves, rows, shared.spec, n)
 
-    def _phase(self, phase: Phase, carry: Stack, plan: Plan, moment: Moment) -> Stack:
+    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
         """All steps of a phase; a client leaves the stack after its last one."""
-        order = np.argsort(-plan.steps, kind="stable")
+        steps = found[0].steps  # the same for each of the batches of a step
+        order = np.argsort(-steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
-        place = torch.as_tensor(order, device=plan.rows.device)
+        place = torch.as_tensor(order, device=found[0].rows.device)
         if not sorted_already:
             carry = carry.take(place)
-            plan = Plan(
-                plan.rows[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place]
-            )
+            found, steps = [_reordered(plan, order, place) for plan in found], steps[order]
         lr = Stack.of(self.bound.rates(phase, moment), carry.n, rows=False)
         done: list[Stack] = []
-        for s in range(plan.size.shape[1]):
-            active = int((plan.steps > s).sum())
+        for s in range(found[0].size.shape[1]):
+            active = int((steps > s).sum())
             if active < carry.n:
                 done.append(carry.between(active, carry.n))
                 carry = carry.between(0, active)
-            batch = Stack.of(self._batch(plan, s, active), active, rows=True)
+            batches = tuple([self._batch(plan, s, active) for plan in found])
+            batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
             carry = lift(phase.step, carry, batch, Stack(lr.leaves, lr.has_rows, lr.spec, active))
         if done:
             carry = join([carry, *reversed(done)])
@@ -133,3 +137,7 @@ class Vmap:
         x, y = self.bound.data.gather(plan.rows[:active, s, :width])
         mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
         return Batch(x, y, mask, plan.keys[:active, s])
+
+
+def _reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
+    return Plan(plan.rows[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place])

@@ -56,7 +56,7 @@ def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Cal
             return Upload({}, metrics={"metric": sums.metric, "loss": sums.loss}), ClientState({}, {})
 
         adapt = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
-        return LocalRule(start, (*adapt, Phase(step, work=lambda run: _pass(split))), finish)  # noqa: ARG005
+        return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split))), finish)  # noqa: ARG005
 
     return build
 
