@@ -13,7 +13,7 @@ import pytest
 import partita
 
 SOURCE = Path(partita.__file__).parent
-MATHS = ("algorithms", "local", "aggregate", "server", "partition", "capacity", "attack")
+MATHS = ("algorithms", "local", "aggregate", "server", "partition", "psi", "capacity", "attack", "measures")
 MACHINERY = (
     "execute",
     "store",
@@ -28,6 +28,7 @@ MACHINERY = (
     "settings",
     "initial",
     "begin",
+    "measuring",
 )
 SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
 GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")

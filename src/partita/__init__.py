@@ -12,45 +12,66 @@ from collections.abc import Mapping as _Mapping
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
-from partita import aggregate, callbacks, data, models, schedule, server, track
+from partita import aggregate, attack, callbacks, data, models, psi, schedule, server, track
 from partita.algorithms import (
     fedadagrad,
     fedadam,
     fedalt,
     fedavg,
+    fedavg_plus,
     fedavgm,
+    fedcomed_plus,
+    fedgeomed_plus,
+    fedplus,
     fedprox,
     fedsim,
     fedyogi,
+    ffgg,
+    ffgg_local,
+    ffgg_robust,
     finetune,
     local,
     pipeline,
     stage,
 )
 from partita.federate import federate
+from partita.local.solvers import adam, cg, exact, gd
 from partita.record import Record
 from partita.run import Run, load
 
 __version__ = "0.1.0"
 __all__ = [
     "Run",
+    "adam",
     "aggregate",
+    "attack",
     "callbacks",
+    "cg",
     "data",
+    "exact",
     "fedadagrad",
     "fedadam",
     "fedalt",
     "fedavg",
+    "fedavg_plus",
     "fedavgm",
+    "fedcomed_plus",
     "federate",
+    "fedgeomed_plus",
+    "fedplus",
     "fedprox",
     "fedsim",
     "fedyogi",
+    "ffgg",
+    "ffgg_local",
+    "ffgg_robust",
     "finetune",
+    "gd",
     "load",
     "local",
     "models",
     "pipeline",
+    "psi",
     "schedule",
     "server",
     "stage",

@@ -86,6 +86,9 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(left, ignore_errors=True)
 
 
+PARTS = ("algorithm", "settings", "schedule", "attack", "measures", "loss", "metric", "model", "data")
+
+
 def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
     versions, executor = before.get("versions"), before.get("executor")
     theirs = versions.get("partita") if isinstance(versions, dict) else None
@@ -96,7 +99,7 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
         raise ValueError(
             f"resume: {folder} holds a run with another executor ({executor}); expected the same"
         )
-    for part in ("algorithm", "settings", "schedule", "loss", "metric", "model", "data"):
+    for part in PARTS:
         old, new = before.get(part), plain(now[part])
         if part == "settings" and isinstance(old, dict):
             old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))

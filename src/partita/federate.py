@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from partita import check, draws, tree
-from partita.aggregate.screen import usable
+from partita.aggregate.screen import screen, usable
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
@@ -21,8 +21,8 @@ from partita.measure.criteria import Function
 from partita.record import Record, write_page
 from partita.run import Run
 from partita.schedule import Schedule
-from partita.settings import Settings
-from partita.types import Algorithm, Cohort, ServerState, Upload
+from partita.settings import Settings, liars
+from partita.types import Algorithm, Attack, Cohort, Measure, ServerState, Tensors, Upload
 from partita.watch import Interrupt, Watch
 
 
@@ -39,8 +39,9 @@ def one_round(run: Federation, watch: Watch) -> None:
     cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
     done = [_work(run, part) for part in run.parts(cohort)]
     uploads, good = tree.cat([u for u, _ in done]), [g for _, some in done for g in some]
-    run.server = _advance(run, _only(good, uploads))  # what is not usable is set aside and named
-    watch.after(cohort, uploads, good, time.perf_counter() - begin)  # metrics, progress, checkpoint
+    uploads, why = screen(uploads, good, run.forge(cohort, uploads))  # liars act; what is unusable is named
+    run.server, notes = _advance(run, _only([not w for w in why], uploads))
+    watch.after(cohort, uploads, why, notes, time.perf_counter() - begin)  # metrics, progress, checkpoint
 
 
 def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[bool]]:
@@ -57,14 +58,15 @@ def _only(good: list[bool], stacks: Any) -> Any:
     return stacks if all(good) else tree.rows(stacks, [i for i, g in enumerate(good) if g])
 
 
-def _advance(run: Federation, uploads: Upload) -> ServerState:
+def _advance(run: Federation, uploads: Upload) -> tuple[ServerState, Tensors]:
     """The server's step on what was accepted; without any upload only the count goes on."""
     if uploads.weight is None or not len(uploads.weight):
-        return run.server._replace(version=run.server.version + 1)
+        return run.server._replace(version=run.server.version + 1), {}
     if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
         run.whole = set(run.names) <= set(uploads.delta)
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
-    return run.server_rule.step(run.server, run.algorithm.aggregate(uploads, key))
+    combined = run.algorithm.aggregate(uploads, key)
+    return run.server_rule.step(run.server, combined), combined.metrics
 
 
 def federate(
@@ -82,6 +84,8 @@ def federate(
     metric: str | Function | None = None,
     state: str = "keep",
     schedule: Schedule | None = None,
+    attack: Attack | None = None,
+    byzantine: float | Sequence[int | str] = (),
     norm: str | None = None,
     executor: str = "auto",
     device: str = "auto",
@@ -91,6 +95,7 @@ def federate(
     checkpoint_every: int | None = None,
     baselines: bool | Mapping[str, Record] = True,
     train_scores: bool = False,
+    measures: Sequence[Measure] = (),
     out: str | Path | None = None,
     report: bool = True,
     resume: bool = False,
@@ -115,6 +120,9 @@ def federate(
                 'error', 'mse' or 'mae', or its attribute `higher_is_better` says otherwise
     state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
     schedule    who reports when; None: `partita.schedule.synchronous()`, a random cohort each round
+    attack      what dishonest clients do: `partita.attack.sign_flip()` and the like
+    byzantine   who they are: a share of the clients, or their numbers or names; they are marked in
+                clients.csv, and all scores are of the honest ones
     norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
@@ -128,6 +136,7 @@ def federate(
                 or runs that are there already: {'local': run, 'global': run}
     train_scores
                 at the end score every client on its training samples too (in clients.csv and the report)
+    measures    what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like
     out         folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html, checkpoints
     report      also write report.html into `out` (5 MB; later: `partita report OUT`)
     resume      go on with the run in `out`; the result has the same bits as without interruption
@@ -144,6 +153,7 @@ def federate(
         batch=batch,
         seed=seed,
         state=state,
+        byzantine=liars(byzantine, attack, data.names, seed),
         norm=norm,
         executor=executor,
         device=device,
@@ -160,12 +170,22 @@ def federate(
         raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
     folder = None if out is None else check.path("out", out)
     check_manner(callbacks, resume, report, folder)
+    check_measures(measures)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     run = Federation(
-        model, data, algorithm, settings, loss=loss, metric=metric, schedule=schedule, folder=folder
+        model,
+        data,
+        algorithm,
+        settings,
+        loss=loss,
+        metric=metric,
+        schedule=schedule,
+        attack=attack,
+        measures=measures,
+        folder=folder,
     )
     try:
         result = train(run, algorithm.name, listeners, resume=resume, references=given)
@@ -249,6 +269,16 @@ def check_manner(callbacks: object, resume: object, report: object, folder: Path
             raise check.fail(field, value, "True or False")
     if resume and folder is None:
         raise check.fail("resume", resume, "out=, the folder of the run")
+
+
+def check_measures(measures: object) -> None:
+    """What to follow, each once."""
+    some = measures if isinstance(measures, Sequence) and not isinstance(measures, Measure) else [None]
+    if not all(isinstance(m, Measure) for m in some):
+        raise check.fail("measures", measures, "a list such as [partita.measures.gradient_norm()]")
+    names = [m.name for m in some if isinstance(m, Measure)]
+    if len(set(names)) < len(names):
+        raise check.fail("measures", names, "each measure once")
 
 
 def check_inputs(data: object, algorithm: object) -> None:

@@ -7,10 +7,11 @@ It can enter the next stage, score every client, and be written to and read from
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from partita import check, tree
+from partita import check, draws, measuring, tree
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
@@ -33,10 +34,12 @@ from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Store, open_store
 from partita.types import (
     Algorithm,
+    Attack,
     ClientState,
     Cohort,
     Download,
     Group,
+    Measure,
     Partition,
     ServerState,
     Tensors,
@@ -67,12 +70,16 @@ class Federation:
         loss: str | Function | None = None,
         metric: str | Function | None = None,
         schedule: Schedule | None = None,
+        attack: Attack | None = None,
+        measures: Sequence[Measure] = (),
         folder: Path | None = None,
     ) -> None:
         self.settings, self.folder = settings, folder
-        self.given, self.loss, self.metric = algorithm, loss, metric
-        self.data = data.to(settings.device)
+        self.given, self.loss, self.metric, self.attack = algorithm, loss, metric, attack
+        self.measures = tuple(measures)
+        self.source = data
         self.fingerprint = data.fingerprint()
+        self.data = self._poisoned(data).to(settings.device)
         self.model = own_copy(model, settings.seed).to(settings.device)
         self.findings: Findings = examine(self.model, self.data, loss, metric)
         self.names = (
@@ -112,14 +119,44 @@ class Federation:
         model.load_state_dict(self.base, strict=False)
         return Federation(
             model,
-            self.data,
+            self.source,
             algorithm,
             settings,
             loss=self.loss,
             metric=self.metric,
             schedule=self.scheduler if order is None else synchronous(order),
+            attack=self.attack,
             folder=folder,
         )
+
+    # ---- honesty
+
+    @functools.cached_property
+    def honest(self) -> np.ndarray:
+        """For each client, whether it is."""
+        found = np.ones(self.data.clients, dtype=bool)
+        found[list(self.settings.byzantine)] = False
+        return found
+
+    @property
+    def test_weight(self) -> np.ndarray:
+        """How much each client counts in a mean score: its test samples, if it is honest."""
+        return np.where(self.honest, self.data.test[:, 1], 0)
+
+    def _poisoned(self, data: FederatedData) -> FederatedData:
+        """With the training samples that liars pretend to have."""
+        if self.attack is None or self.attack.poison is None:
+            return data
+        return data.altered(self.settings.byzantine, self.attack.poison)
+
+    def forge(self, cohort: Cohort, uploads: Upload) -> Mapping[int, Upload]:
+        """What the liars of a cohort send instead of what they computed."""
+        if self.attack is None or self.attack.forge is None:
+            return {}
+        lying = set(self.settings.byzantine)
+        places = tuple(i for i, client in enumerate(cohort.clients) if client in lying)
+        key = draws.key(self.settings.seed, "attack", self.server.version, device=self.settings.device)
+        return self.attack.forge(uploads, places, key) if places else {}
 
     def release(self) -> None:
         """Let others into the folder again."""
@@ -176,6 +213,7 @@ class Federation:
             for role, personalize in models.items()
             for split in SPLITS
         }
+        self.measure_rules = {m.name: measuring.rule(self, m) for m in self.measures}
         new = self.algorithm.init_client(self.base, self.partition)
         self.store_names = (*new.personal, *new.memory)
         width = max(1, tree.nbytes(new))

@@ -56,6 +56,7 @@ def _train_scores(run: Federation, watch: Watch, references: Mapping[str, Record
 
 def _client_rows(run: Federation, scores: Scores) -> list[dict[str, Any]]:
     columns = {**scores, "distance": _distances(run), "label_shift": _label_shift(run)}
+    honest = run.honest
 
     def cell(column: str, i: int) -> float | None:
         found = columns.get(column)
@@ -68,7 +69,7 @@ def _client_rows(run: Federation, scores: Scores) -> list[dict[str, Any]]:
             "n_train": int(run.data.train[i, 1]),
             "n_test": int(run.data.test[i, 1]),
             "capacity": 1.0,
-            "byzantine": 0,
+            "byzantine": int(not honest[i]),
             **{column: cell(column, i) for column in measured},
         }
         for i, name in enumerate(run.data.names)
@@ -116,7 +117,7 @@ def _label_shift(run: Federation, most: int = 1000) -> np.ndarray | None:
 
 
 def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
-    weight = run.data.test[:, 1]
+    weight, honest = run.test_weight, run.honest
     counters = watch.counters
     seconds = counters["training_seconds"]
     better = 1.0 if run.findings.metric.higher_is_better else -1.0
@@ -130,12 +131,14 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         metric=run.findings.metric.name,
         higher_is_better=run.findings.metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
-        hurt={f"vs_{kind}": _hurt(scores["personal"], scores[kind], better) for kind in ("global", "local")},
+        hurt={f"vs_{kind}": _hurt(scores, kind, better, honest) for kind in ("global", "local")},
         seconds=round(watch.elapsed, 3),
         client_steps_per_second=round(counters["client_steps"] / seconds, 1) if seconds else 0.0,
         bytes_up=int(counters["bytes_up"]),
         bytes_down=int(counters["bytes_down"]),
         excluded=[run.data.names[c] for c in sorted(watch.excluded)],
+        excluded_why={run.data.names[c]: watch.reasons[c] for c in sorted(watch.reasons)},
+        byzantine=_byzantine(run, scores),
         parameters={"shared": _count(shared), "personal": _count(personal)},
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
         peak_memory=_peak_memory(run.settings.device),
@@ -146,11 +149,21 @@ def _count(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors.values())
 
 
-def _hurt(personal: np.ndarray | None, other: np.ndarray | None, better: float) -> int | None:
-    """How many clients score worse with their personal model."""
+def _byzantine(run: Federation, scores: Scores) -> dict[str, Any] | None:
+    """The liars apart: how many, what they do, and how the models do on their data."""
+    if run.attack is None:
+        return None
+    weight = np.where(run.honest, 0, run.data.test[:, 1])
+    test = {kind: mean_score(scores[kind], weight) for kind in MODELS}
+    return {"clients": len(run.settings.byzantine), "attack": run.attack.name, "test": test}
+
+
+def _hurt(scores: Scores, kind: str, better: float, honest: np.ndarray) -> int | None:
+    """How many honest clients score worse with their personal model."""
+    personal, other = scores["personal"], scores[kind]
     if personal is None or other is None:
         return None
-    both = ~(np.isnan(personal) | np.isnan(other))
+    both = honest & ~(np.isnan(personal) | np.isnan(other))
     if not both.any():
         return None
     return int((better * personal[both] < better * other[both]).sum())

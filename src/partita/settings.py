@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from partita import check
-from partita.types import Aggregator, Algorithm, ServerOptimizer, Stage, Work
+from partita import check, draws
+from partita.psi import Penalty
+from partita.types import Aggregator, Algorithm, Attack, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "personal")
 STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap")
@@ -39,6 +40,7 @@ class Settings:
     checkpoint_every: int | None
     baselines: bool | tuple[str, ...]
     train_scores: bool
+    byzantine: tuple[int, ...] = ()
 
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
@@ -114,7 +116,7 @@ def describe(value: Any) -> Any:
     """A JSON-able description of options: what is needed to write them down again."""
     if isinstance(value, Algorithm):
         return {"name": value.name, **describe(value.options)}
-    if isinstance(value, Aggregator | ServerOptimizer):
+    if isinstance(value, Aggregator | Attack | Measure | Penalty | ServerOptimizer):
         return {"name": value.name, **describe(value.options)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -180,6 +182,41 @@ def steps_of(steps: Any, clients: int) -> int | tuple[int, ...] | None:
     if len(steps) != clients:
         raise check.fail("steps", steps, f"a whole number, or one for each of the {clients} clients")
     return tuple(check.integer("steps", s, low=0) for s in steps)
+
+
+def liars(byzantine: Any, attack: Any, names: Sequence[str], seed: Any) -> tuple[int, ...]:
+    """The numbers of the dishonest clients: a share of all, drawn by the seed, or those that are named."""
+    if attack is not None and not isinstance(attack, Attack):
+        raise check.fail("attack", attack, "an attack such as partita.attack.sign_flip()")
+    found = _share(byzantine, len(names), seed) if isinstance(byzantine, float) else _named(byzantine, names)
+    if attack is None and found:
+        raise check.fail("byzantine", byzantine, "none without attack=, such as partita.attack.sign_flip()")
+    if attack is not None and not found:
+        raise check.fail("byzantine", byzantine, "with attack=, a share such as 0.25, numbers or names")
+    if len(found) == len(names):
+        raise check.fail("byzantine", byzantine, "at least one honest client")
+    return found
+
+
+def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
+    check.number("byzantine", share, low=0.0, high=1.0)
+    number = check.integer("seed", seed, low=0, high=2**63 - 1)
+    chosen = draws.generator(number, "byzantine").choice(clients, round(share * clients), replace=False)
+    return tuple(sorted(chosen.tolist()))
+
+
+def _named(byzantine: Any, names: Sequence[str]) -> tuple[int, ...]:
+    some = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
+    if isinstance(some, str | bytes) or not isinstance(some, Iterable):
+        raise check.fail("byzantine", byzantine, "a share such as 0.25, or a list of numbers or names")
+    places = {name: i for i, name in enumerate(names)}
+    found = {
+        places[check.choice("byzantine", who, places)]
+        if isinstance(who, str)
+        else check.integer("byzantine", who, low=0, high=len(names) - 1)
+        for who in some
+    }
+    return tuple(sorted(found))
 
 
 def _device(device: Any) -> str:

@@ -209,6 +209,20 @@ class Aggregator(NamedTuple):
     options: Mapping[str, Any]
 
 
+class Attack(NamedTuple):
+    """What dishonest clients do, all of them together and knowing everything.
+
+    forge   (uploads of the cohort, places of the liars in it, key) -> what each liar sends in place of its
+            upload. It may be anything: the server screens it
+    poison  (x, y, classes) -> the training samples that a liar pretends to have
+    """
+
+    name: str
+    forge: Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]] | None
+    poison: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None
+    options: Mapping[str, Any]
+
+
 class ServerOptimizer(NamedTuple):
     """init (shared) -> opt; step (shared, delta, opt) -> shared, opt."""
 
@@ -259,6 +273,24 @@ class Algorithm:
     stateful: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
+
+
+class Measure(NamedTuple):
+    """Something to follow during a run beside scores; clients compute it as they compute an evaluation.
+
+    client     (Problem, Algorithm) -> LocalRule; what it uploads is measured
+    summarize  (stacked uploads, samples of each client) -> numbers, or lists of them, by name
+    personal   the split that it looks at, where that is not the method's own
+    of_cohort  only those who have just reported take part. `download.extra` then also holds, for the names
+               that a client sent, the model that it ended with ('ended/NAME')
+    """
+
+    name: str
+    client: Callable[[Problem, Algorithm], LocalRule]
+    summarize: Callable[[Upload, Tensor], dict[str, float | list[float]]]
+    options: Mapping[str, Any]
+    personal: Any = None
+    of_cohort: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from partita import tree
 from partita.callbacks import Callback, Event
 from partita.federation import Federation
+from partita.measuring import measured
 from partita.record import CLIENT_COLUMNS, Record
 from partita.settings import describe, versions
 from partita.store import checkpoint
@@ -47,6 +48,8 @@ class Watch:
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
+        self.reasons: dict[int, str] = {}  # client -> why it was last excluded
+        self.notes: dict[str, Any] = {}  # of the last aggregation
         self.global_scores: np.ndarray | None = None
         self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
@@ -66,14 +69,23 @@ class Watch:
             callback.start(self.what, self.run.server.version, self.run.rounds)
             callback.config(self.what, {**plain(self.config()), "out": self.folder and str(self.folder)})
 
-    def after(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
-        """After a round: count, evaluate and checkpoint when it is time, tell."""
+    def after(
+        self, cohort: Cohort, uploads: Upload, why: Sequence[str], notes: Tensors, seconds: float
+    ) -> None:
+        """After a round: count, evaluate and checkpoint when it is time, tell.
+
+        why    for each client of the cohort, why its upload was set aside ('': it was not)
+        notes  what the aggregator says
+        """
         run, version = self.run, self.run.server.version
+        usable = [not w for w in why]
         self._count(cohort, uploads, usable, seconds)
+        self.reasons |= {c: w for c, w in zip(cohort.clients, why) if w}
+        self.notes = {k: v.tolist() for k, v in notes.items()}
         every = run.settings.evaluate_every or max(1, run.rounds // 10)
         last_of_stage = run.schedule.done(run.server)
         if version % every == 0 or last_of_stage:
-            self.evaluate(cohort)
+            self.evaluate(cohort, uploads, usable)
         if last_of_stage and run.has_global and run.settings.train_scores:
             self.global_train_scores = run.scores("global", "train")
         self._tell(cohort, usable)
@@ -82,14 +94,14 @@ class Watch:
         if self._checkpoint_due(version):
             self.checkpoint()
 
-    def evaluate(self, cohort: Cohort) -> None:
-        """A row of metrics: every client's score under its own and under the global model."""
+    def evaluate(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool]) -> None:
+        """A row of metrics: every client's score under its own and under the global model; measures."""
         run, version = self.run, self.run.server.version
-        weight = run.data.test[:, 1]
+        weight = run.test_weight
         if run.has_global:
             self.global_scores = run.scores("global")
         self.personal_scores = run.scores("personal") if run.has_personal else self.global_scores
-        row = {
+        row: dict[str, Any] = {
             "round": version,
             "time": cohort.time,
             "seconds": round(self.elapsed, 3),
@@ -101,6 +113,10 @@ class Watch:
             "bytes_up": int(self.counters["bytes_up"]),
             "bytes_down": int(self.counters["bytes_down"]),
         }
+        if self.notes:
+            row["aggregation"] = self.notes
+        if run.measures:
+            row["measures"] = measured(run, cohort, uploads, usable)
         self.rows.append(row)
         self.counters["loss_sum"] = self.counters["loss_weight"] = 0.0
         if self.folder:
@@ -138,6 +154,7 @@ class Watch:
         self.rows = facts["rows"]
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
+        self.reasons = {int(c): why for c, why in facts["reasons"].items()}
         scores, on_train = (found.tensors.get(name) for name in (SCORES, TRAIN_SCORES))
         self.global_scores = None if scores is None else scores.numpy()
         self.global_train_scores = None if on_train is None else on_train.numpy()
@@ -159,6 +176,7 @@ class Watch:
             "rows": self.rows,
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
+            "reasons": self.reasons,
         }
 
     def _checkpoint_due(self, version: int) -> bool:
@@ -179,7 +197,9 @@ class Watch:
         for client, good in zip(cohort.clients, usable):
             if not good:
                 self.excluded.setdefault(client, []).append(self.run.server.version)
-        self._count_loss(uploads, [i for i, good in enumerate(usable) if good])
+        honest = self.run.honest
+        keep = [i for i, c in enumerate(cohort.clients) if usable[i] and honest[c]]
+        self._count_loss(uploads, keep)
 
     def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
         if "loss" not in uploads.metrics or uploads.weight is None:
@@ -222,6 +242,8 @@ class Watch:
             "algorithm": describe(run.given),
             "settings": describe(dataclasses.asdict(run.settings)),
             "schedule": describe(run.scheduler),
+            "attack": describe(run.attack),
+            "measures": describe(run.measures),
             "loss": run.findings.loss.name,
             "metric": run.findings.metric.name,
             "model": {

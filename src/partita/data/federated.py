@@ -131,6 +131,25 @@ class FederatedData:
             raise check.fail("shift", shift, "a function (data, seed) that returns a FederatedData")
         return shifted
 
+    def altered(
+        self, clients: Iterable[int], alter: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    ) -> FederatedData:
+        """With the training samples of some clients replaced by `alter(x, y, classes)`, of the same shapes.
+
+        Rows that others see too stay as they are for them.
+        """
+        classes = 0 if self.y.is_floating_point() or not len(self.y) else int(self.y.max()) + 1
+        xs, ys, train, end = [self.x], [self.y], self.train.copy(), len(self.x)
+        for i in clients:
+            start, length = self.train[i].tolist()
+            x, y = alter(self.x[start : start + length], self.y[start : start + length], classes)
+            if x.shape != self.x[start : start + length].shape or len(y) != length:
+                raise check.fail("altered samples", list(x.shape), "as many, of the same shape")
+            xs, ys = [*xs, x.to(self.x.dtype)], [*ys, y.to(self.y.dtype)]
+            train[i] = end, length
+            end += length
+        return replace(self, x=torch.cat(xs), y=torch.cat(ys), train=train)
+
     def fingerprint(self) -> str:
         """16 hexadecimal digits of the shapes, ranges, all labels and a sample of x: another run on the same
         data has the same."""

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from partita.measure.criteria import Function
 from partita.options import bind, signature
 from partita.run import Run
 from partita.schedule import Schedule
-from partita.types import Algorithm
+from partita.types import Algorithm, Attack, Measure
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Experiment:
     train_scores: bool = False
     checkpoint_every: int | None = None
     schedule: Schedule | None = None
+    attack: Attack | None = None
+    byzantine: float | Sequence[int | str] = ()
+    measures: Sequence[Measure] = ()
 
     def run(self, **options: Any) -> Run:
         """Train; `options` are further arguments of `federate`."""

@@ -1,0 +1,69 @@
+"""What attacks on uploads have in common: the honest uploads of a round, and rows to send instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from partita import tree
+from partita.options import checked
+from partita.types import Tensors, Upload
+
+attack = checked("attack ")
+
+Stacks = tuple[Tensors, Tensors]
+"""Deltas, and what else clients send, a row for each of them."""
+
+
+def honest(uploads: Upload, liars: tuple[int, ...]) -> Stacks:
+    """What the others send: the adversary sees all of it. Nobody honest in the cohort: what liars would."""
+    weight = uploads.weight
+    assert weight is not None
+    with_data = (weight > 0).tolist()  # a client without data sends zeros and does not count
+    others = [i for i, counts in enumerate(with_data) if counts and i not in set(liars)]
+    found: Stacks = tree.rows((uploads.delta, uploads.extra), others or list(liars))
+    return found
+
+
+def everyone_sends(uploads: Upload, liars: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:
+    """The same from every liar, each with its own weight."""
+    delta, extra = sent
+    return {i: Upload(delta, _weight(uploads, i), extra) for i in liars}
+
+
+def each_sends(
+    uploads: Upload, liars: tuple[int, ...], forge: Callable[[int, str, Tensor], Tensor]
+) -> dict[int, Upload]:
+    """From each liar, tensor by tensor, what `forge` makes of (its place, the name, its honest tensor)."""
+    sent = {}
+    for i in liars:
+        delta, extra = (
+            {k: forge(i, k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
+            for part in (uploads.delta, uploads.extra)
+        )
+        sent[i] = Upload(delta, _weight(uploads, i), extra)
+    return sent
+
+
+def by_tensor(stacks: Stacks, fn: Callable[[Tensor], Tensor]) -> Stacks:
+    """fn on each stack of numbers, giving one row; of counters the first honest row."""
+    delta, extra = ({k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks)
+    return delta, extra
+
+
+def gram(stacks: Stacks) -> Tensor:
+    """Inner products of the rows about their mean, in float64."""
+    rows = [x for part in stacks for x in part.values() if x.is_floating_point()]
+    n = len(rows[0]) if rows else 0
+    total = torch.zeros(n, n, dtype=torch.float64, device=rows[0].device if rows else None)
+    for x in rows:
+        flat = x.reshape(n, -1).double()
+        centred = flat - flat.mean(0)
+        total += centred @ centred.T
+    return total
+
+
+def _weight(uploads: Upload, i: int) -> Tensor | None:
+    return None if uploads.weight is None else uploads.weight[i]

@@ -1,0 +1,38 @@
+"""Gaussian noise: Blanchard et al. (2017).
+
+Δ_i ~ N(0, σ²), entry by entry
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from partita import draws
+from partita.attack.base import attack, each_sends
+from partita.options import Option
+from partita.types import Attack, Upload
+
+
+@attack
+def gaussian(
+    sigma: Annotated[float, Option("σ, the deviation of the noise", low=0, open_low=True)] = 1.0,
+) -> Attack:
+    """Each liar sends noise of its own.
+
+    Use it to model broken devices rather than clever ones.
+    """
+
+    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
+        names = {k: j for j, k in enumerate([*uploads.delta, *uploads.extra])}
+
+        def noise(i: int, name: str, x: Tensor) -> Tensor:
+            own = draws.fold(draws.fold(key, i), names[name])
+            count = torch.arange(x.numel(), device=x.device)
+            return sigma * draws.normal(draws.fold(own, count)).to(x.dtype).reshape(x.shape)
+
+        return each_sends(uploads, liars, noise)
+
+    return Attack("gaussian", forge, None, {"sigma": sigma})

@@ -1,0 +1,31 @@
+"""Sign flip: the opposite of what the client should send; Karimireddy et al. (2022) and many before.
+
+    Δ_i ← −s Δ_i
+
+With s = 1 a liar looks as usual as an honest client of the opposite opinion.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from torch import Tensor
+
+from partita.attack.base import attack, each_sends
+from partita.options import Option
+from partita.types import Attack, Upload
+
+
+@attack
+def sign_flip(
+    scale: Annotated[float, Option("s, how many times its length", low=0, open_low=True)] = 1.0,
+) -> Attack:
+    """Each liar sends the opposite of its honest upload, `scale` times as long.
+
+    Use it as the first attack to try: it needs no knowledge of the others.
+    """
+
+    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        return each_sends(uploads, liars, lambda i, name, x: -scale * x)  # noqa: ARG005
+
+    return Attack("sign_flip", forge, None, {"scale": scale})

@@ -1,0 +1,81 @@
+"""Loss between the local and the aggregated model: Kundu et al. (Fed+, 2022), Figure 3.
+
+    f_k((1 − λ) w_k + λ w̃),   λ from 0 (as the client ended) to 1 (as the server aggregated)
+
+A right end above the left one: the full step to the aggregate hurts the clients.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from partita.measures.ended import ended
+from partita.options import Option, checked
+from partita.types import (
+    Algorithm,
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Measure,
+    Phase,
+    Problem,
+    Tensors,
+    Upload,
+    Work,
+)
+
+BATCH = 256
+
+
+class _Line(NamedTuple):
+    rest: Tensors
+    local: Tensors
+    center: Tensors
+    sums: Tensor
+
+
+@checked("measure ")
+def line_loss(
+    points: Annotated[int, Option("how many values of λ, both ends among them", low=2)] = 11,
+    split: Annotated[str, Option("the part of each client's data", choices=("train", "test"))] = "train",
+) -> Measure:
+    """The cohort's loss on the way from each client's own model to the aggregated one.
+
+    Use it to see whether aggregation helps or hurts the clients, and how far a step towards it should go.
+    """
+    lams = [i / (points - 1) for i in range(points)]
+
+    def client(problem: Problem, algorithm: Algorithm) -> LocalRule:  # noqa: ARG001
+        def start(download: Download, state: ClientState) -> _Line:
+            last = ended(download)
+            center = {k: download.shared[k] for k in last}
+            rest = {k: v for k, v in {**download.shared, **state.personal}.items() if k not in last}
+            some = next(iter({**last, **rest}.values()))
+            return _Line(rest, last, center, torch.zeros(points, dtype=torch.float64, device=some.device))
+
+        def step(line: _Line, batch: Batch, lr: tuple[Tensor, ...]) -> _Line:  # noqa: ARG001
+            sums = [problem.score({**line.rest, **_between(line, t)}, batch)[1].sum() for t in lams]
+            return line._replace(sums=line.sums + torch.stack(sums).double())
+
+        def finish(line: _Line, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
+            return Upload({}, metrics={"loss": line.sums}), ClientState({}, {})
+
+        work = Work(epochs=1, batch=BATCH, split=split, shuffle=False)
+        return LocalRule(start, (Phase(step, work=lambda now: work),), finish)  # noqa: ARG005
+
+    def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:
+        total = uploads.metrics["loss"].sum(0) / samples.sum().clamp(min=1)
+        return {"loss": total.tolist(), "lambda": lams}
+
+    return Measure("line_loss", client, summarize, {"points": points, "split": split}, of_cohort=True)
+
+
+def _between(line: _Line, t: float) -> Tensors:
+    """(1 − λ) w_k + λ w̃; counters are the client's own."""
+    return {
+        k: torch.lerp(v, line.center[k], t) if v.is_floating_point() else v for k, v in line.local.items()
+    }

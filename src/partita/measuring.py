@@ -1,0 +1,109 @@
+"""How a run computes its measures: as rules that clients execute, like an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from partita import check, tree
+from partita.measures.ended import ENDED
+from partita.partition import split
+from partita.types import ClientState, Cohort, Download, Group, LocalRule, Measure, Partition, Upload
+
+if TYPE_CHECKING:
+    from partita.federation import Federation
+
+
+def measured(run: Federation, cohort: Cohort, uploads: Upload, good: Sequence[bool]) -> dict[str, Any]:
+    """What each of the run's measures finds now, by its name; liars have no part in it."""
+    found = {}
+    for measure in run.measures:
+        if measure.of_cohort:
+            found[measure.name] = _of_cohort(run, measure, cohort, uploads, good)
+        else:
+            found[measure.name] = _of_everyone(run, measure)
+    return found
+
+
+def rule(run: Federation, measure: Measure) -> Callable[[Any], LocalRule]:
+    """The measure's rule on its own split of the model; the same object for a whole stage."""
+    partition = _partition(run, measure)
+    return lambda problem: measure.client(replace(problem, partition=partition), run.algorithm)
+
+
+def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:
+    """The server's model for all, and a personal part of the measure's split as at the start."""
+    clients = np.flatnonzero(run.honest & (run.data.train[:, 1] > 0))
+    partition = _partition(run, measure)
+    shared = tree.pick(run.server.shared, partition.shared)
+    download = Download(shared, run.server.extra, run.server.version)
+    new = ClientState(tree.pick(run.base, partition.personal), {})
+
+    def block(places: list[int]) -> tuple[Group, ClientState]:
+        return Group(tuple(range(len(places))), download), tree.expand(new, len(places))
+
+    return _execute(run, measure, clients, block)
+
+
+def _of_cohort(
+    run: Federation, measure: Measure, cohort: Cohort, uploads: Upload, good: Sequence[bool]
+) -> dict[str, Any]:
+    """The server's model now, and beside it the model that each client of the cohort ended with."""
+    able = run.honest & (run.data.train[:, 1] > 0)
+    there = [i for i, c in enumerate(cohort.clients) if good[i] and able[c]]
+    clients = np.asarray([cohort.clients[i] for i in there], dtype=np.int64)
+
+    def block(places: list[int]) -> tuple[Group, ClientState]:
+        some = [there[i] for i in places]
+        now = (run.server.shared, run.server.extra)
+        shared, extra = tree.expand(now, len(some))
+        download = Download(shared, {**extra, **_ended(cohort, uploads, some)}, run.server.version)
+        return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places].tolist())
+
+    return _execute(run, measure, clients, block)
+
+
+def _ended(cohort: Cohort, uploads: Upload, places: Sequence[int]) -> dict[str, torch.Tensor]:
+    """What each of these received, less its delta."""
+    had: dict[str, list[torch.Tensor]] = {k: [] for k in uploads.delta}
+    for place in places:
+        group = next(g for g in cohort.groups if place in g.positions)
+        row = group.positions.index(place)
+        for k, rows in had.items():
+            rows.append(group.download.shared[k][row] if group.stacked else group.download.shared[k])
+    return {f"{ENDED}{k}": torch.stack(rows) - uploads.delta[k][list(places)] for k, rows in had.items()}
+
+
+def _execute(
+    run: Federation,
+    measure: Measure,
+    clients: np.ndarray,
+    block: Callable[[list[int]], tuple[Group, ClientState]],
+) -> dict[str, Any]:
+    """The rule for these clients, as many at once as their states fit."""
+    found: list[Upload] = []
+    moment, build = run.moment(f"measure {measure.name}"), run.measure_rules[measure.name]
+    for a in range(0, len(clients), run.block):
+        places = list(range(a, min(a + run.block, len(clients))))
+        group, states = block(places)
+        found.append(run.execute_group(build, clients[places], group, states, moment)[0])
+    samples = torch.as_tensor(run.data.train[clients, 1], device=run.settings.device)
+    return measure.summarize(tree.cat(found), samples) if found else {}
+
+
+def _partition(run: Federation, measure: Measure) -> Partition:
+    if measure.personal is None:
+        return run.partition
+    found = split(run.model, run.names, measure.personal)
+    lost = [k for k in found.shared if k not in run.partition.shared]
+    if lost:
+        raise check.fail(
+            f"measure {measure.name} personal",
+            measure.personal,
+            f"a split whose shared part is shared by the method too ({lost[0]} is not)",
+        )
+    return found
