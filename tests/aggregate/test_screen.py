@@ -1,23 +1,31 @@
-"""An upload that is not finite is set aside and named; the run goes on as if its client had no data."""
+"""What is unusable is set aside and named; the run goes on as if its client were not there."""
 
 from __future__ import annotations
 
 import csv
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import partita as pt
-from partita.aggregate.screen import usable
+from partita.aggregate.screen import NOT_FINITE, TOO_LARGE, faults, screen, unfit
+from partita.algorithms import METHODS
 from partita.callbacks import Callback
+from partita.types import Cohort, ServerState, Upload
+from test_every_algorithm import CASES, make
 
 SIZES, BAD = [9, 7, 5, 8], 2
 
 
-# ---- the function
+# ---- what clients computed
+
+
+def usable(kept: Any, clients: int) -> list[bool]:
+    return [not why for why in faults(Upload({}), kept, clients)]
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
@@ -40,7 +48,7 @@ def test_opposite_infinities_do_not_cancel() -> None:
     assert usable(x, 2) == [False, True]
 
 
-def test_large_and_finite_is_usable() -> None:
+def test_large_and_finite_may_be_kept() -> None:
     """The quick sum overflows, the closer look finds nothing wrong."""
     x = torch.full((3, 10), 3e38)
     assert usable(x, 3) == [True] * 3
@@ -48,10 +56,169 @@ def test_large_and_finite_is_usable() -> None:
     assert usable(x, 3) == [True, False, True]
 
 
+@pytest.mark.parametrize("where", ["delta", "extra"])
+def test_what_is_sent_must_be_small_enough_to_be_squared(where: str) -> None:
+    x = torch.ones(4, 10)
+    x[1, 4], x[2, 5], x[3, 6] = 1e25, float("nan"), -1e18
+    sent = Upload({"w": x}) if where == "delta" else Upload({}, extra={"w": x})
+    assert faults(sent, torch.zeros(4), 4) == ["", TOO_LARGE, NOT_FINITE, ""]
+    many = Upload({"w": torch.full((2, 1000), 1e18)})  # each can be squared, their sum cannot
+    assert faults(many, (), 2) == [TOO_LARGE] * 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large", "too_large"),
+    [
+        (torch.float64, 1e150, 1e160),
+        (torch.float32, 1e18, 1e20),
+        (torch.bfloat16, 1e18, 1e20),
+        (torch.float16, 6e4, float("inf")),  # lengths of short numbers are taken in single precision
+    ],
+    ids=str,
+)
+def test_too_large_depends_on_the_precision(dtype: torch.dtype, large: float, too_large: float) -> None:
+    for value, fine in ((large, True), (too_large, False)):
+        assert (faults(Upload({"w": torch.tensor([[value]], dtype=dtype)}), (), 1) == [""]) == fine
+
+
 def test_nothing_to_look_at() -> None:
     assert usable(({}, {}), 3) == [True] * 3
     assert usable(torch.zeros(3, 2, dtype=torch.int64), 3) == [True] * 3
     assert usable(torch.zeros(3, 0), 3) == [True] * 3
+
+
+# ---- what else may arrive
+
+
+def expected(weight: tuple[float, ...] = (5.0, 8.0, 7.0)) -> Upload:
+    n = len(weight)
+    delta = {"w": torch.zeros(n, 4, 1), "b": torch.zeros(n, 4), "s": torch.zeros(n)}
+    delta["count"] = torch.zeros(n, dtype=torch.int64)
+    return Upload(delta, torch.tensor(weight, dtype=torch.float64), {"c": torch.zeros(n, 2)})
+
+
+def good(**changed: Any) -> dict[str, Any]:
+    own = {"w": torch.ones(4, 1), "b": torch.ones(4), "s": torch.tensor(1.0), "count": torch.tensor(3)}
+    return {**own, **changed}
+
+
+def reason(delta: Any, weight: Any = None, extra: Any = None) -> str:
+    """Why the upload of the client in the middle is set aside."""
+    extra = {"c": torch.ones(2)} if extra is None else extra
+    upload = Upload(delta, torch.tensor(6.0) if weight is None else weight, extra)
+    arrived, why = screen(expected(), [""] * 3, {1: upload})
+    assert why[0] == why[2] == ""
+    assert why[1] or torch.equal(arrived.delta["b"][1], torch.ones(4))
+    assert why[1] == (unfit(upload, expected(), [0, 2]) or why[1])
+    for k, x in expected().delta.items():
+        assert torch.equal(arrived.delta[k][[0, 2]], x[[0, 2]])
+        assert arrived.delta[k].dtype == x.dtype
+    return why[1]
+
+
+def without(name: str) -> dict[str, Any]:
+    return {k: v for k, v in good().items() if k != name}
+
+
+def test_a_good_upload_takes_its_place() -> None:
+    assert reason(good()) == ""
+    arrived, _ = screen(expected(), [""] * 3, {1: Upload(good(), torch.tensor(6), {"c": torch.ones(2)})})
+    assert arrived.weight is not None
+    assert arrived.weight.tolist() == [5, 6, 7]
+    assert arrived.delta["count"].tolist() == [0, 3, 0]
+    assert arrived.extra["c"].tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+DOUBLE = torch.float64
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a name is missing": ({"delta": without("b")}, "without b"),
+    "an unknown name": ({"delta": good(x=torch.ones(1))}, "unknown name x"),
+    "a name that is a number": ({"delta": {**good(), 3: torch.ones(1)}}, "unknown name 3"),
+    "a name that is nothing": ({"delta": {**good(), None: torch.ones(1)}}, "unknown name None"),
+    "nothing of what else is sent": ({"delta": good(), "extra": {}}, "without c"),
+    "something else instead": ({"delta": good(), "extra": {"d": torch.ones(2)}}, "without c"),
+    "one entry": ({"delta": good(b=torch.ones(1))}, "b of shape [1], not [4]"),
+    "a column": ({"delta": good(b=torch.ones(4, 1))}, "b of shape [4, 1], not [4]"),
+    "no column": ({"delta": good(w=torch.ones(4))}, "w of shape [4], not [4, 1]"),
+    "a row": ({"delta": good(w=torch.ones(1, 4))}, "w of shape [1, 4], not [4, 1]"),
+    "one number": ({"delta": good(b=torch.tensor(1.0))}, "b of shape [], not [4]"),
+    "one entry for a number": ({"delta": good(s=torch.ones(1))}, "s of shape [1], not []"),
+    "no entry": ({"delta": good(b=torch.ones(0))}, "b of shape [0], not [4]"),
+    "complex": ({"delta": good(b=torch.ones(4, dtype=torch.complex64))}, "b of type torch.complex64"),
+    "boolean": (
+        {"delta": good(b=torch.ones(4, dtype=torch.bool))},
+        "b of type torch.bool, not torch",
+    ),
+    "whole": ({"delta": good(b=torch.ones(4, dtype=torch.int64))}, "b of type torch.int64"),
+    "a counter with decimals": ({"delta": good(count=torch.tensor(3.0))}, "count of type torch.float32"),
+    "sparse": ({"delta": good(b=torch.ones(4).to_sparse())}, "b without its numbers"),
+    "on no device": ({"delta": good(b=torch.ones(4, device="meta"))}, "b without its numbers"),
+    "a list": ({"delta": good(b=[1.0] * 4)}, "b of type list, not a tensor"),
+    "an array": ({"delta": good(b=np.ones(4))}, "b of type ndarray, not a tensor"),
+    "a Python number": ({"delta": good(s=1.0)}, "s of type float, not a tensor"),
+    "no value": ({"delta": good(b=None)}, "b of type NoneType, not a tensor"),
+    "no delta": ({"delta": None}, "NoneType, not named tensors"),
+    "tensors without names": ({"delta": [torch.ones(4)]}, "list, not named tensors"),
+    "one tensor": ({"delta": torch.ones(4)}, "Tensor, not named tensors"),
+    "NaN": ({"delta": good(b=torch.full((4,), float("nan")))}, NOT_FINITE),
+    "infinite beside": ({"delta": good(), "extra": {"c": torch.tensor([1, float("inf")])}}, NOT_FINITE),
+    "overflows in single precision": ({"delta": good(b=torch.full((4,), 1e300, dtype=DOUBLE))}, NOT_FINITE),
+    "too large": ({"delta": good(b=torch.full((4,), 1e25))}, TOO_LARGE),
+    "too large beside": ({"delta": good(), "extra": {"c": torch.full((2,), -1e30)}}, TOO_LARGE),
+    "a negative weight": ({"delta": good(), "weight": torch.tensor(-1.0)}, "weight -1"),
+    "weight NaN": ({"delta": good(), "weight": torch.tensor(float("nan"))}, "weight nan"),
+    "weight infinite": ({"delta": good(), "weight": torch.tensor(float("inf"))}, "weight inf"),
+    "a huge weight": ({"delta": good(), "weight": torch.tensor(1e15)}, "weight 1e+15"),
+    "1001 times the usual weight": ({"delta": good(), "weight": torch.tensor(5006.0)}, "weight 5006"),
+    "weights": ({"delta": good(), "weight": torch.ones(2)}, "weight of shape [2]"),
+    "an empty weight": ({"delta": good(), "weight": torch.ones(0)}, "weight of shape [0]"),
+    "a complex weight": (
+        {"delta": good(), "weight": torch.tensor(1j)},
+        "weight of shape []",
+    ),
+    "weight is a Python number": ({"delta": good(), "weight": 6}, "weight of type int, not a tensor"),
+    "weight is a word": ({"delta": good(), "weight": "many"}, "weight of type str, not a tensor"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_set_aside_with_its_reason(what: str) -> None:
+    given, words = WRONG[what]
+    assert reason(**given).startswith(words)
+
+
+@pytest.mark.parametrize("upload", [None, 3, "x", [], {}, (1, 2, 3, 4, 5), torch.ones(3)], ids=str)
+def test_what_is_no_upload_is_set_aside(upload: Any) -> None:
+    _, why = screen(expected(), [""] * 3, {1: upload})
+    assert why == ["", f"{type(upload).__name__}, not an upload", ""]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_another_precision_is_converted(dtype: torch.dtype) -> None:
+    assert reason(good(b=torch.ones(4, dtype=dtype))) == ""
+    assert reason(good(b=torch.ones(4, dtype=dtype), count=torch.tensor(3, dtype=torch.int32))) == ""
+
+
+@pytest.mark.parametrize("weight", [0.0, 6.0, 5000.0, 6000.0])
+def test_weights_that_can_be_true(weight: float) -> None:
+    """Up to a thousand times the median of the others, 6."""
+    many = expected((5.0, 8.0, 6.0, 7.0))
+    assert unfit(Upload(good(), torch.tensor(weight), {"c": torch.ones(2)}), many, [0, 2, 3]) == ""
+
+
+def test_the_weight_that_a_client_has_is_never_absurd() -> None:
+    upload = Upload(good(), torch.tensor(9e4), {"c": torch.ones(2)})
+    assert unfit(upload, expected((1.0, 9e4, 1.0)), [0, 2]) == ""
+    assert unfit(upload, expected((0.0, 9e4, 0.0)), [0, 2]) == ""
+    assert unfit(upload, expected((1.0, 1.0, 1.0)), [0, 2]) == "weight 90000"
+    assert unfit(upload, expected((9e4,)), []) == ""  # nobody else is there
+
+
+def test_a_gradient_does_not_travel() -> None:
+    upload = Upload(good(b=torch.ones(4, requires_grad=True) * 2), extra={"c": torch.ones(2)})
+    arrived, why = screen(expected(), [""] * 3, {1: upload})
+    assert why == [""] * 3
+    assert not arrived.delta["b"].requires_grad
 
 
 # ---- in a run
@@ -108,6 +275,115 @@ def test_the_run_goes_on_without_the_client(method, executor) -> None:
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5)
         assert a["test.personal"] == pytest.approx(b["test.personal"], rel=1e-5)
     assert all(torch.isfinite(x).all() for x in got.shared.values())
+
+
+class Without:
+    """The same cohorts less one client."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def begin(self, **settings: int) -> Any:
+        self.turns = pt.schedule.synchronous().begin(**settings)
+        return self
+
+    def done(self, server: ServerState) -> bool:
+        return self.turns.done(server)
+
+    def next(self, server: ServerState) -> Cohort:
+        found = self.turns.next(server)
+        chosen = tuple(c for c in found.clients if c != self.client)
+        group = found.groups[0]._replace(positions=tuple(range(len(chosen))))
+        return found._replace(clients=chosen, groups=(group,), staleness=(0,) * len(chosen))
+
+
+def assert_as_if_it_were_not_there(method: Any, client: int = BAD, bad: Any = None, **options: Any) -> Any:
+    """The server and all other clients have the bits of a run that never picks this one."""
+    given = {**options, "attack": None, "byzantine": ()}
+    expected = run(data(), method, "loop", **given, schedule=Without(client))
+    got = run(bad or data(), method, "loop", **options)
+    assert list(got.summary()["excluded_why"]) == ["eve"]
+    same = [(got.shared, expected.shared)]
+    for i in {0, 1, 2, 3} - {client}:
+        a, b = got.client(i), expected.client(i)
+        same += [(a.personal, b.personal), (a.memory, b.memory)]
+    for a, b in same:
+        assert a.keys() == b.keys()
+        for k in a:
+            assert torch.equal(a[k], b[k]), k
+    assert [r["train_loss"] for r in got.metrics] == [r["train_loss"] for r in expected.metrics]
+    return got
+
+
+UNUSABLE = [pt.attack.nonfinite(value) for value in ("nan", "inf", "-inf")]
+UNUSABLE += [pt.attack.malformed(how) for how in ("names", "shape", "broadcast", "weight", "greed")]
+unusable = pytest.mark.parametrize("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
+
+
+@unusable
+@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: int | None) -> None:
+    assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"], rounds=4, cohort=cohort)
+
+
+SENDS = [name for name in METHODS if name in CASES and CASES[name].up and name != "pipeline"]
+
+
+@pytest.mark.parametrize("name", SENDS)
+@pytest.mark.parametrize("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
+def test_whatever_the_method(name: str, attack: Any) -> None:
+    method = make(name, CASES[name].options)
+    assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
+
+
+@pytest.mark.parametrize("how", ["names", "shape", "broadcast", "weight", "greed"])
+def test_whatever_the_stage(how: str) -> None:
+    stages = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.1), rounds=2), pt.stage(pt.fedalt("output", lr=0.1), rounds=2, cohort=3)
+    )
+    attack = pt.attack.malformed(how)
+    assert_as_if_it_were_not_there(stages, attack=attack, byzantine=["eve"], rounds=None)
+
+
+def aggregators() -> list[Any]:
+    """Whichever are there, with arguments that three honest clients can bear."""
+    own = {"trimmed_mean": (1,), "krum": (0,), "multi_krum": (0, 2), "centered_clipping": (1.0,)}
+    names = (
+        "coordinate_median",
+        "trimmed_mean",
+        "geometric_median",
+        "krum",
+        "multi_krum",
+        "centered_clipping",
+    )
+    found = [getattr(pt.aggregate, n)(*own.get(n, ())) for n in names if hasattr(pt.aggregate, n)]
+    if hasattr(pt.aggregate, "bucketing"):
+        found.append(pt.aggregate.bucketing(2, pt.aggregate.coordinate_median()))
+    if hasattr(pt.aggregate, "nnm"):
+        found.append(pt.aggregate.nnm(1, pt.aggregate.mean()))
+    return found
+
+
+@pytest.mark.parametrize("aggregate", aggregators(), ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "attack", [pt.attack.nonfinite(), pt.attack.malformed("greed")], ids=lambda a: a.name
+)
+def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
+    method = pt.fedavg(lr=0.1, aggregate=aggregate)
+    assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
+
+
+@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedsim("output", lr=0.1)], ids=lambda m: m.name)
+@pytest.mark.parametrize(("steps", "why"), [(1, TOO_LARGE), (2, NOT_FINITE)])
+def test_an_honest_client_that_diverged_is_as_if_it_were_not_there(method, steps, why) -> None:
+    """After one step on features of 1e25 all is finite, and too large to be squared."""
+    options = {"batch": None, "epochs": steps, "rounds": 2}
+    got = assert_as_if_it_were_not_there(method, bad=data(scale=1e25), **options)
+    assert got.summary()["excluded_why"] == {"eve": why}
+    never = run(data(), method, "loop", **options, schedule=Without(BAD))
+    for k, v in never.client(BAD).personal.items():  # its own state included: as if it had never trained
+        assert torch.equal(got.client(BAD).personal[k], v)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

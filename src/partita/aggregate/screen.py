@@ -1,12 +1,12 @@
 """Unusable uploads are set aside and named before anything is aggregated.
 
 An upload is usable if it has the model's names and shapes and no others, if its entries are finite and small
-enough to be squared in their own precision, and if it claims a weight that can be true.
+enough to be squared, and if it claims a weight that can be true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,85 +15,92 @@ from torch import Tensor
 from partita import tree
 from partita.types import Tensors, Upload
 
-NOT_FINITE = "not finite"
+NOT_FINITE, TOO_LARGE = "not finite", "too large"
 GREEDY = 1000.0
 """A claimed weight above so many times the median of the others is absurd."""
 
 
-def usable(stacks: Any, clients: int) -> list[bool]:
-    """For each client, whether everything it sends and keeps is finite."""
-    floats = [x for x in tree.leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
-    if not floats:
-        return [True] * clients
+def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
+    """For each client, why what it computed is unusable ('': it is usable).
+
+    What it sends must be finite and small enough to be squared, for aggregators take lengths and distances;
+    what it `kept` must be finite.
+    """
+    sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
+    squares = [_square(x) for x in sent]
     # A sum is one cheap pass; it is finite unless an entry is not, or unless it overflows: look closer then.
-    totals = torch.stack([x.reshape(clients, -1).sum(1).to(torch.float64) for x in floats])
-    good: list[bool] = torch.isfinite(totals).all(0).tolist()
-    if all(good):
-        return good
-    exact = torch.stack([torch.isfinite(x.reshape(clients, -1)).all(1) for x in floats])
-    return list(exact.all(0).tolist())
+    if all(_finite([*squares, *(x.sum(1) for x in rest)], clients)):
+        return [""] * clients
+    numbers, small = _all_finite([*sent, *rest], clients), _finite(squares, clients)
+    return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
 
 
-def screen(uploads: Upload, good: list[bool], sent: Mapping[int, Upload]) -> tuple[Upload, list[str]]:
+def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tuple[Upload, list[str]]:
     """The uploads with what some clients sent instead, and for each why it is set aside ('': it is not).
 
     uploads  what the clients computed, stacked
-    good     whether that is usable
+    why      why that is unusable, as `faults` says
     sent     by place in the stack: what arrived from that client in its stead, of any form
     """
-    why = ["" if g else NOT_FINITE for g in good]
+    found = list(why)
     if not sent:
-        return uploads, why
+        return uploads, found
+    others = [i for i in range(len(found)) if i not in sent]
     for i, upload in sent.items():
-        why[i] = unfit(upload, uploads, [j for j in range(len(good)) if j not in sent])
-    fitting = {i: upload for i, upload in sent.items() if not why[i]}
-    arrived = _placed(uploads, fitting)
-    sizes = usable((arrived.delta, arrived.extra), len(good))
-    small = _squarable((arrived.delta, arrived.extra), len(good))
-    for i in fitting:
-        if not sizes[i]:
-            why[i] = NOT_FINITE
-        elif not small[i]:
-            why[i] = "too large"
-    return arrived, why
+        found[i] = unfit(upload, uploads, others)
+    fitting = {i: upload for i, upload in sent.items() if not found[i]}
+    arrived, places = _placed(uploads, fitting), list(fitting)
+    for i, fault in zip(places, faults(tree.rows(arrived, places), (), len(places))):
+        found[i] = fault
+    return arrived, found
 
 
-def unfit(upload: Upload, expected: Upload, others: list[int]) -> str:
-    """Why an upload cannot be one of these, or nothing: names, shapes, weight."""
+def unfit(upload: Any, expected: Upload, others: Sequence[int]) -> str:
+    """Why something cannot be one of these uploads, or nothing: names, shapes, weight."""
+    if not isinstance(upload, Upload):
+        return f"{type(upload).__name__}, not an upload"
     for part, stack in ((upload.delta, expected.delta), (upload.extra, expected.extra)):
         if wrong := _names(part, stack) or _shapes(part, stack):
             return wrong
     return _weight(upload.weight, expected.weight, others)
 
 
-def _names(given: Tensors, stack: Tensors) -> str:
+def _names(given: Any, stack: Tensors) -> str:
+    if not isinstance(given, Mapping):
+        return f"{type(given).__name__}, not named tensors"
     missing, unknown = [k for k in stack if k not in given], [k for k in given if k not in stack]
     if missing:
         return f"without {missing[0]}"
-    return f"unknown name {unknown[0]}" if unknown else ""
+    return f"unknown name {str(unknown[0])[:60]}" if unknown else ""
 
 
-def _shapes(given: Tensors, stack: Tensors) -> str:
-    for name, x in given.items():
-        wanted = stack[name]
-        if not isinstance(x, Tensor) or x.shape != wanted.shape[1:]:
-            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            return f"{name} of shape {found}, not {list(wanted.shape[1:])}"
+def _shapes(given: Mapping[str, Any], stack: Tensors) -> str:
+    for name, wanted in stack.items():
+        x, shape = given[name], list(wanted.shape[1:])
+        if not isinstance(x, Tensor):
+            return f"{name} of type {type(x).__name__}, not a tensor"
+        if list(x.shape) != shape:
+            return f"{name} of shape {list(x.shape)}, not {shape}"
         if x.is_floating_point() != wanted.is_floating_point() or x.is_complex():
             return f"{name} of type {x.dtype}, not {wanted.dtype}"
+        if x.layout != torch.strided or x.is_meta or x.is_quantized:
+            return f"{name} without its numbers"
     return ""
 
 
-def _weight(weight: Tensor | None, stack: Tensor | None, others: list[int]) -> str:
+def _weight(weight: Any, stack: Tensor | None, others: Sequence[int]) -> str:
+    """A weight may be as large as any that clients have, or a thousand times the usual one."""
     if stack is None or weight is None:
         return ""
-    if weight.numel() != 1 or weight.is_complex():
-        return f"weight of shape {list(weight.shape)}"
-    value, known = float(weight), stack[others]
-    usual = float(known[known > 0].median()) if bool((known > 0).any()) else 1.0
-    if not 0 <= value <= GREEDY * max(usual, 1.0):  # also where it is NaN
-        return f"weight {value:g}"
-    return ""
+    if not isinstance(weight, Tensor):
+        return f"weight of type {type(weight).__name__}, not a tensor"
+    if weight.numel() != 1 or weight.is_complex() or weight.layout != torch.strided or weight.is_meta:
+        return f"weight of shape {list(weight.shape)} and type {weight.dtype}"
+    known = stack[list(others)] if others else stack
+    known, value = known[known > 0], float(weight)
+    usual = float(known.median()) if len(known) else 1.0
+    most = max(GREEDY * max(usual, 1.0), float(stack.max()))
+    return "" if 0 <= value <= most else f"weight {value:g}"  # so is NaN
 
 
 def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
@@ -106,7 +113,7 @@ def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
         new = {}
         for k, x in stack.items():
             new[k] = x.clone()
-            new[k][places] = torch.stack([row[k].to(x) for row in rows])
+            new[k][places] = torch.stack([row[k].detach().to(x) for row in rows])
         return new
 
     delta = put(uploads.delta, [u.delta for u in sent.values()])
@@ -119,10 +126,26 @@ def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
     return uploads._replace(delta=delta, extra=extra, weight=weight)
 
 
-def _squarable(stacks: Any, clients: int) -> list[bool]:
-    """For each client, whether the length of each of its tensors is a number of their precision."""
-    floats = [x for x in tree.leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
-    if not floats:
+def _rows(stacks: Any, clients: int) -> list[Tensor]:
+    """Each stack of numbers as a matrix, a row for each client."""
+    found = [x for x in tree.leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+    return [x.reshape(clients, -1) for x in found]
+
+
+def _square(x: Tensor) -> Tensor:
+    """The squared length of each row: infinite if it is too long for its precision, single at least."""
+    wide = torch.float32 if torch.finfo(x.dtype).bits < 32 else x.dtype
+    return torch.linalg.vector_norm(x, dim=1, dtype=wide).square()
+
+
+def _finite(totals: list[Tensor], clients: int) -> list[bool]:
+    """For each client, whether all its totals are finite; each has one entry for each client."""
+    if not totals:
         return [True] * clients
-    squares = [x.reshape(clients, -1).square().sum(1).to(torch.float64) for x in floats]
-    return list(torch.isfinite(torch.stack(squares)).all(0).tolist())
+    good: list[bool] = torch.isfinite(torch.stack([t.to(torch.float64) for t in totals])).all(0).tolist()
+    return good
+
+
+def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:
+    """For each client, whether every entry of its rows is finite."""
+    return _finite([torch.where(torch.isfinite(x).all(1), 0.0, torch.nan) for x in rows], clients)

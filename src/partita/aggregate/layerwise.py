@@ -1,0 +1,85 @@
+"""Layerwise: the hybrids of Kundu et al., *Robustness and Personalization in Federated Learning* (2022).
+
+    Δ[L_p] = aggregator_p(Δ_1[L_p], ..., Δ_n[L_p])   for every pattern p
+
+L_p are the names that p is the first pattern to match; they are handled together, as one vector.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+from torch import Tensor
+
+from partita import check, tree
+from partita.aggregate.coordinate_median import coordinate_median
+from partita.aggregate.inner import Written
+from partita.aggregate.mean import mean
+from partita.aggregate.stack import aggregator
+from partita.options import Option
+from partita.types import Aggregator, Combined, Tensors
+
+ALLOWED = "a dictionary from patterns of names to aggregators"
+
+
+class _Example(dict[str, Aggregator]):
+    """Printed with double quotes, which do not end the single ones of a shell."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{json.dumps(k)}: {v!r}' for k, v in self.items())}}}"
+
+
+def _checked(field: str, value: Any) -> dict[str, Aggregator]:
+    if not isinstance(value, Mapping) or not value or not all(isinstance(k, str) for k in value):
+        raise check.fail(field, value, ALLOWED)
+    for pattern, inner in value.items():
+        if not isinstance(inner, Aggregator):
+            raise check.fail(f"{field}[{pattern!r}]", inner, "an aggregator such as partita.aggregate.mean()")
+    return dict(value)
+
+
+Patterns = Annotated[
+    dict[str, Aggregator],
+    Option(
+        "which names (* and ? stand for any characters) go to which aggregator; the first match counts",
+        allowed=ALLOWED,
+        check=_checked,
+        example=_Example({"*.bias": Written(*mean()), "*": Written(*coordinate_median())}),
+    ),
+]
+
+
+@aggregator
+def layerwise(patterns: Patterns) -> Aggregator:
+    """Another aggregator for every group of names.
+
+    Use it when layers differ: a robust aggregator for some of them, the mean for the others.
+    """
+
+    def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:
+        delta: Tensors = {}
+        notes: Tensors = {}
+        for pattern, names in _groups(list(deltas), patterns).items():
+            done = patterns[pattern].combine(tree.pick(deltas, names), weight, key)
+            delta |= done.delta
+            notes |= {f"{pattern}.{k}": v for k, v in done.notes.items()}
+        return Combined(tree.pick(delta, deltas), notes)
+
+    return Aggregator("layerwise", combine, {"patterns": patterns})
+
+
+def _groups(names: list[str], patterns: Mapping[str, Aggregator]) -> dict[str, list[str]]:
+    """The names of each pattern that has any; a name without a pattern is an error."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        first = next((p for p in patterns if fnmatchcase(name, p)), None)
+        if first is None:
+            known = ", ".join(map(repr, patterns))
+            raise check.fail(
+                "aggregate name", name, f"one that matches {known}; the pattern '*' takes the rest"
+            )
+        found.setdefault(first, []).append(name)
+    return found

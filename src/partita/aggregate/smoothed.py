@@ -1,0 +1,123 @@
+"""Fed+'s smoothed medians: Kundu et al., *Robustness and Personalization in Federated Learning* (2022).
+
+Both minimize Σ_k w_k Ψ̂(Δ_k − w̃), Ψ̂ the Moreau envelope of δ‖·‖₂ (geometric) or δ‖·‖₁ (coordinate), by
+
+    θ_k ← prox(Δ_k − w̃),   w̃ ← mean(Δ_k) − mean(θ_k)
+    geometric:   prox(x) = max(0, 1 − δ/‖x‖₂) x        (all names are one vector)
+    coordinate:  prox(x) = sign(x) max(0, |x| − δ)
+
+from the mean until a step is at most `tolerance` times δ, which is the most that a step can be. Equation (12)
+of the paper writes the second prox without the sign outside, which is wrong for negative x.
+
+A step is w̃ ← w̃ + mean(x_k − prox(x_k)) with x_k = Δ_k − w̃: what is below δ counts in full, the rest as δ.
+Attackers can put the mean so far away that steps of δ do not lead back. Where the cap is reached, the
+iteration is therefore repeated from a point that a minority cannot move and that is no worse a start: the
+coordinate's median, or where Weiszfeld's iteration with ν = δ ends, whose fixed points are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.aggregate.coordinate_median import middle
+from partita.aggregate.geometric_median import weiszfeld
+from partita.aggregate.gram import Array, distances_to, length, products
+from partita.aggregate.sorting import ordered
+from partita.aggregate.stack import Stack, aggregator, combination, made, note, per_block, whole
+from partita.options import Option
+from partita.types import Aggregator, Combined
+
+Delta = Annotated[float, Option("δ, below it differences count in full", low=0, open_low=True, example=0.1)]
+Tolerance = Annotated[float, Option("the last step in units of δ", low=0)]
+Iterations = Annotated[int, Option("the most steps from one start", low=1)]
+
+
+@aggregator
+def smoothed_geometric_median(
+    delta: Delta, tolerance: Tolerance = 1e-6, iterations: Iterations = 1000
+) -> Aggregator:
+    """Fed+'s δ-approximation of the geometric median.
+
+    Use it with Fed+, or when honest deltas within δ of the centre should be averaged.
+    """
+
+    def rule(stack: Stack, key: Tensor) -> Combined:  # noqa: ARG001
+        g, share = products(stack).cpu().numpy(), stack.share.cpu().numpy()
+        a, used, moved = _geometric(g, share, share, delta, tolerance, iterations)
+        if moved > tolerance:
+            start, more = weiszfeld(g, share, tolerance, iterations, nu=delta)
+            a, last, moved = _geometric(g, share, start, delta, tolerance, iterations)
+            used += more + last
+        notes = {"iterations": note(used, stack.share), "moved": note(moved, stack.share)}
+        return Combined(combination(stack, torch.from_numpy(a)), notes)
+
+    options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
+    return made("smoothed_geometric_median", rule, options)
+
+
+def _geometric(
+    g: Array, share: Array, a: Array, delta: float, tolerance: float, iterations: int
+) -> tuple[Array, int, float]:
+    """The coefficients of w̃ = Σ_k a_k Δ_k, the number of steps, and the last one in units of δ."""
+    moved, used = 1.0, 0
+    while used < iterations and (moved > tolerance or not used):
+        c = share * delta / np.maximum(distances_to(g, a), delta)
+        step = c - c.sum() * a  # not the difference of two w̃: far away, that is nothing but rounding
+        moved, a, used = length(g, step) / delta, a + step, used + 1
+    return a, used, moved
+
+
+@aggregator
+def smoothed_coordinate_median(
+    delta: Delta, tolerance: Tolerance = 1e-6, iterations: Iterations = 1000
+) -> Aggregator:
+    """Fed+'s δ-approximation of the coordinate median.
+
+    Use it with Fed+, or when honest values within δ of the centre should be averaged.
+    """
+
+    def rule(stack: Stack, key: Tensor) -> Combined:  # noqa: ARG001
+        said: list[tuple[int, Tensor]] = []
+
+        def solve(x: Tensor) -> Tensor:
+            w, used, moved = _solved(x, stack, delta, tolerance, iterations)
+            said.append((used, moved))
+            return w
+
+        found = whole(stack, per_block(stack, solve))
+        if not said:  # tensors without entries
+            return Combined(found)
+        steps = note(max(used for used, _ in said), stack.share)
+        return Combined(found, {"iterations": steps, "moved": torch.stack([m for _, m in said]).max()})
+
+    options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
+    return made("smoothed_coordinate_median", rule, options)
+
+
+def _solved(
+    block: Tensor, stack: Stack, delta: float, tolerance: float, iterations: int
+) -> tuple[Tensor, int, Tensor]:
+    """w̃ of every column, the number of steps, and the longest last one in units of δ."""
+    x, share = block.double(), stack.share
+    w, used, moved = _coordinates(x, share, share @ x, delta, tolerance, iterations)
+    late = (moved > tolerance).nonzero().squeeze(1)
+    if len(late):
+        start = middle(*ordered(x[:, late], None if stack.equal else share))
+        w[late], more, moved[late] = _coordinates(x[:, late], share, start, delta, tolerance, iterations)
+        used += more
+    return w, used, moved.max()
+
+
+def _coordinates(
+    x: Tensor, share: Tensor, w: Tensor, delta: float, tolerance: float, iterations: int
+) -> tuple[Tensor, int, Tensor]:
+    """w̃ of every column, the number of steps, and each column's last one in units of δ."""
+    moved, used = torch.ones_like(w), 0
+    while used < iterations and (not used or bool((moved > tolerance).any())):
+        step = share @ (x - w).clamp_(-delta, delta)
+        moved, w, used = step.abs() / delta, w + step, used + 1
+    return w, used, moved
