@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from partita.data import FederatedData, from_arrays, negative, noise, rotation
+from partita.data import FederatedData, from_arrays, negative, noise, rotation, standard
 
 
 def images(clients: int = 8, dtype: type = np.uint8, rows: int = 5) -> FederatedData:
@@ -62,6 +62,16 @@ def test_negative_for_a_fraction(dtype: type) -> None:
         assert torch.allclose(shifted.client(i, split)[0], 1 - data.client(i, split)[0])
     assert shifted.fingerprint() == data.shift(negative(0.25), seed=3).fingerprint()
     assert torch.equal(data.shift(negative(0)).x, data.x)
+
+
+def test_standardised_images_and_their_negatives() -> None:
+    data = images()
+    shifted = data.shift(standard(0.5, 0.25))
+    assert shifted.x.dtype == torch.float32
+    assert torch.allclose(shifted.x, (data.x.float() / 255 - 0.5) / 0.25)
+    assert torch.allclose(shifted.shift(negative(1, centre=0)).x, -shifted.x)
+    assert torch.allclose(data.shift(negative(1, centre=0)).x, -data.x.float() / 255)
+    assert shifted.source["shift"] == [{"name": "standard", "mean": 0.5, "deviation": 0.25, "seed": 0}]
 
 
 @pytest.mark.parametrize(("kind", "deviation"), [("gaussian", 0.5), ("laplace", 0.5 * 2**0.5)])
@@ -127,6 +137,8 @@ def test_refusals() -> None:
         flat.shift(noise(1, classes=1))
     with pytest.raises(ValueError, match=r"kind='gausian'.*did you mean 'gaussian'"):
         noise(1, "gausian")
+    with pytest.raises(ValueError, match="deviation=0"):
+        standard(0, 0)
     with pytest.raises(ValueError, match="fraction=2"):
         negative(2)
     with pytest.raises(ValueError, match="shift='rotation'"):

@@ -81,9 +81,13 @@ def rotation(degrees: Sequence[float] = (0, 90, 180, 270)) -> Shift:
     return Shift("rotation", amounts, apply, {"degrees": angles})
 
 
-def negative(fraction: float) -> Shift:
-    """Images with bright and dark exchanged, for a random fraction of the clients."""
+def negative(fraction: float, centre: float = 0.5) -> Shift:
+    """2·centre − x for a random fraction of the clients: images with bright and dark exchanged.
+
+    `centre` is 0.5 for images in [0, 1]; with 0, for standardised images, the negative is −x.
+    """
     fraction = check.number("fraction", fraction, low=0, high=1)
+    centre = check.number("centre", centre)
 
     def amounts(clients: int, rng: np.random.Generator) -> Amounts:
         return (rng.permutation(clients) < round(fraction * clients)).astype(np.float64)
@@ -93,13 +97,29 @@ def negative(fraction: float) -> Shift:
             return x
         if x.dtype == torch.uint8:
             return 255 - x
-        if x.min() < 0 or x.max() > 1:
+        if centre == 0.5 and (x.min() < 0 or x.max() > 1):
             raise check.fail(
-                "range of x", (float(x.min()), float(x.max())), "images in [0, 1] for a negative"
+                "range of x",
+                (float(x.min()), float(x.max())),
+                "images in [0, 1] for a negative, or another centre",
             )
-        return 1 - x
+        return 2 * centre - x
 
-    return Shift("negative", amounts, apply, {"fraction": fraction})
+    return Shift("negative", amounts, apply, {"fraction": fraction, "centre": centre}, decode=centre != 0.5)
+
+
+def standard(mean: float, deviation: float) -> Shift:
+    """(x − mean) / deviation for all clients alike; images are first given as float32 in [0, 1]."""
+    mean = check.number("mean", mean)
+    deviation = check.number("deviation", deviation, low=0, open_low=True)
+
+    def amounts(clients: int, rng: np.random.Generator) -> Amounts:  # noqa: ARG001
+        return np.ones(clients)
+
+    def apply(x: Tensor, y: Tensor, amount: float, rng: np.random.Generator) -> Tensor:  # noqa: ARG001
+        return (x - mean) / deviation
+
+    return Shift("standard", amounts, apply, {"mean": mean, "deviation": deviation}, decode=True)
 
 
 def noise(

@@ -9,6 +9,7 @@ from partita.models.blocks import Blocks
 from partita.models.cnn import cifar_cnn, leaf_cnn, mnist_cnn
 from partita.models.linear import logistic, mlp
 from partita.models.lstm import bilstm
+from partita.models.quadratic import quadratic
 from partita.models.resnet import resnet18, resnet20
 from partita.models.transformer import transformer
 
@@ -21,6 +22,7 @@ __all__ = [
     "logistic",
     "mlp",
     "mnist_cnn",
+    "quadratic",
     "resnet18",
     "resnet20",
     "transformer",
