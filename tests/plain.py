@@ -33,6 +33,11 @@ class Given(NamedTuple):
     batches  (client, phase, steps) -> the rows of each step; steps=None: as many as the run says
     t        the round within its stage, of `rounds`
     keeps    whether clients keep their own part until the next round
+    rows     client -> the rows of all its training samples
+    noise    client -> for each name a standard normal number for each entry, anew in every round
+    order    n -> a random order of n uploads
+    after    the input of evaluation after this round
+    coins    p -> how often a coin says no before its first yes, which has this probability
     """
 
     x: np.ndarray
@@ -43,6 +48,11 @@ class Given(NamedTuple):
     t: int
     rounds: int
     keeps: bool
+    rows: Callable[[int], np.ndarray] | None = None
+    noise: Callable[[int], Params] | None = None
+    order: Callable[[int], np.ndarray] | None = None
+    after: Callable[[], Given] | None = None
+    coins: Callable[[float], int] | None = None
 
 
 class World(NamedTuple):

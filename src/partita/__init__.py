@@ -12,8 +12,11 @@ from collections.abc import Mapping as _Mapping
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
-from partita import aggregate, attack, callbacks, data, models, psi, schedule, server, track
+from partita import aggregate, attack, callbacks, data, measures, models, psi, schedule, server, track
 from partita.algorithms import (
+    apfl,
+    coordinate_median_fedavg,
+    ditto,
     fedadagrad,
     fedadam,
     fedalt,
@@ -30,8 +33,13 @@ from partita.algorithms import (
     ffgg_local,
     ffgg_robust,
     finetune,
+    l2gd,
     local,
+    perfedavg,
+    pfedme,
     pipeline,
+    rfa,
+    scaffold,
     stage,
 )
 from partita.federate import federate
@@ -44,10 +52,13 @@ __all__ = [
     "Run",
     "adam",
     "aggregate",
+    "apfl",
     "attack",
     "callbacks",
     "cg",
+    "coordinate_median_fedavg",
     "data",
+    "ditto",
     "exact",
     "fedadagrad",
     "fedadam",
@@ -67,11 +78,17 @@ __all__ = [
     "ffgg_robust",
     "finetune",
     "gd",
+    "l2gd",
     "load",
     "local",
+    "measures",
     "models",
+    "perfedavg",
+    "pfedme",
     "pipeline",
     "psi",
+    "rfa",
+    "scaffold",
     "schedule",
     "server",
     "stage",

@@ -1,27 +1,52 @@
 """One short file per paper or method: equation, hyper-parameters, composition."""
 
+from partita.algorithms.apfl import apfl
 from partita.algorithms.base import METHODS
+from partita.algorithms.coordinate_median_fedavg import coordinate_median_fedavg
+from partita.algorithms.ditto import ditto
 from partita.algorithms.fedalt import fedalt
 from partita.algorithms.fedavg import fedavg
 from partita.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from partita.algorithms.fedplus import fedavg_plus, fedcomed_plus, fedgeomed_plus, fedplus
 from partita.algorithms.fedprox import fedprox
 from partita.algorithms.fedsim import fedsim
+from partita.algorithms.ffgg import ffgg, ffgg_local, ffgg_robust
 from partita.algorithms.finetune import finetune
+from partita.algorithms.l2gd import l2gd
 from partita.algorithms.local import local
+from partita.algorithms.perfedavg import perfedavg
+from partita.algorithms.pfedme import pfedme
 from partita.algorithms.pipeline import pipeline, stage
+from partita.algorithms.rfa import rfa
+from partita.algorithms.scaffold import scaffold
 
 __all__ = [
     "METHODS",
+    "apfl",
+    "coordinate_median_fedavg",
+    "ditto",
     "fedadagrad",
     "fedadam",
     "fedalt",
     "fedavg",
+    "fedavg_plus",
     "fedavgm",
+    "fedcomed_plus",
+    "fedgeomed_plus",
+    "fedplus",
     "fedprox",
     "fedsim",
     "fedyogi",
+    "ffgg",
+    "ffgg_local",
+    "ffgg_robust",
     "finetune",
+    "l2gd",
     "local",
+    "perfedavg",
+    "pfedme",
     "pipeline",
+    "rfa",
+    "scaffold",
     "stage",
 ]

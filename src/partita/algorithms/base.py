@@ -10,7 +10,7 @@ from typing import Annotated, ParamSpec, TypedDict
 from torch import Tensor, nn
 
 from partita import tree
-from partita.aggregate import mean
+from partita.aggregate.mean import mean
 from partita.local.sgd import Sgd
 from partita.options import Option, bind, readable, signature
 from partita.partition import Personal, check_personal, split
@@ -60,8 +60,8 @@ Part = Annotated[
 ]
 
 
-class Client(TypedDict, total=False):
-    """Options of every method: the client's optimizer and the aggregator."""
+class Optimizer(TypedDict, total=False):
+    """Options of every method: the client's optimizer."""
 
     momentum: Annotated[float, Option("β of the client's SGD", low=0, high=1, default=0.0)]
     weight_decay: Annotated[
@@ -70,22 +70,34 @@ class Client(TypedDict, total=False):
     max_grad_norm: Annotated[
         float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
     ]
+
+
+class Client(Optimizer, total=False):
+    """The same and the aggregator."""
+
     aggregate: Annotated[
         Aggregator | None,
         Option(
-            "how the deltas are combined (None: their mean)",
+            "how the deltas are combined (None: their mean, or the method's own way)",
             allowed="an aggregator such as partita.aggregate.mean()",
         ),
     ]
 
 
+BySamples = Annotated[
+    str,
+    Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples"),
+]
+Equally = Annotated[
+    str,
+    Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform"),
+]
+
+
 class WithoutServer(Client, total=False):
     """Options of most methods, but for the server's optimizer."""
 
-    weighting: Annotated[
-        str,
-        Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples"),
-    ]
+    weighting: BySamples
 
 
 Server = Annotated[
@@ -103,13 +115,29 @@ class Common(WithoutServer, total=False):
     server: Server
 
 
-class Equal(Client, total=False):
-    """The same for methods whose papers count every client equally."""
+class WithoutAggregate(Optimizer, total=False):
+    """The same for methods that are defined by how they combine the deltas."""
 
-    weighting: Annotated[
-        str,
-        Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform"),
-    ]
+    weighting: BySamples
+    server: Server
+
+
+class EqualWithoutAggregate(Optimizer, total=False):
+    """The same where the paper counts every client equally."""
+
+    weighting: Equally
+    server: Server
+
+
+class EqualWithoutServer(Client, total=False):
+    """Options of methods whose papers count every client equally, but for the server's optimizer."""
+
+    weighting: Equally
+
+
+class Equal(EqualWithoutServer, total=False):
+    """Options of methods whose papers count every client equally."""
+
     server: Server
 
 

@@ -1,0 +1,119 @@
+"""APFL: Deng et al., *Adaptive Personalized Federated Learning* (2020), Algorithm 1.
+
+    client:  v̄ = α_i v_i + (1 − α_i) w                               one minibatch, all at the same point:
+             w ← w − η ∇f_i(w)                                       from w = w^t
+             v_i ← v_i − η α_i ∇f_i(v̄)
+             α_i ← clip(α_i − η ⟨v_i − w, ∇f_i(v̄)⟩, 0, 1)
+    server:  the mean of w; v_i and α_i stay with the client
+    client's model: α_i v_i + (1 − α_i) w, with the server's w
+
+As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer (clipping, weight
+decay, momentum) takes the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
+those of the mixture's passes. α = 0, not learned, is fedavg; α = 1, not learned, trains every client alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from partita import tree
+from partita.algorithms.base import Equal, Lr, compose, method, settings
+from partita.local import pair
+from partita.local.pair import Pair
+from partita.local.sgd import Carry, Sgd, move
+from partita.options import Option
+from partita.server.rates import as_rate
+from partita.types import (
+    Algorithm,
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Partition,
+    Personalize,
+    Phase,
+    Problem,
+    Tensors,
+    Upload,
+)
+
+ALPHA = "alpha"
+
+
+class Mixed(NamedTuple):
+    """What passes from step to step: both models, and α_i."""
+
+    both: Pair
+    alpha: Tensor
+
+
+@method
+def apfl(
+    lr: Lr,
+    alpha: Annotated[float, Option("α_i to begin with: the share of the own model", low=0, high=1)] = 0.5,
+    learn_alpha: Annotated[bool, Option("whether each client learns its α_i")] = True,
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """A mixture of the global model and the client's own, in a proportion that each client learns.
+
+    Use it when some clients resemble the others and some do not, and nobody knows which.
+    """
+    common, eta = settings(options), as_rate(lr)
+
+    def new(model: Tensors, partition: Partition) -> ClientState:
+        state = pair.copies(model, partition)
+        number = next(v for v in model.values() if v.is_floating_point()).new_full((), alpha)
+        return state._replace(memory={**state.memory, ALPHA: number})
+
+    def local(problem: Problem) -> LocalRule:
+        begin, end = pair.start(problem, common.optimizer), pair.finish(problem)
+
+        def finish(c: Mixed, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+            return end(c.both, download, state._replace(memory={**state.memory, ALPHA: c.alpha}))
+
+        return LocalRule(
+            lambda download, state: Mixed(begin(download, state), state.memory[ALPHA]),
+            (Phase(_step(problem, common.optimizer, learn_alpha), (eta,)),),
+            finish,
+        )
+
+    return replace(compose(local, common, partition=pair.all_twice, personalize=_mixture), init_client=new)
+
+
+def _step(
+    problem: Problem, optimizer: Sgd, learn: bool
+) -> Callable[[Mixed, Batch, tuple[Tensor, ...]], Mixed]:
+    move_w = move(problem, pair.everything(problem), optimizer=optimizer)
+    moving = problem.trainable
+
+    def step(carry: Mixed, batch: Batch, lr: tuple[Tensor, ...]) -> Mixed:
+        (w, v), alpha = carry
+        loss, g, buffers = problem.grad(mix(alpha, v.params, w.params, moving), batch, wrt=moving)
+        rates = dict.fromkeys(moving, lr[0])
+        new, momenta = optimizer.update(v.params, {k: alpha * x for k, x in g.items()}, v.momenta, rates)
+        v_new: Carry = pair.add(v, {**v.params, **new, **buffers}, loss, momenta=momenta)
+        if learn:
+            slope = torch.stack([((v.params[k] - w.params[k]) * x).sum() for k, x in g.items()]).sum()
+            alpha = (alpha - (lr[0].to(alpha.dtype) * slope).to(alpha.dtype)).clamp(0.0, 1.0)
+        return Mixed(Pair(move_w(w, batch, lr), v_new), alpha)
+
+    return step
+
+
+def mix(alpha: Tensor, v: Tensors, w: Tensors, names: tuple[str, ...]) -> Tensors:
+    """α v + (1 − α) w for these names, the rest as in v."""
+    return {**v, **{k: alpha * v[k] + (1 - alpha) * w[k] for k in names}}
+
+
+def _mixture(problem: Problem) -> Personalize:
+    def start(download: Download, state: ClientState) -> Tensors:
+        w = pair.shared_model(download, state)
+        own = tree.pick(state.personal, problem.partition.personal)
+        return mix(state.memory[ALPHA], {**w, **own}, w, problem.trainable)
+
+    return Personalize(start, (), lambda carry, download, state: carry)  # noqa: ARG005

@@ -1,0 +1,225 @@
+"""Fed+: Kundu et al., *Robustness and Personalization in Federated Learning* (2022), Algorithm 1.
+
+    client:  θ_k = prox_{Ψ/σ}(w_k − w̃)                     once a round
+             w ← (1 − λ) w_k + λ w̃                         where its steps begin
+             w ← κ [w − η ∇f_k(w)] + (1 − κ) [w̃ + θ_k]     E_k steps, κ = 1/(1 + ησ); w_k is the last w
+    server:  w̃ = 𝒜(w_k), the aggregator of Ψ, over the cohort or over the last models of all clients
+
+A step is one of gradient descent, of size ηκ, on f_k(w) + (σ/2)‖w − (w̃ + θ_k)‖² (Proposition 1). Momentum,
+weight decay and clipping belong to the gradient step inside the first brackets. Statistics (BatchNorm) follow
+the forward pass and begin at (1 − λ) the client's own + λ the server's; Ψ does not touch them.
+
+λ = 0 and σ = 0 is local; λ = 1 and σ = 0 is fedavg with Ψ's aggregator, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from partita import psi as penalties
+from partita.algorithms.base import Choices, Equal, Lr, compose, method, serve_with, settings
+from partita.local.sgd import Carry, finish, move, start
+from partita.options import Option
+from partita.psi import Penalty
+from partita.server.rates import as_rate
+from partita.types import (
+    Algorithm,
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Partition,
+    Phase,
+    Problem,
+    Rate,
+    ServerRule,
+    ServerState,
+    Tensors,
+    Upload,
+)
+
+Psi = Annotated[
+    Penalty,
+    Option(
+        "Ψ: what a client's difference from the others costs",
+        allowed="a penalty such as partita.psi.avg(0.1)",
+        example=penalties.avg(0.1),
+    ),
+]
+Sigma = Annotated[
+    float, Option("σ, the weight of the pull; the paper's κ is from 0.9 to 0.999", low=0, example=0.1)
+]
+Lam = Annotated[
+    float, Option("λ: steps begin at the client's own model (0), the server's (1) or between", low=0, high=1)
+]
+Over = Annotated[
+    str,
+    Option("whose models the server aggregates: this round's, or the last of all", choices=("cohort", "all")),
+]
+
+
+@method
+def fedplus(
+    psi: Psi, lr: Lr, sigma: Sigma, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Equal]
+) -> Algorithm:
+    """Every client keeps its own model, pulled towards the others as far as the penalty `psi` asks.
+
+    Use it to choose the penalty yourself, or one for each layer; its special cases have names of their own.
+    """
+    common = settings(options)
+    common = replace(common, aggregate=options["aggregate"] or psi.aggregator)
+    eta = as_rate(lr)
+
+    def partition(model: nn.Module, names: Sequence[str]) -> Partition:  # noqa: ARG001
+        penalties.covers(psi, names)
+        return Partition(shared=tuple(names), personal=tuple(names))
+
+    def local(problem: Problem) -> LocalRule:
+        return pulled(problem, psi, eta, sigma, lam, common)
+
+    algorithm = compose(local, common, partition=partition)
+    if over == "all":
+        return replace(algorithm, aggregate=_all_of(common.weighting), server=remember(common))
+    return algorithm
+
+
+@method
+def fedavg_plus(
+    lr: Lr,
+    sigma: Sigma,
+    delta: penalties.Delta = 0.1,
+    lam: Lam = 0.0,
+    over: Over = "cohort",
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """FedAvg+: every client keeps its own model, drawn to the mean of all.
+
+    Use it when clients differ and none is an outlier.
+    """
+    return fedplus(penalties.avg(delta), lr, sigma, lam, over, **options)
+
+
+@method
+def fedgeomed_plus(
+    lr: Lr,
+    sigma: Sigma,
+    delta: penalties.Radius = 0.1,
+    lam: Lam = 0.0,
+    over: Over = "cohort",
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """FedGeoMed+: every client keeps its own model, drawn to the smoothed geometric median of all.
+
+    Use it when some clients are outliers: they neither move the others nor are moved far themselves.
+    """
+    return fedplus(penalties.geomed(delta), lr, sigma, lam, over, **options)
+
+
+@method
+def fedcomed_plus(
+    lr: Lr,
+    sigma: Sigma,
+    delta: penalties.Radius = 0.1,
+    lam: Lam = 0.0,
+    over: Over = "cohort",
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """FedCoMed+: every client keeps its own model, drawn to the smoothed median of each coordinate.
+
+    Use it when clients are outliers in some coordinates only.
+    """
+    return fedplus(penalties.comed(delta), lr, sigma, lam, over, **options)
+
+
+def pulled(
+    problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, common: Choices
+) -> LocalRule:
+    """θ once, then gradient steps that are each drawn to z = w̃ + θ, which the carry holds as `received`."""
+    shared = set(problem.partition.shared)
+    names = tuple(k for k in problem.trainable if k in shared)
+    own, gradient = (
+        start(problem, common.optimizer),
+        move(problem, problem.partition.personal, optimizer=common.optimizer),
+    )
+
+    def begin(download: Download, state: ClientState) -> Carry:
+        carry, center = own(download, state), download.shared
+        w = carry.params
+        theta = psi.prox({k: w[k] - center[k] for k in names})
+        first = {k: between(w[k], center[k], lam) for k in center}
+        return carry._replace(params={**w, **first}, received={k: center[k] + theta[k] for k in names})
+
+    def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
+        carry = gradient(carry, batch, lr)
+        kappa = 1 / (1 + lr[0] * sigma)
+        # κ [w − η ∇f(w)] + (1 − κ) z
+        new = {k: torch.lerp(z, carry.params[k], kappa.to(z.dtype)) for k, z in carry.received.items()}
+        return carry._replace(params={**carry.params, **new})
+
+    return LocalRule(begin, (Phase(step, (eta,)),), finish(problem))
+
+
+def between(own: Tensor, center: Tensor, lam: float) -> Tensor:
+    """(1 − λ) own + λ center; counters stay whole."""
+    if lam in (0, 1):
+        return center if lam else own
+    mixed = (1 - lam) * own + lam * center
+    return mixed if own.is_floating_point() else mixed.round().to(own.dtype)
+
+
+# ---- over="all": the server remembers every client's last model
+
+
+def _all_of(weighting: str) -> Callable[[Upload, Tensor], Upload]:
+    """All uploads as they are, and the key, for the server to combine with what it remembers."""
+
+    def aggregate(uploads: Upload, key: Tensor) -> Upload:
+        assert uploads.weight is not None
+        samples = uploads.weight
+        weight = samples if weighting == "samples" else (samples > 0).to(samples.dtype)
+        return Upload(uploads.delta, weight, extra={"key": key}, client=uploads.client)
+
+    return aggregate
+
+
+def remember(common: Choices) -> Callable[[Problem], ServerRule]:
+    """W_k ← w_k for the clients of the cohort, then w̃ ← server optimizer(w̃, 𝒜(w̃ − W)) over all N rows.
+
+    A client never seen has W_k = w̃⁰. It counts as one with uniform weights; by samples it counts from the
+    first time it reports, since the server does not know before how many it has.
+    """
+
+    def bind(problem: Problem) -> ServerRule:
+        rule, clients = serve_with(common.server)(problem), problem.clients
+
+        def init(shared: Tensors) -> ServerState:
+            server = rule.init(shared)
+            device = next(iter(shared.values())).device if shared else None
+            first = 0.0 if common.weighting == "samples" else 1.0
+            weight = torch.full((clients,), first, dtype=torch.float64, device=device)
+            rows = {f"party.{k}": x.expand(clients, *x.shape).contiguous() for k, x in shared.items()}
+            return server._replace(opt={**server.opt, **rows, "count": weight})
+
+        def step(server: ServerState, upload: Upload) -> ServerState:
+            who, center, opt = upload.client, server.shared, server.opt
+            assert who is not None
+            assert upload.weight is not None
+            weight = opt["count"].index_copy(0, who, upload.weight)
+            rows, deltas = {}, {}
+            for k, d in upload.delta.items():
+                kept = opt[f"party.{k}"]
+                rows[f"party.{k}"] = kept.index_copy(0, who, center[k] - d)
+                # w̃ − W; for this round's clients what they sent, without the rounding of two differences
+                deltas[k] = (center[k] - kept).index_copy(0, who, d)
+            delta, notes = common.aggregate.combine(deltas, weight, upload.extra["key"])
+            after = rule.step(server, Upload(delta, weight.sum(), metrics=notes))
+            return after._replace(opt={**after.opt, **rows, "count": weight})
+
+        return ServerRule(init, step)
+
+    return bind

@@ -1,0 +1,315 @@
+"""FFGG: Mishchenko et al., *Partially Personalized Federated Learning* (2023), Algorithms 1, 2, 4 and 5.
+
+    client:  w⁰ drawn anew;   w ≈ argmin_w f_m(θ, w)               by a solver, θ fixed
+             ffgg             Δ_m = γ_θ ∇₁f_m(θ, w)                over all training data of the client
+             ffgg_local       K times   w ← w − γ_w ∇₂f_m(θ_m, w),   θ_m ← θ_m − γ_θ ∇₁f_m(θ_m, w)
+                              Δ_m = θ − θ_m
+    server:  θ ← θ − mean of Δ_m                                   ffgg_robust: a robust aggregate of Δ_m
+
+Clients keep nothing: w is forgotten with the round. The model of a client is (θ, w), solved for once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from partita import tree
+from partita.aggregate import bucketing, coordinate_median
+from partita.algorithms.base import (
+    WEIGHTINGS,
+    Choices,
+    Equal,
+    Lr,
+    Optimizer,
+    Part,
+    PersonalLr,
+    Server,
+    compose,
+    method,
+    settings,
+)
+from partita.local import sgd
+from partita.local.fresh import fresh
+from partita.local.sgd import Sgd
+from partita.local.solvers import Fit, Gd, Solver, gd, solve
+from partita.options import Option
+from partita.partition import Personal, split
+from partita.server.rates import as_rate
+from partita.types import (
+    Aggregator,
+    Algorithm,
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Moment,
+    Partition,
+    Personalize,
+    Phase,
+    Problem,
+    Tensors,
+    Upload,
+    Work,
+)
+
+SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
+Solves = Annotated[
+    Solver,
+    Option("how a client finds its personal part", allowed=SOLVER, example=Gd(steps=10, lr=0.1)),
+]
+Start = Annotated[
+    str,
+    Option("where it begins: drawn anew each time, or the model's own part", choices=("random", "model")),
+]
+
+
+@method
+def ffgg(
+    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Equal]
+) -> Algorithm:
+    """Fine-tuning followed by a global gradient: each client solves for its part, then sends one gradient.
+
+    Use it when clients cannot keep a state, or when the personal part is so large that it fits every client.
+    """
+    common, gamma = settings(options), as_rate(lr)
+
+    def local(problem: Problem) -> LocalRule:
+        begin, phases = fitting(problem, solver, common.optimizer, start)
+        step = Phase(_accumulate(problem), (gamma,), _one_pass)
+        return LocalRule(_measuring(problem, begin), (*phases, step), _finish(problem, common.optimizer))
+
+    return _stateless(local, common, personal, solver, start)
+
+
+@method
+def ffgg_local(
+    personal: Part,
+    lr: Lr,
+    personal_lr: PersonalLr = None,
+    solver: Annotated[
+        Solver | None,
+        Option(
+            "how a client first finds its personal part (None: gd, as much as the run says)", allowed=SOLVER
+        ),
+    ] = None,
+    start: Start = "random",
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """FFGG with local steps: each client solves for its part, then both parts take steps in turn.
+
+    Use it instead of ffgg when rounds are expensive: many local steps, one upload.
+    """
+    common, gamma = settings(options), as_rate(lr)
+    gamma_w = gamma if personal_lr is None else as_rate(personal_lr)
+    first = solver or gd(None, gamma_w)
+
+    def local(problem: Problem) -> LocalRule:
+        begin, phases = fitting(problem, first, common.optimizer, start)
+        step = Phase(_alternate(problem, common.optimizer), (gamma_w, gamma))
+        return LocalRule(
+            _alternating(problem, begin, common.optimizer), (*phases, step), _finish_local(problem)
+        )
+
+    return _stateless(local, common, personal, first, start)
+
+
+class Robust(Optimizer, total=False):
+    """The common options, but for the aggregator."""
+
+    weighting: Annotated[
+        str, Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform")
+    ]
+    server: Server
+
+
+@method
+def ffgg_robust(
+    personal: Part,
+    lr: Lr,
+    solver: Solves,
+    start: Start = "random",
+    aggregate: Annotated[
+        Aggregator | None,
+        Option(
+            "how the gradients are combined (None: bucketing(2, coordinate_median()))",
+            allowed="an aggregator such as partita.aggregate.coordinate_median()",
+        ),
+    ] = None,
+    **options: Unpack[Robust],
+) -> Algorithm:
+    """FFGG with a robust aggregator: where the personal part fits every client, liars cannot hide.
+
+    Use it when some clients may be faulty or hostile.
+    """
+    chosen = aggregate or bucketing(2, coordinate_median())
+    return ffgg(personal, lr, solver, start, aggregate=chosen, **options)
+
+
+# ---- what they have in common
+
+
+def fitting(
+    problem: Problem, solver: Solver, optimizer: Sgd, start: str
+) -> tuple[Callable[[Download, ClientState], Fit], tuple[Phase, ...]]:
+    """(θ, w⁰), and the phases that turn it into (θ, w)."""
+    remember, phases = solve(problem, solver, optimizer)
+    drawn = tuple(n for n in problem.trainable if n in set(problem.partition.personal))
+
+    def begin(download: Download, state: ClientState) -> Fit:
+        params = {**download.shared, **state.personal}
+        if start == "random" and drawn:
+            assert download.key is not None
+            params |= fresh(state.personal, drawn, download.key)
+        return Fit(params, remember(params))
+
+    return begin, phases
+
+
+def _stateless(
+    local: Callable[[Problem], LocalRule], common: Choices, personal: Personal, solver: Solver, start: str
+) -> Algorithm:
+    """Nothing is kept; who wants the client's model solves for w again."""
+
+    def partition(model: nn.Module, names: Sequence[str]) -> Partition:
+        found = split(model, names, personal=personal)
+        sizes = {name: p.numel() for name, p in model.named_parameters()}
+        solver.fits(sum(sizes.get(name, 0) for name in found.personal))
+        return found
+
+    def personalize(problem: Problem) -> Personalize:
+        begin, phases = fitting(problem, solver, common.optimizer, start)
+        return Personalize(begin, phases, lambda fit, download, state: fit.params)  # noqa: ARG005
+
+    made = compose(local, common, partition=partition, personalize=personalize)
+    return replace(made, stateful=False)
+
+
+# ---- one gradient
+
+
+class Measured(NamedTuple):
+    """(θ, w), what the solver remembers, ∇₁f and f so far: means over the samples, in so many steps; γ_θ."""
+
+    params: Tensors
+    memory: Any
+    gradient: Tensors
+    loss: Tensor
+    samples: Tensor
+    steps: Tensor
+    lr: Tensor
+
+
+def _measuring(
+    problem: Problem, begin: Callable[[Download, ClientState], Fit]
+) -> Callable[[Download, ClientState], Measured]:
+    def start(download: Download, state: ClientState) -> Measured:
+        params, memory = begin(download, state)
+        one = params[problem.trainable[0]]
+        zero, exact = one.new_zeros(()), one.new_zeros((), dtype=torch.float64)
+        gradient = tree.zeros_like(tree.pick(params, _moving(problem)))
+        return Measured(params, memory, gradient, zero, exact, zero, exact)
+
+    return start
+
+
+def _accumulate(problem: Problem) -> Callable[[Measured, Batch, tuple[Tensor]], Measured]:
+    """ḡ ← ḡ + (n_b / n) (g_b − ḡ), where n counts all samples so far: at the end Σ n_b g_b / n."""
+    moving = _moving(problem)
+
+    def step(carry: Measured, batch: Batch, lr: tuple[Tensor]) -> Measured:
+        loss, g, buffers = problem.grad(carry.params, batch, wrt=moving)
+        seen = batch.x.shape[0] if batch.mask is None else batch.mask.sum()
+        samples = carry.samples + seen
+        share = seen / samples.clamp(min=1)
+        mean = {k: x + share.to(x.dtype) * (g[k] - x) for k, x in carry.gradient.items()}
+        return carry._replace(
+            params={**carry.params, **buffers},
+            gradient=mean,
+            loss=carry.loss + share.to(loss.dtype) * (loss - carry.loss),
+            samples=samples,
+            steps=carry.steps + 1,
+            lr=lr[0],
+        )
+
+    return step
+
+
+def _finish(
+    problem: Problem, optimizer: Sgd
+) -> Callable[[Measured, Download, ClientState], tuple[Upload, ClientState]]:
+    """Δ = θ − (θ − γ_θ ∇₁f): one step of the client's SGD, for which momentum has no past."""
+    once = replace(optimizer, momentum=0.0)
+
+    def end(carry: Measured, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+        rates = dict.fromkeys(carry.gradient, carry.lr)
+        theta, _ = once.update(carry.params, carry.gradient, {}, rates)
+        after = {**carry.params, **theta}
+        delta = {k: download.shared[k] - after[k] for k in problem.partition.shared}
+        return Upload(delta, metrics={"loss": carry.loss, "steps": carry.steps}), state
+
+    return end
+
+
+def _moving(problem: Problem) -> tuple[str, ...]:
+    shared = set(problem.partition.shared)
+    return tuple(n for n in problem.trainable if n in shared)
+
+
+def _one_pass(now: Moment) -> Work:
+    return Work(epochs=1, batch=now.work.batch, shuffle=False)
+
+
+# ---- local steps
+
+
+class Alternating(NamedTuple):
+    """(θ_m, w), what the solver remembers, and the rest of `sgd.Carry`."""
+
+    params: Tensors
+    memory: Any
+    rest: tuple[Tensors, Tensors, Tensor, Tensor]
+
+
+def _alternating(
+    problem: Problem, begin: Callable[[Download, ClientState], Fit], optimizer: Sgd
+) -> Callable[[Download, ClientState], Alternating]:
+    def start(download: Download, state: ClientState) -> Alternating:
+        params, memory = begin(download, state)
+        zero = params[problem.trainable[0]].new_zeros(())
+        momenta = optimizer.init(params, problem.trainable)
+        return Alternating(params, memory, (download.shared, momenta, zero, zero))
+
+    return start
+
+
+def _alternate(
+    problem: Problem, optimizer: Sgd
+) -> Callable[[Alternating, Batch, tuple[Tensor, Tensor]], Alternating]:
+    """w ← w − γ_w ∇₂f(θ_m, w), then θ_m ← θ_m − γ_θ ∇₁f(θ_m, w), on the same batch."""
+    theta, w = problem.partition
+    moves = [(sgd.move(problem, part, optimizer=optimizer), i) for i, part in enumerate((w, theta)) if part]
+
+    def step(carry: Alternating, batch: Batch, lr: tuple[Tensor, Tensor]) -> Alternating:
+        inner = sgd.Carry(carry.params, *carry.rest)
+        for move, i in moves:
+            inner = move(inner, batch, (lr[i],))
+        return carry._replace(params=inner.params, rest=inner[1:])
+
+    return step
+
+
+def _finish_local(
+    problem: Problem,
+) -> Callable[[Alternating, Download, ClientState], tuple[Upload, ClientState]]:
+    end = sgd.finish(problem)
+
+    def finish(carry: Alternating, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+        upload, _ = end(sgd.Carry(carry.params, *carry.rest), download, state)
+        return upload, state
+
+    return finish

@@ -1,0 +1,93 @@
+"""L2GD: Hanzely & Richtárik, *Federated Learning of a Mixture of Global and Local Models* (2020), Alg. 1.
+
+    all clients toss one coin; with probability
+    1 − p:   x_i ← x_i − α/(n (1 − p)) ∇f_i(x_i)              a local step
+    p:       x_i ← x_i − α λ/(n p) (x_i − x̄)                  x̄ = mean of x_i
+
+Only the first p after local steps needs communication. A round here is what lies between two meetings: the
+pull to the received x̄, then the local steps until the coin says p again, a geometric number that is the same
+for all clients (it may be 0). The run's own `steps` or `epochs` do not count; its `batch` does. n counts all
+clients of the run. A round's pull is one p: a second p in a row is a round without local steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Unpack
+
+from torch import Tensor
+
+from partita import check, draws
+from partita.algorithms.base import Equal, Lr, compose, method, settings
+from partita.local.pair import all_twice, everything
+from partita.local.sgd import Carry, finish, move, start
+from partita.options import Option
+from partita.server.rates import as_rate
+from partita.types import Algorithm, Batch, LocalRule, Moment, Phase, Problem, Rate, Work
+
+ONCE = Work(steps=1, batch=1)
+"""The pull looks at no data; a client without data has no model to pull."""
+
+
+def _inside(field: str, value: Any) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    if not 0.0 < number < 1.0:
+        raise check.fail(field, value, "a number above 0 and below 1")
+    return float(number)
+
+
+@method
+def l2gd(
+    lr: Lr,
+    lam: Annotated[
+        float, Option("λ, the weight of the distance between the clients' models", low=0, example=1.0)
+    ],
+    p: Annotated[
+        float,
+        Option(
+            "the probability that a step is a pull to the mean: 1/p − 1 local steps in a round, on average",
+            allowed="a number above 0 and below 1",
+            check=_inside,
+            example=0.2,
+        ),
+    ],
+    **options: Unpack[Equal],
+) -> Algorithm:
+    """Every client has its own model; λ says how much the models may differ.
+
+    Use it to go from local models (λ = 0) to nearly one global model (large λ) with a single number.
+    """
+    common, eta = settings(options), as_rate(lr)
+
+    def local(problem: Problem) -> LocalRule:
+        n, step = problem.clients, move(problem, everything(problem), optimizer=common.optimizer)
+        steps = Phase(
+            step, (_over(eta, n * (1 - p)),), lambda now: replace(now.work, steps=tails(now, p), epochs=None)
+        )
+        pull = (Phase(_pull(problem), (_over(eta, n * p / lam),), lambda now: ONCE),) if lam else ()  # noqa: ARG005
+        return LocalRule(start(problem, common.optimizer), (*pull, steps), finish(problem))
+
+    return compose(local, common, partition=all_twice)
+
+
+def tails(now: Moment, p: float) -> int:
+    """How often the coin of this round says "local step" before it says p: the same for all clients."""
+    return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1
+
+
+def _over(rate: Rate, number: float) -> Rate:
+    return lambda t, rounds: rate(t, rounds) / number
+
+
+def _pull(problem: Problem) -> Callable[[Carry, Batch, tuple[Tensor, ...]], Carry]:
+    """x_i ← x_i − α λ/(n p) (x_i − x̄), where x̄ was received."""
+
+    def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:  # noqa: ARG001
+        x, mean = carry.params, carry.received
+        moving = [k for k in problem.trainable if k in mean]
+        return carry._replace(
+            params={**x, **{k: x[k] - lr[0].to(x[k].dtype) * (x[k] - mean[k]) for k in moving}}
+        )
+
+    return step

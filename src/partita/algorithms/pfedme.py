@@ -1,0 +1,57 @@
+"""pFedMe: T. Dinh et al., *Personalized Federated Learning with Moreau Envelopes* (2020), Algorithm 1.
+
+    client:  θ̃ ≈ argmin_θ f̃_i(θ) + (λ/2) ‖θ − w‖²      K gradient steps on one minibatch, from θ = w
+             w ← w − η λ (w − θ̃)                        from w = w^t
+    server:  w^{t+1} = (1 − β) w^t + β · mean of w
+    client's model: the last θ̃
+
+The paper leaves open where the inner steps begin; the authors' program goes on from the last θ̃. Here they
+begin at w, so that θ̃ is a function of w and the minibatch alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Unpack
+
+from partita.algorithms.base import EqualWithoutServer, Lr, compose, method, settings
+from partita.local.pair import all_twice, copies, finish, start
+from partita.local.prox import envelope
+from partita.options import Option
+from partita.server import sgd
+from partita.server.rates import as_rate
+from partita.types import Algorithm, LocalRule, Phase, Problem, Rate
+
+
+@method
+def pfedme(
+    lr: Lr,
+    lam: Annotated[
+        float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)
+    ],
+    inner_lr: Annotated[
+        float | Rate,
+        Option(
+            "the step size of the inner gradient steps",
+            low=0,
+            allowed="a rate such as partita.server.linear(0.1)",
+            example=0.05,
+        ),
+    ],
+    inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
+    beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
+    **options: Unpack[EqualWithoutServer],
+) -> Algorithm:
+    """A shared model whose clients each keep their own minimizer near it.
+
+    Use it when personal models should stay close to a common one, and gradients are cheap: each local step
+    takes `inner_steps` of them.
+    """
+    common = settings({**options, "server": sgd(beta)})
+    rates = (as_rate(lr), as_rate(inner_lr))
+
+    def local(problem: Problem) -> LocalRule:
+        step = envelope(problem, lam, inner_steps, common.optimizer)
+        return LocalRule(start(problem, common.optimizer), (Phase(step, rates),), finish(problem))
+
+    return replace(compose(local, common, partition=all_twice), init_client=copies)

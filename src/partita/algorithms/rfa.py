@@ -1,0 +1,25 @@
+"""RFA: Pillutla, Kakade & Harchaoui, *Robust Aggregation for Federated Learning* (2022), Algorithm 1.
+
+    client:  as fedavg
+    server:  w^{t+1} = argmin_z Σ_i n_i ‖z − w_i‖      the geometric median
+
+It is fedavg with `aggregate=partita.aggregate.geometric_median()`, the smoothed Weiszfeld iteration.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from partita.aggregate.geometric_median import geometric_median
+from partita.algorithms.base import Lr, WithoutAggregate, method
+from partita.algorithms.fedavg import fedavg
+from partita.types import Algorithm
+
+
+@method
+def rfa(lr: Lr, **options: Unpack[WithoutAggregate]) -> Algorithm:
+    """fedavg with the geometric median of the clients' models in place of their mean.
+
+    Use it when a part of the clients, less than half by weight, may send anything.
+    """
+    return fedavg(lr, aggregate=geometric_median(), **options)

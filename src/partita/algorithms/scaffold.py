@@ -1,0 +1,220 @@
+"""SCAFFOLD: Karimireddy et al., *Stochastic Controlled Averaging for Federated Learning* (2020), Algorithm 1.
+
+    client:  y ← y − η (∇f_i(y) − c_i + c), from y = x
+             c_i⁺ = ∇f_i(x), over all of its data                       option I
+             c_i⁺ = c_i − c + (x − y) / T,  T = K η after K steps       option II
+             sends x − y and Δc_i = c_i⁺ − c_i
+    server:  x ← x − η_s · mean of (x − y),   c ← c + |S|/N · mean of Δc_i
+
+S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too. The
+client's optimizer (clipping, weight decay, momentum β) acts on ∇f_i − c_i + c. With momentum a gradient acts
+in several steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. A client
+that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from partita import tree
+from partita.algorithms.base import (
+    Choices,
+    EqualWithoutServer,
+    Lr,
+    aggregate_with,
+    compose,
+    method,
+    own_part,
+    serve_with,
+    settings,
+)
+from partita.local import sgd
+from partita.local.pair import add
+from partita.local.sgd import Carry, Sgd
+from partita.options import Option
+from partita.server import optimizers
+from partita.server.rates import as_rate
+from partita.types import (
+    Algorithm,
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Moment,
+    Partition,
+    Phase,
+    Problem,
+    ServerRule,
+    ServerState,
+    Tensors,
+    Upload,
+    Work,
+)
+
+
+class Controlled(NamedTuple):
+    """What passes from step to step.
+
+    sgd       y, momenta, losses
+    begin     x, with the client's own part
+    shift     c − c_i
+    unit      1 + β + … + β^{k−1} of step k, and `total` = T so far
+    gradient  Σ n_b ∇f_b(x) so far, over `seen` samples
+    """
+
+    sgd: Carry
+    begin: Tensors
+    shift: Tensors
+    unit: Tensor
+    total: Tensor
+    gradient: Tensors
+    seen: Tensor
+
+
+@method
+def scaffold(
+    lr: Lr,
+    option: Annotated[
+        int, Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2)
+    ] = 2,
+    server_lr: optimizers.Lr = 1.0,
+    **options: Unpack[EqualWithoutServer],
+) -> Algorithm:
+    """One global model; control variates take the drift out of the clients' steps.
+
+    Use it when clients differ and take many local steps, and each of them comes back often.
+    """
+    common, eta = settings({**options, "server": optimizers.sgd(server_lr)}), as_rate(lr)
+
+    def local(problem: Problem) -> LocalRule:
+        names = _controlled(problem)
+        steps = Phase(_step(problem, names, common.optimizer), (eta,))
+        at_x = (Phase(_full_gradient(problem, names), work=_one_pass),) if option == 1 else ()
+        begin, end = _start(problem, names, common.optimizer), _finish(problem, names, option)
+        return LocalRule(begin, (steps, *at_x), end)
+
+    made = compose(local, common)
+    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
+
+
+def _controlled(problem: Problem) -> tuple[str, ...]:
+    """Parameters that are shared: what a client keeps to itself does not drift from anything."""
+    shared = set(problem.partition.shared)
+    return tuple(k for k in problem.trainable if k in shared)
+
+
+def _new(model: Tensors, partition: Partition) -> ClientState:
+    """c_i = 0."""
+    shared = {k: v for k, v in tree.pick(model, partition.shared).items() if v.is_floating_point()}
+    return own_part(model, partition)._replace(memory=tree.zeros_like(shared))
+
+
+def _start(
+    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+) -> Callable[[Download, ClientState], Controlled]:
+    begin = sgd.start(problem, optimizer)
+
+    def start(download: Download, state: ClientState) -> Controlled:
+        carry = begin(download, state)
+        shift = {k: download.extra[k] - state.memory[k] for k in names}
+        zero = next(iter(carry.params.values())).new_zeros(())
+        gradient = tree.zeros_like(tree.pick(carry.params, names))
+        return Controlled(carry, carry.params, shift, zero, zero, gradient, zero)
+
+    return start
+
+
+def _step(
+    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+) -> Callable[[Controlled, Batch, tuple[Tensor, ...]], Controlled]:
+    moving = problem.trainable
+
+    def step(c: Controlled, batch: Batch, lr: tuple[Tensor, ...]) -> Controlled:
+        y = c.sgd.params
+        loss, g, buffers = problem.grad(y, batch, wrt=moving)
+        g = {**g, **{k: g[k] + c.shift[k] for k in names}}
+        new, momenta = optimizer.update(y, g, c.sgd.momenta, dict.fromkeys(moving, lr[0]))
+        unit = optimizer.momentum * c.unit + 1.0
+        total = c.total + lr[0].to(unit.dtype) * unit
+        after = add(c.sgd, {**y, **new, **buffers}, loss, momenta=momenta)
+        return c._replace(sgd=after, unit=unit, total=total)
+
+    return step
+
+
+def _one_pass(now: Moment) -> Work:
+    return Work(epochs=1, batch=now.work.batch, shuffle=False)
+
+
+def _full_gradient(
+    problem: Problem, names: tuple[str, ...]
+) -> Callable[[Controlled, Batch, tuple[Tensor, ...]], Controlled]:
+    """∇f_i(x) = Σ_b n_b ∇f_b(x) / n, batch after batch."""
+
+    def step(c: Controlled, batch: Batch, lr: tuple[Tensor, ...]) -> Controlled:  # noqa: ARG001
+        _, g, _ = problem.grad(c.begin, batch, wrt=names)
+        size = (
+            torch.full_like(c.seen, len(batch.y)) if batch.mask is None else batch.mask.sum().to(c.seen.dtype)
+        )
+        return c._replace(gradient=tree.axpy(size, g, c.gradient), seen=c.seen + size)
+
+    return step
+
+
+def _finish(
+    problem: Problem, names: tuple[str, ...], option: int
+) -> Callable[[Controlled, Download, ClientState], tuple[Upload, ClientState]]:
+    end = sgd.finish(problem)
+
+    def finish(c: Controlled, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+        upload, new = end(c.sgd, download, state)
+        over = c.seen if option == 1 else c.total
+        some = torch.where(over > 0, over, torch.ones_like(over))
+        if option == 1:
+            found = {k: c.gradient[k] / some for k in names}
+        else:
+            found = {k: (c.begin[k] - c.sgd.params[k]) / some - c.shift[k] for k in names}
+        own = {k: torch.where(over > 0, found[k], state.memory[k]) for k in names}
+        change = {k: own[k] - state.memory[k] for k in names}
+        return upload._replace(extra=change), new._replace(memory={**state.memory, **own})
+
+    return finish
+
+
+def _aggregate(common: Choices) -> Callable[[Upload, Tensor], Upload]:
+    """The deltas as usual; of the Δc_i, |S| times what the same aggregator makes of them."""
+    usual = aggregate_with(common.aggregate, common.weighting)
+
+    def aggregate(uploads: Upload, key: Tensor) -> Upload:
+        assert uploads.weight is not None
+        combined = usual(uploads, key)
+        change = usual(uploads._replace(delta=uploads.extra), key).delta
+        heard = torch.count_nonzero(uploads.weight)
+        return combined._replace(extra={k: heard * v for k, v in change.items()})
+
+    return aggregate
+
+
+def _serve(common: Choices) -> Callable[[Problem], ServerRule]:
+    """The model as usual, and c ← c + |S|/N · mean of Δc_i."""
+    usual = serve_with(common.server)
+
+    def bind(problem: Problem) -> ServerRule:
+        rule = usual(problem)
+
+        def init(shared: Tensors) -> ServerState:
+            return rule.init(shared)._replace(extra=tree.zeros_like(tree.pick(shared, _controlled(problem))))
+
+        def step(server: ServerState, upload: Upload) -> ServerState:
+            return rule.step(server, upload)._replace(
+                extra=tree.axpy(1 / problem.clients, upload.extra, server.extra)
+            )
+
+        return ServerRule(init, step)
+
+    return bind
