@@ -87,7 +87,14 @@ def loop_equals_vmap(model, data, method, tolerance: float = 1e-5, **options):
 # ---- every model of the library
 
 ALT = pt.fedalt(personal="output", lr=0.05)
+QUADRATIC = pt.data.quadratic(3, n=12, d_theta=4, d_w=3)
 MODELS = {
+    "quadratic": (
+        QUADRATIC.model,
+        lambda: QUADRATIC.data,
+        pt.fedsim("w", lr=0.05),
+        {"loss": QUADRATIC.loss, "metric": "loss", "batch": None},
+    ),
     "logistic": (lambda: models.logistic(6, 4), lambda: numbers(6), pt.fedavg(lr=0.1), {}),
     "mlp": (lambda: models.mlp(6, 5, 4), lambda: numbers(2, 3), ALT, {"rounds": 3}),
     "leaf_cnn": (

@@ -72,12 +72,15 @@ class Loop:
         for number, phase in enumerate(rule.phases):
             found = plans(self.bound.data, client, phase, number, moment)
             lr = self.bound.rates(phase, moment)
+            batches: tuple[Batch | None, ...] = (None,) * len(found)
             for s in range(int(found[0].steps[0])):
-                batches = tuple([self._batch(plan, s) for plan in found])
+                batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])
                 carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)
 
-    def _batch(self, plan: Plan, s: int) -> Batch:
+    def _batch(self, plan: Plan, s: int, before: Batch | None) -> Batch:
+        if plan.whole and before is not None:
+            return before._replace(key=plan.keys[0, s])  # the rows are there already
         x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
         return Batch(x, y, None, plan.keys[0, s])
 

@@ -29,6 +29,7 @@ class Plan(NamedTuple):
     size: np.ndarray  # [clients, steps], 0 after a client's last step
     steps: np.ndarray  # [clients]
     keys: Tensor  # [clients, steps]
+    whole: bool = False  # every step sees the same rows: all of them
 
 
 def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
@@ -76,7 +77,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
         order, first = _orders(key, n, passes)
         place = order[torch.where(real, place + _first_of(first, passes, epoch, device), 0)]
     index = torch.where(real, place + torch.as_tensor(start, device=device)[:, None, None], 0)
-    return Plan(index, real, size, steps, keys)
+    return Plan(index, real, size, steps, keys, whole=work.batch is None)
 
 
 def _batches(n: np.ndarray, work: Work) -> np.ndarray:

@@ -119,19 +119,23 @@ class Vmap:
             found, steps = [_reordered(plan, order, place) for plan in found], steps[order]
         lr = Stack.of(self.bound.rates(phase, moment), carry.n, rows=False)
         done: list[Stack] = []
+        before: tuple[Batch | None, ...] = (None,) * len(found)
         for s in range(found[0].size.shape[1]):
             active = int((steps > s).sum())
             if active < carry.n:
                 done.append(carry.between(active, carry.n))
                 carry = carry.between(0, active)
-            batches = tuple([self._batch(plan, s, active) for plan in found])
+            batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
+            before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
             carry = lift(phase.step, carry, batch, Stack(lr.leaves, lr.has_rows, lr.spec, active))
         if done:
             carry = join([carry, *reversed(done)])
         return carry if sorted_already else carry.take(torch.argsort(place))
 
-    def _batch(self, plan: Plan, s: int, active: int) -> Batch:
+    def _batch(self, plan: Plan, s: int, active: int, before: Batch | None) -> Batch:
+        if plan.whole and before is not None and len(before.key) == active:
+            return before._replace(key=plan.keys[:active, s])  # the rows are there already
         size = plan.size[:active, s]
         width = int(size.max())
         x, y = self.bound.data.gather(plan.rows[:active, s, :width])
@@ -140,4 +144,10 @@ class Vmap:
 
 
 def _reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
-    return Plan(plan.rows[place], plan.real[place], plan.size[order], plan.steps[order], plan.keys[place])
+    return plan._replace(
+        rows=plan.rows[place],
+        real=plan.real[place],
+        size=plan.size[order],
+        steps=plan.steps[order],
+        keys=plan.keys[place],
+    )
