@@ -115,7 +115,7 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^(server )?{name}=.*: expected") as error:
+    with pytest.raises(ValueError, match=rf"^(server |aggregate )?{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]
     for allowed in option.choices or option.range.split(", or "):
@@ -227,6 +227,8 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     assert of("methods") == {*METHODS, "stage"}
     assert of("optimizers") | of("schedules") == set(pt.server.__all__)
     assert of("aggregators") == set(pt.aggregate.__all__)
+    assert of("penalties") == set(pt.psi.__all__)
+    assert of("solvers") == {"gd", "adam", "cg", "exact"} <= set(pt.__all__)
     assert {"femnist", "digits", "from_npz"} <= of("datasets")
     offered = of("datasets") | of("partitioners") | of("shifts")
     assert {n for n in pt.data.__all__ if n[0].islower()} <= offered
@@ -294,7 +296,8 @@ def test_the_command_runs(
     printed = capsys.readouterr()
     assert not stop.value.code, printed.err
     algorithm = json.loads(printed.out)["algorithm"]
-    assert algorithm == (label.partition(":")[2] if label.startswith("methods:") else "fedalt")
+    kind, _, name = label.partition(":")
+    assert algorithm == {"methods": name, "solvers": "ffgg"}.get(kind, "fedalt")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -361,10 +364,59 @@ def test_set(text: str, expected: Any) -> None:
     assert type(found) is type(expected)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["geomed(0.2)", "psi.comed(delta=0.2)", 'pt.psi.layerwise({"hidden*": avg(0.1), "*": psi.free()})'],
+)
+def test_set_a_penalty(text: str) -> None:
+    found = chosen("algorithm=fedplus", "algorithm.sigma=0.1", f"algorithm.psi={text}")["psi"]
+    assert found.name == re.sub(r"\(.*|.*\.(?=\w+\()", "", text.partition("{")[0])
+    assert all(type(p) is type(found) for p in found.options.get("penalties", {}).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gd(5, 0.1)", pt.gd(5, 0.1)),
+        ("pt.gd(steps=None, lr=linear(0.1))", pt.gd(None, pt.server.linear(0.1))),
+        ("adam(3, lr=0.1, beta2=0.9)", pt.adam(3, 0.1, beta2=0.9)),
+        ("cg(10)", pt.cg(10)),
+        ("exact()", pt.exact()),
+    ],
+)
+def test_set_a_solver(text: str, expected: Any) -> None:
+    """`adam` is a solver where one is expected, and an optimizer of the server elsewhere."""
+    assert chosen("algorithm=ffgg", f"algorithm.solver={text}")["solver"] == expected
+    both = chosen("algorithm=ffgg", f"algorithm.solver={text}", "algorithm.server=adam(0.1)")
+    assert both["solver"] == expected
+    assert both["server"].name == "adam"
+
+
+def test_set_a_solver_of_a_stage(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import partita as pt\n"
+        "from partita.recipes import Experiment\n"
+        "def experiment():\n"
+        "    stages = [pt.stage(pt.ffgg('output', 0.1, pt.exact()), rounds=2)]\n"
+        "    return Experiment(pt.models.mlp(64, 10), pt.data.digits(3), pt.pipeline(*stages))\n"
+    )
+    made = build(find(str(tmp_path / "mine.py")), parse(["algorithm.0.solver=adam(2, 0.1)"]))
+    assert made.algorithm.stages[0].algorithm.options["solver"] == pt.adam(2, 0.1)
+
+
 def test_set_a_server_optimizer_and_an_aggregator() -> None:
     options = chosen("algorithm.server=adam(lr=0.01, beta2=0.9)", "algorithm.aggregate=mean()")
     assert (options["server"].name, options["server"].options["beta2"]) == ("adam", 0.9)
     assert options["aggregate"].name == "mean"
+
+
+@pytest.mark.parametrize(
+    "text", ["bucketing(2, coordinate_median())", "pt.aggregate.nnm(f=5, inner=aggregate.krum(f=5))"]
+)
+def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
+    found = chosen(f"algorithm.aggregate={text}")["aggregate"]
+    assert found.options["inner"].name in ("coordinate_median", "krum")
+    assert next(iter(found.options.values())) in (2, 5)
 
 
 @pytest.mark.parametrize(

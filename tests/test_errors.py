@@ -97,6 +97,11 @@ def fed(**changed: Any) -> Call:
     return lambda out: federate(**{"out": out, **changed})
 
 
+def lies(**changed: Any) -> Call:
+    """The run with a liar."""
+    return fed(**{"attack": pt.attack.sign_flip(), "byzantine": ["bob"], **changed})
+
+
 def on(**changed: Any) -> Call:
     """The run on other arrays; what is no array is another argument of the run."""
     own = {k: v for k, v in changed.items() if k in ("x", "y", "client", "test", "names")}
@@ -318,6 +323,9 @@ WHOLE_NUMBER = "a whole number from 1"
 METHOD = "a method such as partita.fedavg(lr=0.1)"
 FEDERATED = "a FederatedData, made by partita.data."
 SPLITS = "one of 'input', 'output', 'adapter', 'norm'"
+ATTACK = "an attack such as partita.attack.sign_flip()"
+LIARS = "a share such as 0.25, or a list of numbers or names"
+MEASURES = "a list such as [partita.measures.gradient_norm()]"
 
 TABLE = [
     # numbers of a run: text, booleans, arrays, nothing, fractions, NaN, too small, too large
@@ -377,6 +385,69 @@ TABLE = [
         fed(callbacks=[print]),
         "callbacks=[<built-in function print>]: ",
         "a list of partita.callbacks.Callback",
+    ),
+    # who lies, how, and what is followed
+    Wrong("attack is a word", lies(attack="sign_flip"), "attack='sign_flip': ", ATTACK),
+    Wrong("attack not called", lies(attack=pt.attack.sign_flip), "attack=<function sign_flip", ATTACK),
+    Wrong("attack is an aggregator", lies(attack=pt.aggregate.mean()), "attack=Aggregator(", ATTACK),
+    Wrong("attacks", lies(attack=[pt.attack.alie()]), "attack=[Attack(", ATTACK),
+    Wrong("nobody lies", lies(byzantine=()), "byzantine=(): ", "with attack=, a share such as 0.25"),
+    Wrong("a share of nobody", lies(byzantine=0.0), "byzantine=0.0: ", "with attack=, a share such as 0.25"),
+    Wrong("too small a share", lies(byzantine=0.1), "byzantine=0.1: ", "with attack=, a share such as 0.25"),
+    Wrong("liars without an attack", fed(byzantine=[1]), "byzantine=[1]: ", "none without attack=, such as"),
+    Wrong(
+        "a share without an attack", fed(byzantine=0.5), "byzantine=0.5: ", "none without attack=, such as"
+    ),
+    Wrong("a share above 1", lies(byzantine=1.5), "byzantine=1.5: ", "a number from 0 up to 1"),
+    Wrong("a negative share", lies(byzantine=-0.1), "byzantine=-0.1: ", "a number from 0 up to 1"),
+    Wrong("a share that is NaN", lies(byzantine=NAN), "byzantine=nan: ", "a number from 0 up to 1"),
+    Wrong("everyone lies", lies(byzantine=1.0), "byzantine=1.0: ", "at least one honest client"),
+    Wrong("all are named", lies(byzantine=[0, "bob", 2]), "byzantine=[0, 'bob', 2]: ", "at least one honest"),
+    Wrong("byzantine is a boolean", lies(byzantine=True), "byzantine=True: ", LIARS),
+    Wrong("byzantine is a number", lies(byzantine=1), "byzantine=1: ", LIARS),
+    Wrong("byzantine is a name", lies(byzantine="ann"), "byzantine='ann': ", LIARS),
+    Wrong("byzantine is nothing", lies(byzantine=None), "byzantine=None: ", LIARS),
+    Wrong("a liar misspelt", lies(byzantine=["bop"]), "byzantine='bop': ", "(did you mean 'bob'?)"),
+    Wrong("a liar that is nobody", lies(byzantine=[3]), "byzantine=3: ", "a whole number from 0 up to 2"),
+    Wrong("a liar counted from the end", lies(byzantine=[-1]), "byzantine=-1: ", "from 0 up to 2"),
+    Wrong(
+        "liars as a mask", lies(byzantine=[True, False, False]), "byzantine=True: ", "a whole number from 0"
+    ),
+    Wrong("half a liar", lies(byzantine=[0.5]), "byzantine=0.5: ", "a whole number from 0 up to 2"),
+    make("scale of nothing", lambda: pt.attack.sign_flip(scale=0), "attack scale=0: ", "a number above 0"),
+    make("negative scale", lambda: pt.attack.sign_flip(scale=-1), "attack scale=-1: ", "a number above 0"),
+    make("epsilon is a word", lambda: pt.attack.ipm(epsilon="x"), "attack epsilon='x': ", "a number above 0"),
+    make("negative z", lambda: pt.attack.alie(z=-1.0), "attack z=-1.0: ", "a number from 0"),
+    make("sigma is NaN", lambda: pt.attack.gaussian(NAN), "attack sigma=nan: ", "a number above 0"),
+    make("malformed misspelt", lambda: pt.attack.malformed("shap"), "attack how='shap': ", "mean 'shape'?)"),
+    make("no such value", lambda: pt.attack.nonfinite("nans"), "attack value='nans': ", "mean 'nan'?)"),
+    make("an option too many", lambda: pt.attack.mimic(z=1), "mimic: ", "its arguments are"),
+    Wrong(
+        "measures not called", fed(measures=pt.measures.line_loss), "measures=<function line_loss", MEASURES
+    ),
+    Wrong("one not called", fed(measures=[pt.measures.line_loss]), "measures=[<function line_loss", MEASURES),
+    Wrong("a measure, not a list", fed(measures=pt.measures.line_loss()), "measures=Measure(", MEASURES),
+    Wrong("measures is a word", fed(measures="line_loss"), "measures='line_loss': ", MEASURES),
+    Wrong("measures is nothing", fed(measures=None), "measures=None: ", MEASURES),
+    Wrong(
+        "a measure twice",
+        fed(measures=[pt.measures.line_loss(), pt.measures.line_loss(points=3)]),
+        "measures=['line_loss', 'line_loss']: ",
+        "each measure once",
+    ),
+    make("a single point", lambda: pt.measures.line_loss(points=1), "measure points=1: ", "from 2"),
+    make(
+        "no such split",
+        lambda: pt.measures.line_loss(split="tests"),
+        "measure split='tests': ",
+        "mean 'test'?)",
+    ),
+    make("no such part", lambda: pt.measures.gradient_norm(personal=3), "personal=3: ", SPLITS),
+    Wrong(
+        "a measure of another split",
+        fed(measures=[pt.measures.gradient_norm(personal="input")]),
+        "measure gradient_norm personal='input': ",
+        "a split whose shared part is shared by the method too",
     ),
     Wrong("resume is a word", fed(resume="yes"), "resume='yes': ", "True or False"),
     Wrong("report is a path", fed(report="report.html"), "report='report.html': ", "True or False"),
@@ -1237,6 +1308,11 @@ COMMANDS = [
     sets("a list for a number", "batch=[4]", "batch=[4]: ", WHOLE_NUMBER),
     sets("epochs beside steps", "epochs=2", "steps=5: ", "steps or epochs, not both"),
     sets("cohort of more than there are", "cohort=99", "cohort=99: ", "up to 40"),
+    sets("a share without an attack", "byzantine=0.2", "byzantine=0.2: ", "none without attack="),
+    sets("a share above 1", "byzantine=1.5", "byzantine=1.5: ", "a number from 0 up to 1"),
+    sets("a liar that is nobody", "byzantine=[99]", "byzantine=99: ", "from 0 up to 39"),
+    sets("attack is a word", "attack=sign_flip", "attack='sign_flip': ", "partita.attack.sign_flip()"),
+    sets("measures is a word", "measures=line_loss", "measures='line_loss': ", "partita.measures."),
     sets("loss misspelt", "loss=mes", "loss='mes': ", "(did you mean 'mse'?)"),
     sets("no such method", "algorithm=fedalt2", "algorithm='fedalt2': ", "(did you mean 'fedalt'?)"),
     sets("no such option of the method", "algorithm.lrr=1", "'lrr': ", "(did you mean 'lr'?)"),

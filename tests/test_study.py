@@ -131,6 +131,10 @@ def test_methods_with_options() -> None:
         "fedprox(mu=0.1, lr=0.2)",
         "fedalt",
     ]
+    nested = ["ffgg(lr=0.1, solver=adam(5, 0.1))", "fedplus(psi=layerwise({'a*': avg(), '*': free()}))"]
+    assert separate(",".join(nested)) == nested
+    solved = versus(experiment(), nested[:1]).variants["ffgg-lr=0.1,solver=adam5,0.1"]
+    assert solved.experiment.algorithm.options["solver"] == pt.adam(5, 0.1)
     made = versus(experiment(), ["fedsim(personal=input, lr=linear(0.2, warmup=0.1))"]).variants
     rule = made["fedsim-personal=input,lr=linear0.2,warmup=0.1"].experiment.algorithm
     assert rule.options["personal"] == "input"

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from partita import aggregate, check, data, models, server
+from partita import aggregate, check, data, models, psi, server
 from partita.algorithms import METHODS, stage
 from partita.data.real import READERS, real
+from partita.local import solvers
 from partita.options import declared, signature, words
 from partita.recipes import RECIPES
 
@@ -28,6 +30,14 @@ RUN = """import partita as pt
 data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
 method = {}
 run = pt.federate(pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16)
+print(run.summary())"""
+LEAST_SQUARES = """import partita as pt
+
+problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=200, d_theta=20, d_w=10)
+method = {}
+run = pt.federate(
+    problem.model(), problem.data, method, rounds=20, loss=problem.loss, metric="loss", baselines=False
+)
 print(run.summary())"""
 DATA = "import partita as pt\n\ndata = {}\nprint(data)"
 MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
@@ -105,6 +115,19 @@ KINDS = {
         "pt.fedavg(lr=0.1, server=pt.server.{})",
         "algorithm.server={}",
     ),
+    "solvers": Kind(
+        "solvers of FFGG",
+        lambda: _public(solvers),
+        LEAST_SQUARES,
+        'pt.ffgg(personal="w", lr=problem.constants.gamma_theta, solver=pt.{})',
+        "algorithm=ffgg' --set 'algorithm.solver={}",
+    ),
+    "penalties": Kind(
+        "penalties of Fed+",
+        lambda: _public(psi),
+        RUN,
+        "pt.fedplus(psi=pt.psi.{}, lr=0.1, sigma=0.1)",
+    ),
     "schedules": Kind(
         "learning-rate schedules",
         lambda: _public(server, "rates"),
@@ -174,7 +197,7 @@ def call(name: str, part: Callable[..., Any]) -> str | None:
 def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    about_module = kind in ("methods", "recipes", "aggregators", "optimizers")
+    about_module = kind in ("methods", "recipes", "aggregators", "optimizers", "penalties", "solvers")
     return {
         "kind": kind,
         "name": name,
@@ -206,7 +229,8 @@ def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> s
     if kind == "methods" and name not in ("pipeline", "stage"):
         needed = [p for p in signature(part).parameters.values() if p.default is p.empty]
         given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed]
-        return " ".join(["partita run digits", *(f"--set {s}" for s in (f"algorithm={name}", *given))])
+        settings = [shlex.quote(s) for s in (f"algorithm={name}", *given)]
+        return " ".join(["partita run digits", *(f"--set {s}" for s in settings)])
     made = call(name, part)
     return f"partita run digits --set '{chapter.command.format(made)}'" if made and chapter.command else None
 

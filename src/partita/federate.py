@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from partita import check, draws, tree
-from partita.aggregate.screen import screen, usable
+from partita.aggregate.screen import faults, screen
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
@@ -38,20 +38,21 @@ def one_round(run: Federation, watch: Watch) -> None:
     begin = time.perf_counter()
     cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
     done = [_work(run, part) for part in run.parts(cohort)]
-    uploads, good = tree.cat([u for u, _ in done]), [g for _, some in done for g in some]
-    uploads, why = screen(uploads, good, run.forge(cohort, uploads))  # liars act; what is unusable is named
+    uploads, why = tree.cat([u for u, _ in done]), [w for _, some in done for w in some]
+    uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; what is unusable is named
     run.server, notes = _advance(run, _only([not w for w in why], uploads))
     watch.after(cohort, uploads, why, notes, time.perf_counter() - begin)  # metrics, progress, checkpoint
 
 
-def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[bool]]:
-    """Clients train, as many at once as their states fit: what they send, and whether it is usable."""
+def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[str]]:
+    """Clients train, as many at once as their states fit: what they send, and why it is unusable, if so."""
     states = run.load(cohort.clients)  # personal parameters and memories
     uploads, states = run.execute(cohort, states)
-    good = usable((uploads.delta, uploads.extra, uploads.metrics, states), len(cohort.clients))
+    why = faults(uploads, (uploads.metrics, states), len(cohort.clients))
+    good = [not w for w in why]
     if run.keeps_state:
         run.store.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
-    return uploads, good
+    return uploads, why
 
 
 def _only(good: list[bool], stacks: Any) -> Any:

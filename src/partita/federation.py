@@ -89,7 +89,9 @@ class Federation:
         self.fixed = digest(self.model, self.names)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
-            self._partition(part.algorithm)
+            partition = self._partition(part.algorithm)
+            for measure in self.measures:
+                measuring.split_of(self, measure, partition)
             steps_of(part.steps, data.clients)
             if part.cohort is not None:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
@@ -155,8 +157,11 @@ class Federation:
             return {}
         lying = set(self.settings.byzantine)
         places = tuple(i for i, client in enumerate(cohort.clients) if client in lying)
+        if not places:
+            return {}
         key = draws.key(self.settings.seed, "attack", self.server.version, device=self.settings.device)
-        return self.attack.forge(uploads, places, key) if places else {}
+        sent = self.attack.forge(uploads, places, key)
+        return {i: sent[i] for i in places if i in sent}  # nobody else's
 
     def release(self) -> None:
         """Let others into the folder again."""
@@ -286,8 +291,8 @@ class Federation:
 
     @property
     def has_personal(self) -> bool:
-        """Whether a client's model differs from the server's."""
-        return bool(self.partition.personal)
+        """Whether a client's model differs from the server's: by a part of its own, or by steps at the end."""
+        return bool(self.partition.personal or self.algorithm.personalize(self.problem).phases)
 
     @property
     def alone(self) -> bool:

@@ -31,14 +31,14 @@ def measured(run: Federation, cohort: Cohort, uploads: Upload, good: Sequence[bo
 
 def rule(run: Federation, measure: Measure) -> Callable[[Any], LocalRule]:
     """The measure's rule on its own split of the model; the same object for a whole stage."""
-    partition = _partition(run, measure)
+    partition = split_of(run, measure, run.partition)
     return lambda problem: measure.client(replace(problem, partition=partition), run.algorithm)
 
 
 def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:
     """The server's model for all, and a personal part of the measure's split as at the start."""
     clients = np.flatnonzero(run.honest & (run.data.train[:, 1] > 0))
-    partition = _partition(run, measure)
+    partition = split_of(run, measure, run.partition)
     shared = tree.pick(run.server.shared, partition.shared)
     download = Download(shared, run.server.extra, run.server.version)
     new = ClientState(tree.pick(run.base, partition.personal), {})
@@ -95,11 +95,12 @@ def _execute(
     return measure.summarize(tree.cat(found), samples) if found else {}
 
 
-def _partition(run: Federation, measure: Measure) -> Partition:
+def split_of(run: Federation, measure: Measure, partition: Partition) -> Partition:
+    """The split that a measure looks at, under a method with this one; a ValueError if they do not agree."""
     if measure.personal is None:
-        return run.partition
+        return partition
     found = split(run.model, run.names, measure.personal)
-    lost = [k for k in found.shared if k not in run.partition.shared]
+    lost = [k for k in found.shared if k not in partition.shared]
     if lost:
         raise check.fail(
             f"measure {measure.name} personal",

@@ -188,7 +188,8 @@ def liars(byzantine: Any, attack: Any, names: Sequence[str], seed: Any) -> tuple
     """The numbers of the dishonest clients: a share of all, drawn by the seed, or those that are named."""
     if attack is not None and not isinstance(attack, Attack):
         raise check.fail("attack", attack, "an attack such as partita.attack.sign_flip()")
-    found = _share(byzantine, len(names), seed) if isinstance(byzantine, float) else _named(byzantine, names)
+    given = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
+    found = _share(given, len(names), seed) if isinstance(given, float) else _named(given, names)
     if attack is None and found:
         raise check.fail("byzantine", byzantine, "none without attack=, such as partita.attack.sign_flip()")
     if attack is not None and not found:
@@ -206,15 +207,14 @@ def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
 
 
 def _named(byzantine: Any, names: Sequence[str]) -> tuple[int, ...]:
-    some = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
-    if isinstance(some, str | bytes) or not isinstance(some, Iterable):
+    if isinstance(byzantine, str | bytes) or not isinstance(byzantine, Iterable):
         raise check.fail("byzantine", byzantine, "a share such as 0.25, or a list of numbers or names")
     places = {name: i for i, name in enumerate(names)}
     found = {
         places[check.choice("byzantine", who, places)]
         if isinstance(who, str)
         else check.integer("byzantine", who, low=0, high=len(names) - 1)
-        for who in some
+        for who in byzantine
     }
     return tuple(sorted(found))
 

@@ -13,9 +13,11 @@ from typing import Annotated
 
 from torch import Tensor
 
-from partita.attack.base import attack, by_tensor, everyone_sends, honest
+from partita.attack.base import attack, by_tensor, crowd, everyone_sends, honest
 from partita.options import Option
 from partita.types import Attack, Upload
+
+MOST = 3.0
 
 
 @attack
@@ -30,19 +32,18 @@ def alie(
     """
 
     def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        others = honest(uploads, liars)
-        n = len(uploads.weight) if uploads.weight is not None else len(liars)
-        shift = _largest(n, len(liars)) if z is None else z
-        sent = by_tensor(others, lambda x: x.mean(0) - shift * x.std(0, correction=0))
+        good, bad = map(len, crowd(uploads, liars))
+        shift = _largest(good + bad, bad) if z is None else z
+        sent = by_tensor(honest(uploads, liars), lambda x: x.mean(0) - shift * x.std(0, correction=0))
         return everyone_sends(uploads, liars, sent)
 
     return Attack("alie", forge, None, {"z": z})
 
 
 def _largest(n: int, m: int) -> float:
-    """The paper's z; 0 where the liars have a majority, and never more than 3."""
+    """The paper's z, and never more than 3; 3 where liars are a majority and need nobody's support."""
     supporters = n // 2 + 1 - m
-    if n <= m or supporters <= 0:
-        return 0.0
+    if supporters <= 0:
+        return MOST
     share = (n - m - supporters) / (n - m)
-    return min(3.0, max(0.0, NormalDist().inv_cdf(share))) if 0 < share < 1 else 0.0
+    return min(MOST, max(0.0, NormalDist().inv_cdf(share))) if share > 0 else 0.0

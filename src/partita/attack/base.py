@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from partita import tree
+from partita.aggregate.screen import faults
 from partita.options import checked
 from partita.types import Tensors, Upload
 
@@ -19,12 +20,21 @@ Stacks = tuple[Tensors, Tensors]
 
 def honest(uploads: Upload, liars: tuple[int, ...]) -> Stacks:
     """What the others send: the adversary sees all of it. Nobody honest in the cohort: what liars would."""
-    weight = uploads.weight
-    assert weight is not None
-    with_data = (weight > 0).tolist()  # a client without data sends zeros and does not count
-    others = [i for i, counts in enumerate(with_data) if counts and i not in set(liars)]
-    found: Stacks = tree.rows((uploads.delta, uploads.extra), others or list(liars))
+    found: Stacks = tree.rows((uploads.delta, uploads.extra), crowd(uploads, liars)[0] or list(liars))
     return found
+
+
+def crowd(uploads: Upload, liars: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The places of the honest clients that count, and of the liars that do.
+
+    A client without data sends zeros and has no weight; what is unusable will be set aside.
+    """
+    weight, lying = uploads.weight, set(liars)
+    assert weight is not None
+    with_data = (weight > 0).tolist()
+    why = faults(uploads, (), len(with_data))
+    others = [i for i, counts in enumerate(with_data) if counts and not why[i] and i not in lying]
+    return others, [i for i in liars if with_data[i]]
 
 
 def everyone_sends(uploads: Upload, liars: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:

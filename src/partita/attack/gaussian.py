@@ -27,9 +27,10 @@ def gaussian(
 
     def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
         names = {k: j for j, k in enumerate([*uploads.delta, *uploads.extra])}
+        who = uploads.client  # by its number: its place in the cohort makes no difference
 
         def noise(i: int, name: str, x: Tensor) -> Tensor:
-            own = draws.fold(draws.fold(key, i), names[name])
+            own = draws.fold(draws.fold(key, i if who is None else who[i]), names[name])
             count = torch.arange(x.numel(), device=x.device)
             return sigma * draws.normal(draws.fold(own, count)).to(x.dtype).reshape(x.shape)
 

@@ -1,6 +1,6 @@
 """Label flip: Fung et al. (2020), Karimireddy et al. (2022).
 
-    y ← C − 1 − y for classes 0 to C − 1;   y ← −y for numbers
+    y ← C − 1 − y for classes 0 to C − 1;   y ← 1 − y for numbers that are 0 or 1;   y ← −y for others
 
 The client then trains as it should, on wrong labels: its upload is as plausible as any.
 """
@@ -23,7 +23,7 @@ def label_flip() -> Attack:
 
     def poison(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         if y.is_floating_point():
-            return x, -y
+            return x, 1 - y if bool(((y == 0) | (y == 1)).all()) else -y
         return x, torch.where(y >= 0, classes - 1 - y, y)  # negative labels mark positions that do not count
 
     return Attack("label_flip", None, poison, {})

@@ -40,8 +40,10 @@ def malformed(how: Annotated[str, Option("what is wrong with it", choices=KINDS)
 def _spoil(upload: Upload, how: str) -> Upload:
     if how in ("weight", "greed"):
         return upload._replace(weight=torch.tensor(-1.0 if how == "weight" else 1e15, dtype=torch.float64))
-    name = next(iter(upload.delta), "")
-    x = upload.delta.get(name, torch.zeros(()))
+    name = next((k for k, v in upload.delta.items() if v.numel()), None)
+    if name is None:  # a method that sends nothing
+        return upload
+    x = upload.delta[name]
     if how == "names":
         rest = {k: v for k, v in upload.delta.items() if k != name}
         return upload._replace(delta={**rest, f"{name}.other": x})

@@ -1,6 +1,8 @@
 """Mimic: Karimireddy et al., *Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing* (2022).
 
-    Δ_i ← Δ_{j*},   j* = argmax_j |⟨z, Δ_j⟩|,   z = the direction in which the honest Δ_j differ most
+    Δ_i ← Δ_{j*},   j* = argmax_j |⟨z, Δ_j − μ⟩|,   z = argmax_{‖z‖=1} Σ_j ⟨z, Δ_j − μ⟩²
+
+μ is the mean of the honest Δ_j, and z the direction in which they differ most.
 
 Nothing is an outlier: one honest client is counted many times, and the others' data count less.
 """
@@ -24,9 +26,15 @@ def mimic() -> Attack:
 
     def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
         others = honest(uploads, liars)
-        _, vectors = torch.linalg.eigh(gram(others))
-        # the largest eigenvector of the Gram matrix holds the projections on z
-        chosen = int(vectors[:, -1].abs().argmax())
-        return everyone_sends(uploads, liars, tree.row(others, chosen))
+        return everyone_sends(uploads, liars, tree.row(others, _farthest(gram(others))))
 
     return Attack("mimic", forge, None, {})
+
+
+def _farthest(products: Tensor) -> int:
+    """The row with the largest projection on z; of equal ones the first, whatever the rounding."""
+    if not len(products) or not bool(torch.isfinite(products).all()):
+        return 0
+    _, vectors = torch.linalg.eigh(products)
+    away = vectors[:, -1].abs()  # the Gram matrix's largest eigenvector holds the projections, scaled
+    return int((away >= away.max() * (1 - 1e-9)).nonzero()[0])

@@ -1,6 +1,7 @@
 """What a run can follow beside scores: `federate(..., measures=[partita.measures.gradient_norm()])`."""
 
 from partita.measures.aggregation_change import aggregation_change
+from partita.measures.gradient_norm import gradient_norm
 from partita.measures.line_loss import line_loss
 
-__all__ = ["aggregation_change", "line_loss"]
+__all__ = ["aggregation_change", "gradient_norm", "line_loss"]

@@ -13,18 +13,25 @@ from pathlib import Path
 
 from partita import check
 from partita.recipes import experiment
+from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.experiment import Experiment
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
+from partita.recipes.quadratic import ffgg_byzantine, ffgg_heterogeneity, ffgg_methods, ffgg_solver
 from partita.recipes.study import Study, Table, Variant
 
 Recipe = Callable[..., Experiment | Study]
 RECIPES: dict[str, Recipe] = {
     "digits": digits,
+    "byzantine": byzantine,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,
     "partial-memory": partial_memory,
+    "ffgg-solver": ffgg_solver,
+    "ffgg-methods": ffgg_methods,
+    "ffgg-heterogeneity": ffgg_heterogeneity,
+    "ffgg-byzantine": ffgg_byzantine,
 }
 
 __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]

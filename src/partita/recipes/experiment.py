@@ -14,15 +14,19 @@ from typing import Any
 
 from torch import nn
 
-from partita import aggregate, check, server
+from partita import aggregate, check, psi, server
 from partita.algorithms import METHODS, pipeline
 from partita.data import FederatedData
 from partita.federate import federate
+from partita.local import solvers
 from partita.measure.criteria import Function
 from partita.options import bind, signature
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.types import Algorithm, Attack, Measure
+
+MODULES = {"server": server, "aggregate": aggregate, "psi": psi, "solver": solvers}
+"""Whose functions a setting may call, by the option that takes them."""
 
 
 @dataclass(frozen=True)
@@ -122,30 +126,38 @@ def _value(key: str, text: str) -> Any:
         if not key.startswith("algorithm.") or not isinstance(node, ast.Call):
             return text
     try:
-        return _made(node)
+        return _made(node, key.rpartition(".")[2])
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _made(node: ast.Call) -> Any:
-    """What a function of `partita.server` or `partita.aggregate` makes of literals; no other is called."""
-    known = {name: getattr(module, name) for module in (server, aggregate) for name in module.__all__}
-    written = ast.unparse(node.func)
-    name = check.choice("function", re.sub(r"^((partita|pt)\.)?(server|aggregate)\.", "", written), known)
-    args = [_argument(a) for a in node.args]
-    kwargs = {k.arg or "**": _argument(k.value) for k in node.keywords}
-    bound = bind(name, signature(known[name]), args, kwargs)
-    return known[name](*bound.args, **bound.kwargs)
+def _made(node: ast.Call, option: str) -> Any:
+    """What a function of one of MODULES makes of literals; no other is called.
+
+    A name alone is of the module that the option takes, else of the first that has it.
+    """
+    full = {f"{word}.{name}": getattr(m, name) for word, m in MODULES.items() for name in m.__all__}
+    short = {name.partition(".")[2]: part for name, part in reversed(full.items())}
+    own = MODULES.get(option)
+    short |= {name: getattr(own, name) for name in own.__all__} if own else {}
+    written = re.sub(r"^(partita|pt)\.", "", ast.unparse(node.func))
+    part = full.get(written) or short[check.choice("function", written, short)]
+    args = [_argument(a, option) for a in node.args]
+    kwargs = {k.arg or "**": _argument(k.value, option) for k in node.keywords}
+    bound = bind(written.rpartition(".")[2], signature(part), args, kwargs)
+    return part(*bound.args, **bound.kwargs)
 
 
-def literal(node: ast.expr) -> Any:
+def literal(node: ast.expr, option: str) -> Any:
     """As `_argument`, or a bare word."""
-    return node.id if isinstance(node, ast.Name) else _argument(node)
+    return node.id if isinstance(node, ast.Name) else _argument(node, option)
 
 
-def _argument(node: ast.expr) -> Any:
+def _argument(node: ast.expr, option: str) -> Any:
     if isinstance(node, ast.Call):
-        return _made(node)
+        return _made(node, option)
+    if isinstance(node, ast.Dict) and all(node.keys):
+        return {_argument(k, option): _argument(v, option) for k, v in zip(node.keys, node.values) if k}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -72,11 +72,18 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
             "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')",
         )
     name = check.choice("algorithm", node.func.id, METHODS)
-    options = {word.arg: literal(word.value) for word in node.keywords if word.arg is not None}
+    options = {word.arg: literal(word.value, word.arg) for word in node.keywords if word.arg is not None}
     written = ",".join(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)
     return re.sub(r"[^\w.=,+-]", "", f"{name}-{written}"), options
 
 
 def separate(text: str) -> list[str]:
     """'fedavg,fedprox(mu=0.1, lr=0.2)' at the commas outside of brackets."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if c == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [part.strip() for part in parts if part.strip()]

@@ -34,7 +34,8 @@ def table(runs: Runs) -> list[Row]:
     {"mean", "std"} over the seeds, or None. `std` is the sample standard deviation, 0 for a single seed. The
     counts, seconds and bytes are means over the seeds. One label is `best`: by its personal models.
     """
-    higher = higher_is_better(checked(runs))
+    runs = checked(runs)
+    higher = higher_is_better(runs)
     rows = [_row(label, seeds, metric(runs), higher) for label, seeds in runs.items()]
     ranked = [row for row in rows if row["personal"] is not None]
     if ranked:
@@ -51,7 +52,8 @@ def paired(runs: Runs, against: str | None = None) -> list[Row]:
     runs with the same clients). Where the seeds have different clients, each client of each seed is a unit.
     `p` is the two-sided Wilcoxon signed-rank test's; None where it says nothing (no client differs).
     """
-    higher = higher_is_better(checked(runs))
+    runs = checked(runs)
+    higher = higher_is_better(runs)
     if against is None:
         against = next((row["label"] for row in table(runs) if row["best"]), next(iter(runs)))
     elif against not in runs:

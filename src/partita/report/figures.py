@@ -8,7 +8,7 @@ All text that comes from users is escaped here, because plotly reads its texts a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -38,15 +38,14 @@ def curves(runs: Runs, metric: str) -> Figure | None:
     several, traces, drawn = len(runs) > 1, list[Trace](), list[list[float]]()
     for kind in ("personal", "global"):
         for i, (label, seeds) in enumerate(runs.items()):
-            series = _series(seeds, f"test.{kind}")
+            found = series(seeds, lambda row, kind=kind: row.get(f"test.{kind}"))  # type: ignore[misc]
             # a method without a personal part, or a baseline that several labels share: one line, not two
-            if not series or [row["mean"] for row in series] in drawn:
+            if not found or [row["mean"] for row in found] in drawn:
                 continue
-            drawn.append([row["mean"] for row in series])
+            drawn.append([row["mean"] for row in found])
             name = (label if kind == "personal" else f"{label}: global") if several else NAMES[kind]
-            colour = _colour(i) if several or kind == "personal" else "muted"
-            dash = "dash" if kind == "global" else _dash(i)
-            traces += _band(series, name, colour, dash)
+            shade = colour(i) if several or kind == "personal" else "muted"
+            traces += band(found, name, shade, "dash" if kind == "global" else dash(i))
     if not traces:
         return None
     traces += _alone(runs, traces)
@@ -58,15 +57,15 @@ def losses(runs: Runs) -> Figure | None:
     traces = list[Trace]()
     for i, (label, seeds) in enumerate(runs.items()):
         name = label if len(runs) > 1 else "training loss"
-        traces += _band(_series(seeds, "train_loss"), name, _colour(i), _dash(i))
+        traces += band(series(seeds, lambda row: row.get("train_loss")), name, colour(i), dash(i))
     return _against_rounds(traces, "training loss") if traces else None
 
 
-def _series(seeds: Sequence[Result], key: str) -> list[Row]:
+def series(seeds: Sequence[Result], read: Callable[[Row], object]) -> list[Row]:
     """Mean and deviation over the seeds at every round that has a value."""
     found: dict[float, list[tuple[float, object]]] = {}
     for row in (row for run in seeds for row in run.metrics):
-        value, at = number(row.get(key)), number(row.get("round"))
+        value, at = number(read(row)), number(row.get("round"))
         if value is not None and at is not None:
             found.setdefault(at, []).append((value, row.get("seconds")))
     return [
@@ -80,7 +79,7 @@ def _series(seeds: Sequence[Result], key: str) -> list[Row]:
     ]
 
 
-def _band(series: Sequence[Row], name: str, colour: str, dash: str) -> list[Trace]:
+def band(series: Sequence[Row], name: str, colour: str, dash: str, digits: str = ".4f") -> list[Trace]:
     """A line against rounds and the same against seconds, each with its band where seeds differ."""
     traces = list[Trace]()
     for axis in ("round", "seconds"):
@@ -88,17 +87,28 @@ def _band(series: Sequence[Row], name: str, colour: str, dash: str) -> list[Trac
         if not there:
             continue
         x, middle = [row[axis] for row in there], [row["mean"] for row in there]
-        common = {"x": x, "type": "scatter", "legendgroup": escape(name), "when": {"axis": axis}}
+        place = {"x": x, "legendgroup": escape(name), "when": {"axis": axis}}
         if any(row["std"] for row in there):
-            edge = {**common, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+            edge = {**place, "type": "scatter", "mode": "lines", "line": {"width": 0}}
+            edge |= {"hoverinfo": "skip", "showlegend": False}
             fill = {"fill": "tonexty", "fillcolor": f"@{colour}/0.16"}
             traces.append({**edge, "y": [row["mean"] - row["std"] for row in there]})
             traces.append({**edge, "y": [row["mean"] + row["std"] for row in there], **fill})
-        look = {"line": {"color": f"@{colour}", "width": 2.5, "dash": dash}, "marker": {"size": 5}}
-        hover = f"{escape(shorten(name, LONGEST_NAME))}: %{{y:.4f}}<extra></extra>"
-        line = {**common, **look, "y": middle, "mode": "lines+markers", "hovertemplate": hover}
-        traces.append({**line, "name": escape(shorten(name, LONGEST_NAME))})
+        traces.append({**line(name, colour, dash, digits), **place, "y": middle})
     return traces
+
+
+def line(name: str, colour: str, dash: str, digits: str = ".4f") -> Trace:
+    """A line with points on it, but for where they are."""
+    shown = escape(shorten(name, LONGEST_NAME))
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": shown,
+        "line": {"color": f"@{colour}", "width": 2.5, "dash": dash},
+        "marker": {"size": 5},
+        "hovertemplate": f"{shown}: %{{y:{digits}}}<extra></extra>",
+    }
 
 
 def _alone(runs: Runs, traces: Sequence[Trace]) -> list[Trace]:
@@ -129,8 +139,8 @@ def _alone(runs: Runs, traces: Sequence[Trace]) -> list[Trace]:
 def _against_rounds(traces: list[Trace], title: str) -> Figure:
     return {
         "data": traces,
-        "layout": {"hovermode": "x unified", "yaxis": _titled(title)},
-        "layouts": {"axis=round": {"xaxis": _titled("round")}, "axis=seconds": {"xaxis": _titled("seconds")}},
+        "layout": {"hovermode": "x unified", "yaxis": titled(title)},
+        "layouts": {"axis=round": {"xaxis": titled("round")}, "axis=seconds": {"xaxis": titled("seconds")}},
     }
 
 
@@ -151,13 +161,13 @@ def scatter(means: Means, higher: bool) -> Figure | None:
     low, high = min(min(t["x"]) for t in traces), max(max(t["x"]) for t in traces)
     room = max(0.06 * math.log10(high / low), 0.012)
     span = [math.log10(low) - room, math.log10(high) + room]
-    axis = {**_titled("training samples (log scale)"), "type": "log", "range": span, **_ticks(low, high)}
+    axis = {**titled("training samples (log scale)"), "type": "log", "range": span, **_ticks(low, high)}
     return {
         "data": traces,
         "layout": {
             "hovermode": "closest",
             "xaxis": axis,
-            "yaxis": {**_titled(CHANGE), "zeroline": True, "tickformat": ".3~f"},
+            "yaxis": {**titled(CHANGE), "zeroline": True, "tickformat": ".3~f"},
         },
     }
 
@@ -227,12 +237,12 @@ def violins(means: Means, higher: bool, suffix: str = "") -> Figure | None:
             found = changes(sample(rows), reference, higher, suffix)
             if found:
                 name = escape(shorten(label, 24))
-                both = (_violin(name, found, _colour(i)), _median(name, found, _colour(i)))
+                both = (_violin(name, found, colour(i)), _median(name, found, colour(i)))
                 traces += [{**trace, "when": {"reference": reference}} for trace in both]
     if not traces:
         return None
     layout = {
-        "yaxis": {**_titled(CHANGE), "zeroline": True, "tickformat": ".3~f"},
+        "yaxis": {**titled(CHANGE), "zeroline": True, "tickformat": ".3~f"},
         "showlegend": False,
         "hovermode": "closest",
     }
@@ -275,15 +285,17 @@ def sample(rows: Sequence[Row]) -> Sequence[Row]:
     return [rows[i] for i in sorted(chosen)]
 
 
-def _titled(title: str) -> dict[str, Any]:
+def titled(title: str) -> dict[str, Any]:
+    """An axis with a title."""
     return {"title": {"text": escape(title)}}
 
 
-def _colour(i: int) -> str:
+def colour(i: int) -> str:
+    """The name of the i-th label's colour."""
     return str(i % COLOURS)
 
 
-def _dash(i: int) -> str:
+def dash(i: int) -> str:
     """More labels than colours: the colours come again with another line."""
     return DASHES[(i // COLOURS) % len(DASHES)] if i >= COLOURS else "solid"
 

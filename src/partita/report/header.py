@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partita.report import compare
@@ -49,7 +49,7 @@ def header(runs: Runs, means: Means, title: str | None) -> Safe:
         "header",
         tag("p", "Partita report", tag("span", " · ", shorten(name, 120)), class_="eyebrow"),
         tag("h1", _verdict(runs, rows, best, means[best["label"]])),
-        tag("p", what_ran(runs), class_="lead"),
+        tag("p", " ".join(filter(None, [what_ran(runs), who_lies(runs)])), class_="lead"),
         tag("p", _who_loses(best, len(runs) > 1), class_="lead"),
         tag("p", _close(runs, best["label"]) if len(runs) > 1 else _overall(best), class_="lead"),
         _cards(best) if len(runs) == 1 else None,
@@ -72,6 +72,27 @@ def what_ran(runs: Runs) -> str:
         if settings.get("cohort") is not None:
             words += f" with {_some(settings['cohort'], 'client')} each"
     return f"{words}, {_seeds(runs)}."
+
+
+def who_lies(runs: Runs) -> str:
+    """10 of 42 clients lie (sign_flip); scores are of the honest ones. Empty where all are honest."""
+    found = {label: _liars(seeds[0].summary()) for label, seeds in runs.items()}
+    if not any(found.values()):
+        return ""
+    if len(set(found.values())) == 1:
+        words = next(iter(found.values()))
+    else:
+        words = "; ".join(f"{shorten(label, 60)}: {lie or 'nobody lies'}" for label, lie in found.items())
+    return f"{words}; scores are of the honest ones."
+
+
+def _liars(facts: Mapping[str, Any]) -> str:
+    block = facts.get("byzantine")
+    if not isinstance(block, Mapping) or not block.get("clients"):
+        return ""
+    lie = "lies" if block["clients"] == 1 else "lie"
+    who = f"{count(block['clients'])} of {count(facts.get('clients'))} clients {lie}"
+    return f"{who} ({shorten(str(block['attack']), 60)})" if block.get("attack") else who
 
 
 def _seeds(runs: Runs) -> str:

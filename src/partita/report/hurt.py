@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.report.html import Safe, join, section, table, tag
 from partita.report.reasons import Crowd, crowd, reasons
@@ -55,10 +55,14 @@ def _counted(seeds: Sequence[Result]) -> str:
     return ", averaged over the seeds" if same_clients(seeds) else ", all seeds together"
 
 
-def _excluded(seeds: Sequence[Result]) -> set[str]:
-    return {
-        f"{c}{mark}" for run, mark in zip(seeds, marks(seeds)) for c in run.summary().get("excluded") or ()
-    }
+def _excluded(seeds: Sequence[Result]) -> dict[str, str]:
+    """Whose uploads were set aside, and why, as far as it is known."""
+    found: dict[str, str] = {}
+    for run, mark in zip(seeds, marks(seeds)):
+        facts = run.summary()
+        why = facts.get("excluded_why") or {}
+        found |= {f"{c}{mark}": str(why.get(c) or "") for c in facts.get("excluded") or ()}
+    return found
 
 
 def _telling(rows: Sequence[Row], higher: bool) -> list[str]:
@@ -75,7 +79,7 @@ def worst_first(rows: Sequence[Row], reference: str, higher: bool) -> list[Row]:
 
 
 def _losers(
-    losers: Sequence[Row], reference: str, usual: Crowd, higher: bool, excluded: Collection[str]
+    losers: Sequence[Row], reference: str, usual: Crowd, higher: bool, excluded: Mapping[str, str]
 ) -> Safe:
     shown = [_line(row, reference, usual, higher, excluded) for row in losers[:MOST_ROWS]]
     more = len(losers) - len(shown)
@@ -83,7 +87,7 @@ def _losers(
     return tag("div", table(HEAD, shown, words=(0, 7)), rest)
 
 
-def _line(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Collection[str]) -> list[object]:
+def _line(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Mapping[str, str]) -> list[object]:
     why = reasons(row, reference, usual, higher, excluded) or ["nothing stands out"]
     return [
         shorten(str(row["client"]), 60),

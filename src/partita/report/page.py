@@ -13,6 +13,7 @@ from partita.report.figures import Figure
 from partita.report.header import header, what_ran
 from partita.report.html import Safe, choice, data, figure, how, join, section, tag, text
 from partita.report.hurt import hurt
+from partita.report.measures import measures
 from partita.report.rows import (
     Means,
     Runs,
@@ -31,8 +32,10 @@ AGAINST = {"global": "the global model", "local": "training alone"}
 
 def page(runs: Runs, title: str | None = None) -> str:
     """The report as HTML."""
-    higher, clients = higher_is_better(checked(runs)), means(runs)
-    figures = draw.kept(
+    runs = checked(runs)
+    higher, clients = higher_is_better(runs), means(runs)
+    followed, measured = measures(runs)
+    figures = followed | draw.kept(
         {
             "curves": draw.curves(runs, metric(runs)),
             "losses": draw.losses(runs),
@@ -49,6 +52,7 @@ def page(runs: Runs, title: str | None = None) -> str:
             _clients(clients, higher, figures, start, over_seeds(runs)),
             _distribution(clients, higher, figures, start),
             hurt(runs, clients),
+            measured,
             cost(runs),
             settings(runs),
         ]

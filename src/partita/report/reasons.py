@@ -5,13 +5,13 @@ These are hints from what was recorded, not causes: several may hold, or none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from partita.report.rows import KINDS, Row, change, number, numbers
-from partita.report.words import count, score, signed
+from partita.report.words import count, score, shorten, signed
 
 # a change of at most this many test samples may be chance
 CHANCE_SAMPLES = 2
@@ -42,8 +42,11 @@ def crowd(rows: Sequence[Row], higher: bool) -> Crowd:
     )
 
 
-def reasons(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Collection[str]) -> list[str]:
-    """Everything about a hurt client that may explain why; empty when nothing stands out."""
+def reasons(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Mapping[str, str]) -> list[str]:
+    """Everything about a hurt client that may explain why; empty when nothing stands out.
+
+    `excluded` says why uploads were set aside, by client.
+    """
     found = (
         _excluded(row, excluded),
         _few_samples(row, usual),
@@ -55,8 +58,11 @@ def reasons(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Coll
     return [reason for reason in found if reason]
 
 
-def _excluded(row: Row, excluded: Collection[str]) -> str | None:
-    return "it was excluded: its uploads were unusable" if str(row["client"]) in excluded else None
+def _excluded(row: Row, excluded: Mapping[str, str]) -> str | None:
+    why = excluded.get(str(row["client"]))
+    if why is None:
+        return None
+    return "it was excluded: its uploads were unusable" + (f" ({shorten(why, 120)})" if why else "")
 
 
 def _few_samples(row: Row, usual: Crowd) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
@@ -40,8 +41,37 @@ Runs = Mapping[str, Sequence[Result]]
 Means = Mapping[str, Sequence[Row]]  # one row per client for each label
 
 
+@dataclass(frozen=True)
+class Honest:
+    """A run without its liars, whose scores are nobody's concern; the summary counts the honest only too."""
+
+    run: Result
+    clients: list[Row]
+
+    @property
+    def metrics(self) -> list[Row]:
+        """The rows of metrics.jsonl."""
+        return self.run.metrics
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json; may be empty."""
+        return self.run.config
+
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json."""
+        return self.run.summary()
+
+
+def honest(run: Result) -> Result:
+    """The run, of its honest clients."""
+    rows = [row for row in run.clients if not number(row.get("byzantine"))]
+    return run if len(rows) == len(run.clients) else Honest(run, rows)
+
+
 def checked(runs: Runs) -> Runs:
-    """The runs, or a ValueError: no runs at all, a label without a run, scores of different kinds."""
+    """The runs, of their honest clients, or a ValueError: no runs at all, a label without a run, scores of
+    different kinds."""
     if not runs:
         raise check.fail("runs", dict(runs), "at least one label with a run")
     for label, seeds in runs.items():
@@ -51,7 +81,7 @@ def checked(runs: Runs) -> Runs:
     if len(metrics) > 1:
         shown = ", ".join(sorted(str(m) for m in metrics))
         raise ValueError(f"runs measured by {shown}: expected one metric, or their scores do not compare")
-    return runs
+    return {label: [honest(run) for run in seeds] for label, seeds in runs.items()}
 
 
 def number(value: object) -> float | None:
