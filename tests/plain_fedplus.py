@@ -185,9 +185,7 @@ def client_model(world: World, k: int) -> Params:
     return world.personal.get(k, world.opt["first"])
 
 
-def fedavg_plus(
-    world: World, given: Given, lr: Rate, sigma: float, delta: float = 0.1, **more: Any
-) -> World:
+def fedavg_plus(world: World, given: Given, lr: Rate, sigma: float, delta: float = 0.1, **more: Any) -> World:
     """Ψ = (σδ/2) ‖·‖₂²."""
     return fedplus(world, given, avg(delta), lr, sigma, **more)
 

@@ -318,7 +318,11 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "algorithm.personal_lr=",
         "algorithm.personal_steps=",
     ]
-    assert commands.complete_set("algorithm=fedav") == ["algorithm=fedavg", "algorithm=fedavgm"]
+    assert commands.complete_set("algorithm=fedav") == [
+        "algorithm=fedavg",
+        "algorithm=fedavg_plus",
+        "algorithm=fedavgm",
+    ]
     assert commands.complete_set("rou") == ["rounds="]
     assert commands.complete_set("nothing") == []
 

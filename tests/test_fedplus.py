@@ -41,9 +41,7 @@ DATA = data()
 def federate(algorithm: Algorithm, model: nn.Module | None = None, **settings: Any) -> pt.Run:
     work = {"rounds": 3, "cohort": 5, "epochs": 2, "batch": 4, "seed": 3, "executor": "vmap"}
     model = pt.models.mlp(6, 5, 4, seed=1) if model is None else model
-    return pt.federate(
-        model, DATA, algorithm, **{**work, "baselines": False, "progress": False, **settings}
-    )
+    return pt.federate(model, DATA, algorithm, **{**work, "baselines": False, "progress": False, **settings})
 
 
 def own(run: pt.Run) -> list[dict[str, Tensor]]:
@@ -92,6 +90,14 @@ def test_medians(median: Any, executor: str) -> None:
     plus = federate(pt.fedplus(pt.psi.free(), LR, 0.0, lam=1.0, aggregate=median), executor=executor)
     robust = federate(pt.fedavg(LR, aggregate=median, weighting="uniform"), executor=executor)
     assert_same_bits(plus.shared, robust.shared)
+
+
+@pytest.mark.parametrize("name", ["rfa", "coordinate_median_fedavg"])
+def test_medians_by_name(name: str) -> None:
+    median = MEDIANS["geometric" if name == "rfa" else "coordinate"]
+    plus = pt.fedplus(pt.psi.avg(), LR, 0.0, lam=1.0, aggregate=median)
+    robust = getattr(pt, name)(LR, weighting="uniform")
+    assert_same_bits(federate(plus).shared, federate(robust).shared)
 
 
 def test_the_penalty_brings_its_aggregator() -> None:
@@ -151,9 +157,7 @@ def test_fedprox_by_hand() -> None:
 @pytest.mark.parametrize("psi", [pt.psi.avg(), pt.psi.geomed(), HYBRID], ids=lambda p: p.name)
 def test_with_everyone_all_is_the_cohort(psi: Any, weighting: str, executor: str) -> None:
     runs = [
-        federate(
-            pt.fedplus(psi, LR, SIGMA, over=over, weighting=weighting), cohort=None, executor=executor
-        )
+        federate(pt.fedplus(psi, LR, SIGMA, over=over, weighting=weighting), cohort=None, executor=executor)
         for over in ("cohort", "all")
     ]
     assert_same_bits(runs[0].shared, runs[1].shared)
@@ -165,7 +169,11 @@ def test_the_mean_over_all_is_of_last_models() -> None:
     """Who is absent stays in the mean with what it last had; who was never there, with the first model."""
     run = federate(pt.fedavg_plus(LR, SIGMA, over="all"), cohort=2, rounds=2, seed=5)
     first = pt.models.mlp(6, 5, 4, seed=1).state_dict()
-    seen = [i for i, w in enumerate(own(run)) if not torch.equal(w["output.linear.bias"], first["output.linear.bias"])]
+    seen = [
+        i
+        for i, w in enumerate(own(run))
+        if not torch.equal(w["output.linear.bias"], first["output.linear.bias"])
+    ]
     assert 2 <= len(seen) <= 4
     assert not {3} & set(seen)
     for k, value in run.shared.items():

@@ -6,6 +6,7 @@ f_k(w) = mean (xᵀw − y)² over client k's samples: ∇f_k(w) = H_k w − c_k
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,9 +47,7 @@ class Kind(NamedTuple):
 EXACT = {"tolerance": 1e-13, "iterations": 100_000}
 KINDS = {
     "avg": Kind(pt.psi.avg(DELTA), plain.avg(DELTA), lambda t: DELTA / 2 * (t**2).sum()),
-    "geomed": Kind(
-        pt.psi.geomed(DELTA, **EXACT), plain.geomed(DELTA), lambda t: DELTA * np.linalg.norm(t)
-    ),
+    "geomed": Kind(pt.psi.geomed(DELTA, **EXACT), plain.geomed(DELTA), lambda t: DELTA * np.linalg.norm(t)),
     "comed": Kind(pt.psi.comed(DELTA, **EXACT), plain.comed(DELTA), lambda t: DELTA * np.abs(t).sum()),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +120,10 @@ def objective(kind: str, own: np.ndarray) -> float:
 
     options = {"gtol": 1e-12, "ftol": 1e-16, "maxiter": 10_000}
     starts = (own.mean(0), np.median(own, axis=0))
-    ends = [minimize(lambda c: charge(kind, own, c), s, jac=slope, method="L-BFGS-B", options=options) for s in starts]
+    ends = [
+        minimize(lambda c: charge(kind, own, c), s, jac=slope, method="L-BFGS-B", options=options)
+        for s in starts
+    ]
     return float(np.mean([f(k, w) for k, w in enumerate(own)]) + min(e.fun for e in ends))
 
 
@@ -156,7 +158,7 @@ def test_the_aggregate_is_the_argmin(kind: str, cohort: int | None, steps: Any) 
 def test_the_objective_never_increases(kind: str, cohort: int | None, steps: Any) -> None:
     """Theorem 1: F_σ(W^t) decreases monotonically, whoever takes part and however long."""
     values = [objective(kind, own) for own, _ in history(kind, cohort, steps)]
-    assert all(b <= a + 1e-9 for a, b in zip(values, values[1:]))
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(values))
     assert values[-1] < 0.5 * values[0]
 
 
@@ -166,7 +168,7 @@ def test_every_round_descends_enough(kind: str, cohort: int | None, steps: Any) 
     """Proposition 2, Equation 15; who is absent keeps its model, bit for bit."""
     states = history(kind, cohort, steps)
     took_part = 0
-    for before, after in zip(states, states[1:]):
+    for before, after in itertools.pairwise(states):
         for k in range(CLIENTS):
             if np.array_equal(before.own[k], after.own[k]):
                 continue

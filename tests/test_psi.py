@@ -60,9 +60,9 @@ def test_prox_is_the_argmin(psi: Penalty, value: Scalar, scale: float) -> None:
         assert best <= minimize(charge, 0.9 * x, method="Nelder-Mead", options={"maxiter": 4000}).fun + 1e-9
 
 
-@every_penalty
+@pytest.mark.parametrize("psi", [p for p, _ in VALUES.values()], ids=VALUES)
 @some_points
-def test_moreau(psi: Penalty, value: Scalar, scale: float) -> None:
+def test_moreau(psi: Penalty, scale: float) -> None:
     """x = prox_g(x) + prox_{g*}(x): the rest x − θ is the projection of x on the set that g* allows."""
     for x in points(scale):
         rest = x - flat(psi.prox(named(x)))

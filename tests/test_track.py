@@ -540,6 +540,35 @@ def test_numbers_have_the_names_of_tools() -> None:
     }
 
 
+def test_nested_numbers_have_a_path() -> None:
+    row = {
+        "measures": {"gradient_norm": {"total": 0.5, "mean": 2}, "line_loss": {"loss": [1.0], "lambda": [0]}},
+        "aggregation": {"iterations": 7, "chosen": [1, 2], "hidden*.f": 1, "inner.moved": 0.25},
+    }
+    assert track.numbers(row) == {
+        "measures/gradient_norm/total": 0.5,
+        "measures/gradient_norm/mean": 2.0,
+        "aggregation/iterations": 7.0,
+        "aggregation/hidden_/f": 1.0,
+        "aggregation/inner/moved": 0.25,
+        "excluded": 0.0,
+    }
+    liars = {"clients": 2, "attack": "alie", "test": {"local": None}}
+    facts = {"excluded": ["x"], "excluded_why": {"x": "too large"}, "byzantine": liars}
+    assert track.numbers(facts) == {"excluded": 1.0, "byzantine/clients": 2.0}
+    assert track.numbers({"byzantine": None}) == {"excluded": 0.0}
+
+
+def test_tensorboard_holds_the_measures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    measures = [pt.measures.aggregation_change(), pt.measures.line_loss(points=3)]
+    run = federate(TensorBoard(tmp_path), baselines=False, measures=measures)
+    curves = tensorboard_curves(events(tmp_path / "fedalt"))
+    found = [(row["round"], row["measures"]["aggregation_change"]["mean"]) for row in run.metrics]
+    assert curves["measures/aggregation_change/mean"] == [(r, pytest.approx(v)) for r, v in found]
+    assert not [name for name in curves if "line_loss" in name]
+
+
 def test_a_torn_note_is_none(tmp_path: Path) -> None:
     config = {"out": str(tmp_path)}
     assert track.recall("mlflow", config) == {}

@@ -16,7 +16,7 @@ depend on δ alone. (12) of the paper as printed drops negative entries; here is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
@@ -146,7 +146,7 @@ def layerwise(
     return Penalty("layerwise", prox, combine, {"penalties": penalties})
 
 
-def groups(names: Mapping[str, Any], patterns: Mapping[str, Any]) -> dict[str, list[str]]:
+def groups(names: Iterable[str], patterns: Mapping[str, Any]) -> dict[str, list[str]]:
     """The names of each pattern, the first that matches; a name without one is refused."""
     found: dict[str, list[str]] = {}
     for name in names:
@@ -157,6 +157,6 @@ def groups(names: Mapping[str, Any], patterns: Mapping[str, Any]) -> dict[str, l
     return found
 
 
-def covers(psi: Penalty, names: Mapping[str, Any] | list[str] | tuple[str, ...]) -> None:
+def covers(psi: Penalty, names: Iterable[str]) -> None:
     """Refuses names that the penalty says nothing about, before any work."""
     psi.prox(dict.fromkeys(names, torch.zeros(())))

@@ -92,6 +92,7 @@ def test_regression_has_its_deviations_and_no_division_by_zero() -> None:
     x, _ = rows(synthetic_regression(2, features=100, samples=4000), 0)
     expected = np.array([*range(1, 51), *range(1, 51)]) ** -0.55
     assert np.allclose(x.std(0), expected, rtol=0.08)
+    assert np.allclose(x.mean(0), float(x.mean()), atol=0.1)  # one mean for all features
 
 
 def test_refusals() -> None:

@@ -103,3 +103,32 @@ def config(method: str) -> dict[str, Any]:
         },
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
     }
+
+
+def attacked(method: str = "fedalt", gain: float = 0.06) -> Fake:
+    """The same with ten liars among forty clients."""
+    run = example(method, gain=gain)
+    for row in run.clients[::4]:
+        row |= {"client": f"liar {row['client']}", "byzantine": 1, "personal": 0.01}
+    run.facts |= {
+        "byzantine": {"clients": 10, "attack": "sign_flip", "test": {"personal": 0.1}},
+        "scored": 30,
+    }
+    run.config["attack"] = {"name": "sign_flip", "scale": 2.0}
+    run.config["settings"]["byzantine"] = list(range(0, 40, 4))
+    return run
+
+
+def measured(method: str = "fedalt", seed: int = 0) -> Fake:
+    """The same with all measures and an aggregator that iterates."""
+    run = example(method, seed)
+    draw = np.random.default_rng(seed)
+    for row in run.metrics:
+        at, lam = row["round"], [i / 10 for i in range(11)]
+        row["measures"] = {
+            "gradient_norm": {"total": float(np.exp(-at / 5)), "mean": float(0.5 + draw.random())},
+            "aggregation_change": {"mean": float(2 + draw.random()), "std": 0.4},
+            "line_loss": {"loss": [0.5 + (x - 0.4) ** 2 + 0.01 * seed for x in lam], "lambda": lam},
+        }
+        row["aggregation"] = {"iterations": int(draw.integers(4, 9)), "f": 2}
+    return run

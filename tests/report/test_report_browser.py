@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_rows import Fake, client, example, fake
+from report_rows import Fake, attacked, client, example, fake, measured
 
 from partita import report
 
@@ -39,6 +39,8 @@ def runs() -> dict[str, dict[str, list[Fake]]]:
         "odd": {"fedalt": [odd]},
         "bare": {"x": [bare]},
         "empty": {"x": [fake(client("a", None))]},
+        "followed": {k: [measured(k, seed) for seed in (0, 1)] for k in ("fedalt", "fedavg")},
+        "liars": {"fedalt": [attacked()]},
     }
 
 
@@ -121,6 +123,43 @@ def test_drawn_quiet_and_in_its_place(reports: Reports, name: str) -> None:
             assert (red + green + blue < 200) == (scheme == "dark")
     assert opened.complaints == []
     assert [url for url in opened.requests if not url.startswith("file:")] == []
+
+
+FOLLOWED = {
+    "gradient_norm.total",
+    "gradient_norm.mean",
+    "aggregation_change.mean",
+    "line_loss.loss",
+    "aggregation.iterations",
+}
+
+
+def test_measures_are_drawn(reports: Reports) -> None:
+    opened = reports.open("followed")
+    for size in (LAPTOP, PHONE):
+        for scheme in ("light", "dark"):
+            look(opened.page, size, scheme)
+            counts = drawn(opened.page)
+            assert set(counts) >= FOLLOWED
+            assert min(counts[name] for name in FOLLOWED) > 2
+    read = "document.querySelector(`[data-figure='{}']`).layout.{}"
+    assert opened.page.evaluate(read.format("gradient_norm.total", "yaxis.type")) == "log"
+    assert opened.page.evaluate(read.format("aggregation_change.mean", "yaxis.type")) == "linear"
+    ends = opened.page.locator("[data-figure='line_loss.loss'] .xtick").all_text_contents()
+    assert ends == ["own model", "halfway", "aggregated"]
+    hidden = "all => all.some(e => e.style.opacity === '0' || e.style.display === 'none')"
+    ticks = "[data-figure='line_loss.loss'] .xtick text"
+    assert not opened.page.eval_on_selector_all(ticks, hidden)
+    opened.page.click("button[data-value=seconds]")  # the measures stay with the rounds
+    assert opened.page.evaluate(read.format("gradient_norm.total", "xaxis.title.text")) == "round"
+    assert opened.complaints == []
+
+
+def test_liars_are_not_drawn(reports: Reports) -> None:
+    opened = reports.open("liars")
+    assert drawn(opened.page)["clients"] == 30
+    assert "10 of 40 clients lie (sign_flip)" in opened.page.locator("header").text_content()
+    assert opened.complaints == []
 
 
 def look(page: Any, size: tuple[int, int], scheme: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from report_rows import client
 
@@ -14,7 +17,9 @@ CLIENTS = [
 ]
 
 
-def why(row: dict[str, object], reference: str = "global", excluded: tuple[str, ...] = ()) -> list[str]:
+def why(
+    row: dict[str, object], reference: str = "global", excluded: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     return reasons(row, reference, crowd(CLIENTS, True), True, excluded)
 
 
@@ -52,9 +57,9 @@ def test_a_change_of_three_test_samples_is_not_called_chance() -> None:
 
 def test_samples_weigh_in_points_only_where_scores_are_parts_of_one() -> None:
     rows = [client("a", 3.0, 2.0)]
-    assert reasons(rows[0], "global", crowd(rows, False), False, ()) == []
+    assert reasons(rows[0], "global", crowd(rows, False), False, {}) == []
     lower_is_better = crowd(CLIENTS, False)
-    assert reasons(hurt(personal=0.8, n_test=1), "global", lower_is_better, False, ()) == []
+    assert reasons(hurt(personal=0.8, n_test=1), "global", lower_is_better, False, {}) == []
 
 
 def test_labels_unlike_the_others_are_in_the_top_tenth() -> None:
@@ -65,7 +70,7 @@ def test_labels_unlike_the_others_are_in_the_top_tenth() -> None:
 
 def test_where_all_labels_are_alike_none_are_unlike() -> None:
     rows = [client(str(i), 0.6, 0.7, label_shift=0.3, n_test=100) for i in range(5)]
-    assert reasons(rows[0], "global", crowd(rows, True), True, ()) == []
+    assert reasons(rows[0], "global", crowd(rows, True), True, {}) == []
 
 
 def test_far_is_twice_the_median() -> None:
@@ -75,7 +80,7 @@ def test_far_is_twice_the_median() -> None:
 
 def test_without_distances_nothing_moved_far() -> None:
     rows = [client(str(i), 0.6, 0.7, n_test=100, distance=0.0) for i in range(5)]
-    assert reasons({**rows[0], "distance": 0.0}, "global", crowd(rows, True), True, ()) == []
+    assert reasons({**rows[0], "distance": 0.0}, "global", crowd(rows, True), True, {}) == []
 
 
 def test_overfitting_is_up_on_train_and_down_on_test() -> None:
@@ -86,16 +91,19 @@ def test_overfitting_is_up_on_train_and_down_on_test() -> None:
 
 
 def test_excluded_clients_are_told_by_name() -> None:
-    assert why(hurt(), excluded=("x",)) == ["it was excluded: its uploads were unusable"]
-    assert why(hurt(), excluded=("y",)) == []
+    assert why(hurt(), excluded={"x": ""}) == ["it was excluded: its uploads were unusable"]
+    assert why(hurt(), excluded={"y": ""}) == []
+    told = why(hurt(), excluded={"x": "not finite"})
+    assert told == ["it was excluded: its uploads were unusable (not finite)"]
 
 
 def test_several_reasons_hold_at_once() -> None:
     assert (
-        len(why(hurt(n_train=1, distance=5.0, label_shift=1.0, n_test=5, personal=0.5), excluded=("x",))) == 5
+        len(why(hurt(n_train=1, distance=5.0, label_shift=1.0, n_test=5, personal=0.5), excluded={"x": ""}))
+        == 5
     )
 
 
 def test_missing_numbers_are_no_reason() -> None:
     bare = [{"client": "a", "personal": 0.1, "global": 0.9}, {"client": "b"}]
-    assert reasons(bare[0], "global", crowd(bare, True), True, ()) == []
+    assert reasons(bare[0], "global", crowd(bare, True), True, {}) == []

@@ -135,7 +135,8 @@ def _rows(stacks: Any, clients: int) -> list[Tensor]:
 def _square(x: Tensor) -> Tensor:
     """The squared length of each row: infinite if it is too long for its precision, single at least."""
     wide = torch.float32 if torch.finfo(x.dtype).bits < 32 else x.dtype
-    return torch.linalg.vector_norm(x, dim=1, dtype=wide).square()
+    length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=wide)
+    return length.square()
 
 
 def _finite(totals: list[Tensor], clients: int) -> list[bool]:

@@ -136,9 +136,7 @@ def fedcomed_plus(
     return fedplus(penalties.comed(delta), lr, sigma, lam, over, **options)
 
 
-def pulled(
-    problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, common: Choices
-) -> LocalRule:
+def pulled(problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, common: Choices) -> LocalRule:
     """θ once, then gradient steps that are each drawn to z = w̃ + θ, which the carry holds as `received`."""
     shared = set(problem.partition.shared)
     names = tuple(k for k in problem.trainable if k in shared)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from partita import tree
-from partita.aggregate import bucketing, coordinate_median
+from partita.aggregate.bucketing import bucketing
+from partita.aggregate.coordinate_median import coordinate_median
 from partita.algorithms.base import (
     WEIGHTINGS,
     Choices,

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from partita.cli import catalogue, comparing, running
+from partita.cli import catalogue, comparing, running, splitting
 
 app = typer.Typer(
     help="Personalized federated learning among clients that differ.",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command()(running.demo)
 app.command()(running.run)
 app.command()(comparing.compare)
+app.command()(splitting.split)
 app.command()(comparing.report)
 app.command("list")(catalogue.list_)
 app.command()(catalogue.show)

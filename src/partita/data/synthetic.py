@@ -65,10 +65,10 @@ def synthetic_regression(
 ) -> FederatedData:
     """Targets y = w·x + v, v ~ N(0, 2), with weights w of each client; the last client is an outlier.
 
-    The weights are w̄ plus Laplacian noise of scale 0.5, with one w̄ ~ N(0, 5) for all clients and another,
-    w̄ ~ N(0, 50), for the last one. Client k draws a mean μ with entries from N(0, 0.5), and x ~ N(μ, Σ) with
-    Σ_jj = (j mod 50)^(−1.1), where multiples of 50 count as 50: as printed, they would divide by zero. Second
-    numbers are variances here, since the paper writes N(0, 5 I).
+    The weights are w̄ plus Laplacian noise of scale 0.5, with one w̄ ~ N(0, 5 I) for all clients and another,
+    w̄ ~ N(0, 50 I), for the last one. Client k draws one number μ ~ N(0, 0.5), the mean of all its features,
+    and x ~ N(μ, Σ) with Σ_jj = (j mod 50)^(−1.1), where multiples of 50 count as 50: as printed, they would
+    divide by zero. Second numbers are variances.
 
     Kundu, Yu, Wynter, Lim (2022), Robustness and personalization in federated learning: a unified approach
     via regularization. arXiv:2009.06303
@@ -84,7 +84,7 @@ def synthetic_regression(
     def draw(client: int) -> tuple[Numbers, Numbers]:
         rng = draws.generator(seed, "regression", client)
         weight = (outlying if client == clients - 1 else common) + rng.laplace(0, 0.5, features)
-        mean = rng.normal(0, 0.5**0.5, features)
+        mean = rng.normal(0, 0.5**0.5)
         x = rng.normal(mean, deviation, (samples, features))
         # [n, 1] as the output of a linear layer: [n] would broadcast in a loss
         return x, (x @ weight + rng.normal(0, 2**0.5, samples)).reshape(-1, 1)

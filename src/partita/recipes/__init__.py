@@ -19,6 +19,7 @@ from partita.recipes.experiment import Experiment
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.quadratic import ffgg_byzantine, ffgg_heterogeneity, ffgg_methods, ffgg_solver
+from partita.recipes.real import ffgg_real
 from partita.recipes.study import Study, Table, Variant
 
 Recipe = Callable[..., Experiment | Study]
@@ -32,6 +33,7 @@ RECIPES: dict[str, Recipe] = {
     "ffgg-methods": ffgg_methods,
     "ffgg-heterogeneity": ffgg_heterogeneity,
     "ffgg-byzantine": ffgg_byzantine,
+    "ffgg-real": ffgg_real,
 }
 
 __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]

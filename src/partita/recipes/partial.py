@@ -50,17 +50,17 @@ def partial_splits(
     """
     t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
     variants = {
-        "fedavg": Variant(_first_stage(t, seed)),
-        "finetune": _later(t, seed, "all", _tuned(t, "all")),
-        "ditto": _later(t, seed, "all", _tuned(t, "all", l2=t.ditto)),
+        "fedavg": Variant(first_stage(t, seed)),
+        "finetune": later(t, seed, "all", tuned(t, "all")),
+        "ditto": later(t, seed, "all", tuned(t, "all", l2=t.ditto)),
     }
     for part in SPLITS:
-        variants[f"finetune-{part}"] = _later(t, seed, part, _tuned(t, part))
+        variants[f"finetune-{part}"] = later(t, seed, part, tuned(t, part))
         for method in ("fedalt", "fedsim"):
-            variants[f"{method}-{part}"] = _later(t, seed, part, _personal(t, method, part))
+            variants[f"{method}-{part}"] = later(t, seed, part, trained(t, method, part))
             if stateless:
-                forgets = _personal(t, method, part, state="reset")
-                variants[f"{method}-{part}-stateless"] = _later(t, seed, part, forgets)
+                forgets = trained(t, method, part, state="reset")
+                variants[f"{method}-{part}-stateless"] = later(t, seed, part, forgets)
     return Study(variants, tables=lambda runs: splits_tables(runs, stateless))
 
 
@@ -85,17 +85,17 @@ def partial_harm(
     """
     t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
     variants = {
-        "fedavg": Variant(_first_stage(t, seed)),
-        "finetune": _later(t, seed, "all", _tuned(t, "all")),
+        "fedavg": Variant(first_stage(t, seed)),
+        "finetune": later(t, seed, "all", tuned(t, "all")),
     }
     for part in ("output", "adapter"):
-        variants[f"fedalt-{part}"] = _later(t, seed, part, _personal(t, "fedalt", part))
+        variants[f"fedalt-{part}"] = later(t, seed, part, trained(t, "fedalt", part))
     for decay in (1e-3, 1e-1):
-        rule = _personal(t, "fedalt", "adapter", weight_decay=decay)
-        variants[f"fedalt-adapter-decay-{decay:g}"] = _later(t, seed, "adapter", rule)
+        rule = trained(t, "fedalt", "adapter", weight_decay=decay)
+        variants[f"fedalt-adapter-decay-{decay:g}"] = later(t, seed, "adapter", rule)
     for p in (0.3, 0.6):
         dropped = replace(t, model=with_dropout(t.model, p))
-        found = _later(dropped, seed, "output", _personal(t, "fedalt", "output"))
+        found = later(dropped, seed, "output", trained(t, "fedalt", "output"))
         variants[f"fedalt-output-dropout-{p:g}"] = found
     return Study(variants, tables=harm_tables)
 
@@ -103,7 +103,7 @@ def partial_harm(
 # ---- the three stages
 
 
-def _first_stage(t: Task, seed: int) -> Experiment:
+def first_stage(t: Task, seed: int) -> Experiment:
     rule = fedavg(t.lr[0], server=t.server[0], max_grad_norm=t.max_grad_norm)
     return Experiment(
         model=t.model,
@@ -119,22 +119,22 @@ def _first_stage(t: Task, seed: int) -> Experiment:
     )
 
 
-def _personal(t: Task, method: str, part: str, state: str = "keep", weight_decay: float = 0.0) -> Algorithm:
+def trained(t: Task, method: str, part: str, state: str = "keep", weight_decay: float = 0.0) -> Algorithm:
     """Stage (b), and (c) on the same part."""
     options: dict[str, Any] = {"max_grad_norm": t.max_grad_norm, "weight_decay": weight_decay}
     train = METHODS[method](part, t.lr[1], server=t.server[1], **options)
     return pipeline(
         stage(train, rounds=t.rounds[1], state=state),
-        stage(_tuned(t, part, weight_decay=weight_decay), epochs=t.epochs),
+        stage(tuned(t, part, weight_decay=weight_decay), epochs=t.epochs),
     )
 
 
-def _tuned(t: Task, part: str, l2: float = 0.0, weight_decay: float = 0.0) -> Algorithm:
+def tuned(t: Task, part: str, l2: float = 0.0, weight_decay: float = 0.0) -> Algorithm:
     """Stage (c)."""
     return finetune(part, t.lr[2], l2, max_grad_norm=t.max_grad_norm, weight_decay=weight_decay)
 
 
-def _later(
+def later(
     t: Task,
     seed: int,
     part: str,

@@ -38,7 +38,7 @@ def curves(runs: Runs, metric: str) -> Figure | None:
     several, traces, drawn = len(runs) > 1, list[Trace](), list[list[float]]()
     for kind in ("personal", "global"):
         for i, (label, seeds) in enumerate(runs.items()):
-            found = series(seeds, lambda row, kind=kind: row.get(f"test.{kind}"))  # type: ignore[misc]
+            found = series(seeds, cell(f"test.{kind}"))
             # a method without a personal part, or a baseline that several labels share: one line, not two
             if not found or [row["mean"] for row in found] in drawn:
                 continue
@@ -57,8 +57,13 @@ def losses(runs: Runs) -> Figure | None:
     traces = list[Trace]()
     for i, (label, seeds) in enumerate(runs.items()):
         name = label if len(runs) > 1 else "training loss"
-        traces += band(series(seeds, lambda row: row.get("train_loss")), name, colour(i), dash(i))
+        traces += band(series(seeds, cell("train_loss")), name, colour(i), dash(i))
     return _against_rounds(traces, "training loss") if traces else None
+
+
+def cell(key: str) -> Callable[[Row], object]:
+    """What a row has in a column."""
+    return lambda row: row.get(key)
 
 
 def series(seeds: Sequence[Result], read: Callable[[Row], object]) -> list[Row]:
@@ -89,8 +94,8 @@ def band(series: Sequence[Row], name: str, colour: str, dash: str, digits: str =
         x, middle = [row[axis] for row in there], [row["mean"] for row in there]
         place = {"x": x, "legendgroup": escape(name), "when": {"axis": axis}}
         if any(row["std"] for row in there):
-            edge = {**place, "type": "scatter", "mode": "lines", "line": {"width": 0}}
-            edge |= {"hoverinfo": "skip", "showlegend": False}
+            edge: Trace = {**place, "type": "scatter", "mode": "lines", "line": {"width": 0}}
+            edge = {**edge, "hoverinfo": "skip", "showlegend": False}
             fill = {"fill": "tonexty", "fillcolor": f"@{colour}/0.16"}
             traces.append({**edge, "y": [row["mean"] - row["std"] for row in there]})
             traces.append({**edge, "y": [row["mean"] + row["std"] for row in there], **fill})

@@ -26,13 +26,13 @@ class Words(NamedTuple):
 KNOWN = {
     ("gradient_norm", "total"): Words(
         "Gradient left for the shared part",
-        "‖mean of F_m(θ)‖",
+        "length of the mean gradient",
         "The length of the clients' mean gradient once each has solved for its own part. It falls to zero as "
         "the shared part is learned.",
     ),
     ("gradient_norm", "mean"): Words(
         "Gradients of single clients",
-        "mean of ‖F_m(θ)‖",
+        "mean length of the gradients",
         "What each client alone would still change in the shared part, on average. Near zero: the personal "
         "part alone fits everyone, so personalize less.",
     ),
@@ -176,7 +176,8 @@ def _line(runs: Runs, words: Words) -> Figure | None:
             traces.append({**draw.line(name, draw.colour(i), draw.dash(i), ".4~g"), **points})
     if not traces:
         return None
-    ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["own model", "halfway", "aggregated"]}
+    ticks: dict[str, Any] = {"tickvals": [0, 0.5, 1], "ticktext": ["own model", "halfway", "aggregated"]}
+    ticks |= {"range": [-0.1, 1.14], "ticklabeloverflow": "allow"}  # room for the words at both ends
     layout = {
         "hovermode": "x unified",
         "xaxis": {**draw.titled("λ"), **ticks},

@@ -146,11 +146,13 @@ def selected(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row or a summary under the names that tools show; of those left out, how many."""
+    """The numbers of a row or a summary under the names that tools show, such as measures/NAME/KEY; no lists,
+    but of clients left out how many."""
     found = {}
     for key, value in _flat({**values, "excluded": len(values.get("excluded") or ())}):
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found[NAMES.get(key, key.replace(".", "/"))] = float(value)
+            name = NAMES.get(key, key.replace(".", "/"))
+            found[re.sub(r"[^\w/ :-]", "_", name)] = float(value)  # MLflow takes no others
     return found
 
 

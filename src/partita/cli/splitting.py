@@ -1,0 +1,146 @@
+"""`partita split`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from partita import check
+from partita.cli import catalogue, tables
+from partita.cli.asking import Ask, announcer, bar, stoppable, trackers
+from partita.cli.options import (
+    DataDir,
+    Device,
+    Executor,
+    Memory,
+    Out,
+    Quiet,
+    Resume,
+    Seeds,
+    Set,
+    Size,
+    Track,
+)
+from partita.recipes import Experiment, Study
+from partita.recipes.advice import LEGEND, Split, advice, figures, table, text
+from partita.recipes.splits import candidates, names, splits
+from partita.recipes.study import Runs, run_study
+from partita.recipes.versus import separate
+from partita.report import compare
+
+
+def split(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe of one experiment, such as digits, or a Python file with experiment().",
+            autocompletion=catalogue.complete_recipe,
+        ),
+    ],
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            help="Parts to try, separated by commas: input, output, adapter, norm, a pattern such as "
+            "'head.*', or several together as input+norm. Without it: those that the model has."
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="A method with a personal part; a call sets options: fedsim(personal_lr=0.1). "
+            "It takes the other options of the recipe's own method."
+        ),
+    ] = "fedalt",
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of each run, in place of the recipe's: fewer are quicker.")
+    ] = None,
+    seeds: Seeds = 1,
+    solver_steps: Annotated[
+        int,
+        typer.Option(help="Steps in which clients fit their part, to see what is left for the shared one."),
+    ] = 20,
+    set_: Set = None,
+    size: Size = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    executor: Executor = "auto",
+    memory: Memory = None,
+    track: Track = None,
+    resume: Resume = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all figures and the advice as JSON and nothing else.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Which part of the model should be personal? A short run for each candidate, a table, a recommendation.
+
+    The two ends are always among them: nothing personal (one global model, `fedavg`) and everything (each
+    client alone, `local`). For each split: the score, the worst tenth of the clients, who is hurt, the share
+    of parameters that is personal, the memory that a client needs, and how much is left to learn for the
+    shared part once every client has fitted its own (near zero: personalize less).
+
+    Example: `partita split digits --rounds 30 --out runs/split`
+    """
+    ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
+    wanted = separate(parts or "")
+    first = _experiment(ask, ask.seeds[0])
+    found, remarks = candidates(first, wanted)
+
+    def study(number: int) -> Study:
+        made = first if number == ask.seeds[0] else _experiment(ask, number)
+        return splits(made, wanted, method=method, rounds=rounds, solver_steps=solver_steps)
+
+    asked = {"parts": wanted, "method": method, "rounds": rounds, "solver_steps": solver_steps}
+    announce = announcer(as_json, quiet)
+    for remark in remarks:
+        announce(remark)
+    with stoppable(out):
+        runs, _ = run_study(
+            study,
+            ask.seeds,
+            about={**ask.about, **asked},
+            out=out,
+            resume=resume,
+            announce=announce,
+            listen=partial(trackers, track),
+            device=device,
+            executor=executor,
+            memory=memory,
+            progress=bar(as_json, quiet),
+        )
+    rows = figures(runs, names(found))
+    _show(runs, rows, remarks, as_json=as_json)
+    if out is not None and not as_json:
+        typer.echo(f"Results in {out}: open {out}/report.html; tables.md")
+
+
+def _experiment(ask: Ask, seed: int) -> Experiment:
+    made = ask.build(seed)
+    if not isinstance(made, Experiment):
+        raise check.fail("recipe", ask.recipe, "a recipe of one experiment; a study is run by `partita run`")
+    return made
+
+
+def _show(runs: Runs, rows: Sequence[Split], remarks: Sequence[str], *, as_json: bool) -> None:
+    taken = advice(runs, rows)
+    if as_json:
+        told = {
+            "splits": [row._asdict() for row in rows],
+            "recommendation": taken._asdict(),
+            "remarks": remarks,
+            "paired": compare.paired(runs),
+        }
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    console = Console()
+    console.print(tables.figure(table(runs, rows, taken)._replace(note="")))
+    console.print(Text(LEGEND, style="dim"))
+    console.print(Text(f"\n{text(taken)}\n"))

@@ -1,0 +1,231 @@
+"""Which part of a model should be personal? Candidate splits side by side on one experiment."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from partita import check
+from partita.algorithms import METHODS
+from partita.initial import own_copy
+from partita.local.solvers import gd
+from partita.models import add_adapters
+from partita.partition import keep_norms, split
+from partita.recipes.advice import ALL, NONE, Runs, advice, figures, table
+from partita.recipes.experiment import Experiment
+from partita.recipes.gradient_left import Names, gradient_left
+from partita.recipes.study import Study, Table, Variant
+from partita.recipes.versus import ALONE, GLOBAL, versus
+from partita.server.rates import as_rate
+from partita.types import Algorithm
+
+USUAL = ("input", "output", "adapter", "norm")
+RANK = 16
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A part that may become personal.
+
+    part   as it is written: 'output', 'head.*', 'input+norm'
+    label  the name of its variant
+    names  the parameters that it has
+    rest   those that are shared beside it
+    model  where it is not the experiment's own: with adapters
+    """
+
+    part: str
+    label: str
+    names: frozenset[str]
+    rest: tuple[str, ...] = ()
+    model: nn.Module | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """For the method's option `personal`."""
+        return _words(self.part)
+
+
+def candidates(experiment: Experiment, parts: Sequence[str] = ()) -> tuple[list[Candidate], list[str]]:
+    """The splits to try, and remarks on those that are left out or stand for several.
+
+    Without `parts`: the usual ones, as far as the model has them. 'none' and 'all' are never among them: the
+    study's baselines are those two ends.
+    """
+    model = own_copy(experiment.model, experiment.seed)
+    found: list[Candidate] = []
+    remarks: list[str] = []
+    ends = {frozenset[str](): f"{NONE!r} (one global model)", _trainable(model): f"{ALL!r} (each alone)"}
+    for part in dict.fromkeys(parts or USUAL):
+        try:
+            candidate, remark = _candidate(experiment, model, part, found)
+        except ValueError as error:
+            if parts:
+                raise
+            remarks.append(_left_out(part, error))
+            continue
+        same = ends.get(candidate.names) or next((c.part for c in found if c.names == candidate.names), None)
+        if same is None:
+            found.append(candidate)
+            remarks += [remark] if remark else []
+        elif part not in (NONE, ALL):
+            remarks.append(f"{part}: the same parameters as {same}, which stands for both")
+    return found, remarks
+
+
+def splits(
+    experiment: Experiment,
+    parts: Sequence[str] = (),
+    *,
+    method: str = "fedalt",
+    rounds: int | None = None,
+    solver_steps: int = 20,
+) -> Study:
+    """The experiment under one method for each split, after the two ends: everything and nothing personal.
+
+    parts         as the option `personal` of a method; 'input+norm' are both together
+    method        one with a personal part, perhaps with options: 'fedsim', 'ffgg(solver=gd(10, 0.1))'; others
+                  are taken from the experiment's own method
+    rounds        in place of the experiment's
+    solver_steps  gradient steps with which a client fits its part when ‖F_m(θ)‖ is measured
+    """
+    check.integer("solver_steps", solver_steps, low=1)
+    if rounds is not None:
+        check.integer("rounds", rounds, low=1)
+    found, _ = candidates(experiment, parts)
+    _with_part(method, [NONE])  # refused even if no candidate is left
+    variants = dict(versus(experiment, [GLOBAL]).variants)
+    for candidate in found:
+        made = versus(experiment, [_with_part(method, candidate.words)]).variants
+        variants[candidate.label] = _on(list(made.values())[-1], candidate.model)
+    shared = {c.label: c.rest for c in found}
+    for label, variant in variants.items():
+        short = replace(variant.experiment, rounds=rounds or variant.experiment.rounds, measures=())
+        if label != ALONE:  # which has nothing to share
+            short = _measured(short, solver_steps, shared if label == GLOBAL else {})
+        variants[label] = replace(variant, experiment=short)
+
+    def tables(runs: Runs) -> list[Table]:
+        rows = figures(runs, names(found))
+        return [table(runs, rows, advice(runs, rows))]
+
+    return Study(variants, tables)
+
+
+def names(found: Iterable[Candidate]) -> dict[str, str]:
+    """The parts by the labels of their runs, from nothing to everything."""
+    return {GLOBAL: NONE, **{c.label: c.part for c in found}, ALONE: ALL}
+
+
+# ---- candidates
+
+
+def _candidate(
+    experiment: Experiment, model: nn.Module, part: str, others: Iterable[Candidate]
+) -> tuple[Candidate, str]:
+    words, remark, adapted = _words(part), "", None
+    if "adapter" in words and not any("adapter" in n.split(".") for n in _trainable(model)):
+        adapted, remark = _with_adapters(model, experiment.seed)
+    whole = adapted or model
+    partition = split(whole, [n for n, p in whole.named_parameters() if p.requires_grad], words)
+    personal = frozenset(partition.personal)
+    if experiment.norm == "personal":
+        partition = keep_norms(whole, partition, ())
+    taken = {ALONE, GLOBAL, *(c.label for c in others)}
+    return Candidate(part, _label(part, taken), personal, partition.shared, adapted), remark
+
+
+def _words(part: str) -> list[str]:
+    words = [word.strip() for word in part.split("+")]
+    if not all(words):
+        raise check.fail("parts", part, "parts such as output, head.* or input+norm")
+    return words
+
+
+def _label(part: str, taken: set[str]) -> str:
+    """A name that can be a folder's."""
+    label = re.sub(r"[^\w.=+-]+", "_", part)
+    label = f"_{label}" if label.startswith(".") else label
+    return next(x for x in (label, *(f"{label}-{i}" for i in range(2, len(taken) + 3))) if x not in taken)
+
+
+def _trainable(model: nn.Module) -> frozenset[str]:
+    return frozenset(n for n, p in model.named_parameters() if p.requires_grad)
+
+
+def _with_adapters(model: nn.Module, seed: int) -> tuple[nn.Module, str]:
+    """With adapters of the first kind that suits it: after convolutions, in a transformer, at other layers."""
+    rank = _rank(model)
+    for kind in ("residual", "bottleneck", "lora"):
+        try:
+            made = add_adapters(model, kind, rank=rank, seed=seed)
+        except ValueError:
+            continue
+        shown = "" if kind == "residual" else f" of rank {rank}"
+        return made, f"adapter: the model has none; {kind!r} adapters{shown} were added for this split"
+    raise check.fail(
+        "parts", "adapter", "a part of this model: it has no adapters and no layer to add them to"
+    )
+
+
+def _rank(model: nn.Module) -> int:
+    """A quarter of the narrowest linear layer but the last, up to RANK: smaller than what it adapts."""
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)][:-1]
+    widths = [min(m.in_features, m.out_features) for m in linear]
+    return max(1, min([RANK, *(w // 4 for w in widths)]))
+
+
+def _left_out(part: str, error: ValueError) -> str:
+    if part in ("adapter", "norm"):
+        return f"{part}: left out, the model has no such layers" + (
+            " and none to add them to" if part == "adapter" else ""
+        )
+    return f"{part}: left out ({error})"
+
+
+# ---- variants
+
+
+def _with_part(method: str, words: list[str]) -> str:
+    """The method as `versus` reads it, with this personal part."""
+    try:
+        node = ast.parse(method.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    call = ast.Call(node, [], []) if isinstance(node, ast.Name) else node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise check.fail("method", method, "a method's name, or a call such as fedalt(personal_lr=0.1)")
+    able = [name for name, m in METHODS.items() if "personal" in inspect.signature(m).parameters]
+    if call.func.id in METHODS and call.func.id not in able:
+        raise check.fail("method", method, f"one with a personal part: {', '.join(able)}")
+    check.choice("method", call.func.id, able)
+    if any(word.arg == "personal" for word in call.keywords):
+        raise check.fail("method", method, "a method without personal=, which the parts decide")
+    given = [*call.keywords, ast.keyword("personal", ast.List([ast.Constant(w) for w in words], ast.Load()))]
+    return ast.unparse(ast.Call(call.func, [], given))
+
+
+def _on(variant: Variant, model: nn.Module | None) -> Variant:
+    if model is None:
+        return variant
+    return replace(variant, experiment=replace(variant.experiment, model=model))
+
+
+def _measured(experiment: Experiment, solver_steps: int, parts: Names) -> Experiment:
+    """With ‖F_m(θ)‖ at the end; other measures may not suit every split."""
+    model = own_copy(experiment.model, experiment.seed)
+    solver = gd(solver_steps, _largest_rate(experiment.algorithm, experiment.rounds or 1))
+    return replace(experiment, measures=gradient_left(model, solver, parts))
+
+
+def _largest_rate(algorithm: Algorithm, rounds: int) -> float:
+    """Of the personal part; a schedule that has ended at zero would fit nothing."""
+    options = algorithm.options
+    lr = options.get("personal_lr")
+    rate = as_rate(options["lr"] if lr is None else lr)
+    return max(rate(t, rounds) for t in range(rounds))
