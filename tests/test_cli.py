@@ -176,7 +176,7 @@ def test_the_examples_in_the_help_work_as_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert commands == ["demo", "run", "compare", "report", "list", "show"]
+    assert commands == ["demo", "run", "compare", "split", "report", "list", "show"]
     for command in commands:  # in this order: the report is one of the runs before it
         text = " ".join(partita(command, "--help").stdout.replace("│", " ").split())
         example = re.search(r"Example: (partita .*?)(?: ╭| Options|$)", text)
@@ -191,6 +191,7 @@ def test_the_examples_in_the_help_work_as_printed(
         "runs/demo/report.html",
         "runs/digits/report.html",
         "runs/methods/report.html",
+        "runs/split/report.html",
         "both.html",
     }
 

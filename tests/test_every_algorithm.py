@@ -91,7 +91,6 @@ class Case:
     classes   how many a client has where it must learn
     computed  a client's model is computed from its state or data: it is not (u, v_i), nor in a loaded run
     up, down  which tensors a client sends and receives in a round
-    solves    whether a client finds its model on its data each time, and keeps nothing
     """
 
     name: str
@@ -104,7 +103,6 @@ class Case:
     computed: bool = False
     up: tuple[str, ...] = plain.ALL
     down: tuple[str, ...] = plain.ALL
-    solves: bool = False
 
 
 LR, OUT, IN = 0.3, plain.PARTS["output"], plain.PARTS["input"]
@@ -234,7 +232,7 @@ _CASES = (
         SOLVED,
         up=IN,
         down=IN,
-        solves=True,
+        computed=True,
         also=(
             {"personal": "input", "start": "model"},
             {"solver": Solver("gd", (None, Rate("linear", (0.3, 0.25))))},
@@ -255,7 +253,7 @@ _CASES = (
         {"personal": "output", "lr": LR, "personal_lr": 0.2},
         up=IN,
         down=IN,
-        solves=True,
+        computed=True,
         also=(
             {"personal": "input", "personal_lr": None},
             {"solver": Solver("gd", (3, 0.4)), "weighting": "samples"},
@@ -268,7 +266,7 @@ _CASES = (
         {**SOLVED, "aggregate": Aggregator("coordinate_median")},
         up=IN,
         down=IN,
-        solves=True,
+        computed=True,
         also=({"aggregate": None}, {"aggregate": Aggregator("mean")}),
     ),
     Case(
@@ -593,9 +591,8 @@ def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
     store = "disk" if case.name in ("fedalt", "pipeline") else "memory"
     run = federate(make(case.name, case.options), out=tmp_path / "run", store=store)
     read = pt.load(tmp_path / "run", model=pt.models.mlp(6, 5, 4))
-    found = (lambda run: run.shared) if case.solves else tensors  # w is found on data, which are not there
     kept = "client" if case.computed else "nothing"
-    one, other = ({k: v for k, v in found(r).items() if not k.startswith(kept)} for r in (read, run))
+    one, other = ({k: v for k, v in tensors(r).items() if not k.startswith(kept)} for r in (read, run))
     assert_same_bits(one, other)
     assert (read.metrics, read.clients, read.summary()) == (run.metrics, run.clients, run.summary())
 
@@ -882,7 +879,7 @@ def test_a_client_never_seen_has_the_initial_state(case: Case) -> None:
         state = run.client(i)
         assert_same_bits(state.memory, new.memory)
         assert_same_bits(state.personal, {k: start[k] for k in state.personal})
-        if not case.solves and not case.computed:
+        if not case.computed:
             assert_same_bits(run.personalized(i), {**start, **run.shared, **state.personal})
 
 

@@ -44,6 +44,8 @@ SUMMARY = [
     "bytes_up",
     "bytes_down",
     "excluded",
+    "excluded_why",
+    "byzantine",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
@@ -181,6 +183,8 @@ def test_keys_of_the_summary(folder: Folder) -> None:
     assert (s["algorithm"], s["seed"], s["rounds"], s["clients"]) == (folder.path.name, SEED, ROUNDS, 5)
     assert s["metric"] == "accuracy"
     assert s["excluded"] == []
+    assert s["excluded_why"] == {}
+    assert s["byzantine"] is None
     assert s["scored"] == 4
     assert s["higher_is_better"] is True
     assert s["seconds"] > 0

@@ -291,7 +291,7 @@ class Federation:
 
     @property
     def has_personal(self) -> bool:
-        """Whether a client's model differs from the server's: by a part of its own, or by steps at the end."""
+        """Whether a client's model differs from the server's: by its own part, or by steps at the end."""
         return bool(self.partition.personal or self.algorithm.personalize(self.problem).phases)
 
     @property

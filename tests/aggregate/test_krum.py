@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import aggregate as agg
+from partita.aggregate.gram import products, squared_distances
+from partita.aggregate.stack import present
 
 few = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
@@ -64,6 +66,23 @@ def test_close_clients_far_from_zero() -> None:
     for rows in (x, x.float()):
         done = combine(agg.krum(2), {"x": rows})
         assert int(done.notes["chosen"]) == plain.krum_scores(rows.double().numpy(), 2).argmin()
+
+
+@pytest.mark.parametrize("case", ["apart", "far from zero", "huge", "some agree", "some absent"])
+def test_distances_are_exact_whichever_way_they_are_found(case) -> None:
+    x = torch.randn(9, 9000, generator=torch.Generator().manual_seed(0))
+    weight = torch.ones(9)
+    if case == "far from zero":
+        x += 100
+    elif case == "huge":
+        x[2] *= 1e25
+    elif case == "some agree":
+        x[[1, 3, 4]] = x[1] + 1e-3 * x[[1, 3, 4]]
+    elif case == "some absent":
+        x[[1, 3, 4]], weight[[0, 2]] = x[1] + 1e-3 * x[[1, 3, 4]], 0
+    exact = x[weight > 0].double()
+    apart = squared_distances(products(present({"x": x}, weight)))
+    torch.testing.assert_close(apart, squared_distances(exact @ exact.t()), rtol=1e-6, atol=0)
 
 
 @few

@@ -72,6 +72,12 @@ def test_geometric_median_on_a_line() -> None:
     np.testing.assert_allclose(vector(agg.geometric_median(), x), [2.0], rtol=1e-5)
 
 
+def test_the_geometric_median_of_two_is_between_them() -> None:
+    """All points between them are as good; the order of the clients must not decide."""
+    x = np.array([[0.0, 2.0], [4.0, 0.0]])
+    np.testing.assert_allclose(vector(agg.geometric_median(), x), [2.0, 1.0], rtol=1e-12)
+
+
 def test_iterations_are_reported_and_limited() -> None:
     x = np.random.default_rng(0).normal(size=(9, 4))
     assert int(combine(agg.geometric_median(), {"x": x}).notes["iterations"]) in range(2, 200)

@@ -41,12 +41,15 @@ def places(deltas: Tensors, names: Iterable[str], width: int = WIDTH) -> list[Pl
 def each(task: Callable[[T], R], parts: list[T], like: Tensor) -> list[R]:
     """The task on every part, on as many threads as torch may use; results are in the order of the parts."""
     threads = torch.get_num_threads()
-    if threads == 1 or len(parts) < 2 or like.device.type != "cpu":
+    if threads == 1 or not parts or like.device.type != "cpu":
         return [task(part) for part in parts]
     try:
-        # One thread of torch in each of ours. The setting also is the default of threads yet to come, hence
-        # it is undone; this thread's own never changes.
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        # One thread of torch in each of ours, even if there is one part only: so the order of sums, and hence
+        # the result, is the same for any number of threads. The setting also is the default of threads yet to
+        # come, hence it is undone; this thread's own never changes.
+        with ThreadPoolExecutor(
+            min(threads, len(parts)), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             return list(pool.map(task, parts))
     finally:
         torch.set_num_threads(threads)

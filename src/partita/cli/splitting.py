@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from partita import check
-from partita.cli import catalogue, tables
+from partita.cli import catalogue
 from partita.cli.asking import Ask, announcer, bar, stoppable, trackers
 from partita.cli.options import (
     DataDir,
@@ -28,6 +31,7 @@ from partita.cli.options import (
     Track,
 )
 from partita.recipes import Experiment, Study
+from partita.recipes import Table as Figure
 from partita.recipes.advice import LEGEND, Split, advice, figures, table, text
 from partita.recipes.splits import candidates, names, splits
 from partita.recipes.study import Runs, run_study
@@ -94,11 +98,12 @@ def split(
     first = _experiment(ask, ask.seeds[0])
     found, remarks = candidates(first, wanted)
 
-    def study(number: int) -> Study:
-        made = first if number == ask.seeds[0] else _experiment(ask, number)
-        return splits(made, wanted, method=method, rounds=rounds, solver_steps=solver_steps)
+    asked: dict[str, Any] = {"method": method, "rounds": rounds, "solver_steps": solver_steps}
+    plan = splits(first, wanted, **asked)  # what is wrong is said before anything else
 
-    asked = {"parts": wanted, "method": method, "rounds": rounds, "solver_steps": solver_steps}
+    def study(number: int) -> Study:
+        return plan if number == ask.seeds[0] else splits(_experiment(ask, number), wanted, **asked)
+
     announce = announcer(as_json, quiet)
     for remark in remarks:
         announce(remark)
@@ -106,7 +111,7 @@ def split(
         runs, _ = run_study(
             study,
             ask.seeds,
-            about={**ask.about, **asked},
+            about={**ask.about, "parts": wanted, **asked},
             out=out,
             resume=resume,
             announce=announce,
@@ -141,6 +146,16 @@ def _show(runs: Runs, rows: Sequence[Split], remarks: Sequence[str], *, as_json:
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
     console = Console()
-    console.print(tables.figure(table(runs, rows, taken)._replace(note="")))
+    console.print(_table(table(runs, rows, taken), console.width))
     console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{text(taken)}\n"))
+
+
+def _table(given: Figure, width: int) -> Table:
+    """As narrow as it gets; deviations where there is room for them."""
+    made = Table(title=given.title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for i, column in enumerate(given.columns):
+        made.add_column(column.replace(" ", "\n"), justify="right" if i else "left", no_wrap=i > 0)
+    for cells in given.rows:
+        made.add_row(*(escape(cell if width >= 90 else cell.partition(" ±")[0]) for cell in cells))
+    return made

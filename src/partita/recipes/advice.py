@@ -24,6 +24,7 @@ NEAR_ZERO = 0.1  # of what is asked of the same parameters where nothing is pers
 FEW_CLIENTS, FEW_SAMPLES = 10, 10
 LEGEND = (
     "none: one global model; all: each client alone. hurt: clients that do worse than with one of these. "
+    "share, memory: of the parameters that are personal; of a client in training. "
     "left: mean ‖F_m(θ)‖, what clients still ask of the shared part θ once each has fitted its own part, by "
     "what they ask of the same parameters in the global model; for the untrained θ (start) and at the end. "
     "Near zero at the start: personalize less."
@@ -34,7 +35,7 @@ COLUMNS = (
     "worst tenth",
     "hurt vs global",
     "hurt vs alone",
-    "personal",
+    "share",
     "memory",
     "left, start",
     "left, end",
@@ -244,8 +245,8 @@ def _score(runs: Runs, label: str) -> str:
 def _little_left(rows: Sequence[Split], taken: Split) -> list[str]:
     """‖F_m(θ)‖ near zero: of any split at the start, of the one that is taken at the end."""
     found = [
-        f"{row.part}: even beside an untrained shared part the personal part alone fits every client (left at "
-        f"the start: {row.left['start']:.2g}), so the shared part has nothing to learn. Personalize less."
+        f"{row.part}: even beside an untrained shared part the personal part alone fits every client (left "
+        f"at the start: {row.left['start']:.2g}), so the shared part has nothing to learn. Personalize less."
         for row in rows
         if row.left is not None and row.left["start"] < NEAR_ZERO
     ]
@@ -279,12 +280,12 @@ def _cells(row: Split, taken: bool) -> tuple[str, ...]:
     return (
         f"→ {row.part}" if taken else row.part,
         _spread(row.score),
-        _cell(row.worst_tenth and row.worst_tenth["mean"], ".4f"),
+        _cell(None if row.worst_tenth is None else row.worst_tenth["mean"], ".4f"),
         _cell(row.hurt_vs_global, ".3g"),
         _cell(row.hurt_vs_local, ".3g"),
         _cell(row.share, ".1%"),
         "-" if row.memory is None else human_bytes(row.memory),
-        *(_cell(row.left and row.left[time], ".3f") for time in ("start", "end")),
+        *(_cell(None if row.left is None else row.left[time], ".3f") for time in ("start", "end")),
     )
 
 

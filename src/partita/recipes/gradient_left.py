@@ -9,7 +9,7 @@ little. Here it is divided by what the same parameters are asked for where nothi
 xᵗ is the whole model of fedavg after the same rounds t, so with nothing personal it is 1. It is asked for
 twice. At the start, where θ is untrained (and x⁰ is the same model), it says what fitting w alone leaves for
 θ to learn: near zero, θ would never move, and a smaller personal part does. At the end it says how much of
-the clients' disagreement about θ the split has settled; there it also falls because θ has learned.
+the clients' disagreement about θ is left; there θ has learned too, so a small value is no reproach.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from partita.local.solvers import Solver
 from partita.measures import gradient_norm
+from partita.report.rows import number
 from partita.types import (
     Algorithm,
     ClientState,
@@ -56,8 +57,8 @@ def left(row: Mapping[str, Any], reference: Mapping[str, Any], label: str | None
     `end` by those of the same parameters under fedavg (the split's `label` there; None: all of them)."""
     found: dict[str, float] = {}
     for time, name in TIMES.items():
-        ours = row.get("measures", {}).get(name, {}).get("mean")
-        theirs = reference.get("measures", {}).get(name, {}).get(_key(label))
+        ours = number(row.get("measures", {}).get(name, {}).get(_key(None)))
+        theirs = number(reference.get("measures", {}).get(name, {}).get(_key(label)))
         if ours is None or not theirs:
             return None
         found |= {f"norm_{time}": ours, time: ours / theirs}

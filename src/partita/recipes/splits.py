@@ -159,7 +159,7 @@ def _trainable(model: nn.Module) -> frozenset[str]:
 
 
 def _with_adapters(model: nn.Module, seed: int) -> tuple[nn.Module, str]:
-    """With adapters of the first kind that suits it: after convolutions, in a transformer, at other layers."""
+    """With adapters of the first kind that suits it."""
     rank = _rank(model)
     for kind in ("residual", "bottleneck", "lora"):
         try:
