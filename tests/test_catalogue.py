@@ -115,7 +115,7 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^(server |aggregate )?{name}=.*: expected") as error:
+    with pytest.raises(ValueError, match=rf"^(server |aggregate |attack |measure )?{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]
     for allowed in option.choices or option.range.split(", or "):
@@ -228,6 +228,8 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     assert of("optimizers") | of("schedules") == set(pt.server.__all__)
     assert of("aggregators") == set(pt.aggregate.__all__)
     assert of("penalties") == set(pt.psi.__all__)
+    assert of("attacks") == set(pt.attack.__all__)
+    assert of("measures") == set(pt.measures.__all__)
     assert of("solvers") == {"gd", "adam", "cg", "exact"} <= set(pt.__all__)
     assert {"femnist", "digits", "from_npz"} <= of("datasets")
     offered = of("datasets") | of("partitioners") | of("shifts")
@@ -268,7 +270,15 @@ def test_help_has_an_example_that_works(command: str) -> None:
 # ---- examples work as printed
 
 
-@pytest.mark.parametrize("label", [k for k, e in EVERY.items() if e["python"] and "real(" not in e["python"]])
+STORED = ("real(", "mnist_shifted(")  # they read files of PARTITA_DATA
+
+
+def programs(stored: bool) -> list[str]:
+    found = {k: e["python"] for k, e in EVERY.items() if e["python"]}
+    return [k for k, text in found.items() if any(word in text for word in STORED) is stored]
+
+
+@pytest.mark.parametrize("label", programs(stored=False))
 def test_the_python_example_runs(label: str, capsys: pytest.CaptureFixture[str]) -> None:
     program = EVERY[label]["python"]
     exec(compile(re.sub(r"rounds=\d+", "rounds=2", program), label, "exec"), {})  # shorter; else as printed
@@ -276,7 +286,7 @@ def test_the_python_example_runs(label: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.skipif(not os.environ.get("PARTITA_DATA"), reason="no folder of real data")
-@pytest.mark.parametrize("label", [k for k, e in EVERY.items() if "real(" in (e["python"] or "")])
+@pytest.mark.parametrize("label", programs(stored=True))
 def test_the_example_of_real_data_runs(label: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(EVERY[label]["python"], label, "exec"), {})
     assert capsys.readouterr().out
@@ -324,6 +334,7 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "algorithm=fedavgm",
     ]
     assert commands.complete_set("rou") == ["rounds="]
+    assert commands.complete_set("attack=sig") == ["attack=sign_flip"]
     assert commands.complete_set("nothing") == []
 
 
@@ -468,6 +479,50 @@ def test_set_refuses(text: str, start: str) -> None:
     with pytest.raises(ValueError) as error:
         chosen(text)
     assert str(error.value).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("sign_flip", "sign_flip", {"scale": 1.0}),
+        ("sign_flip(scale=2)", "sign_flip", {"scale": 2.0}),
+        ("pt.attack.alie(z=1)", "alie", {"z": 1.0}),
+        ("attack.malformed('names')", "malformed", {"how": "names"}),
+    ],
+)
+def test_set_an_attack(text: str, name: str, options: dict[str, Any]) -> None:
+    made = build(find("digits"), parse(["clients=6", f"attack={text}", "byzantine=[1, 2]"]))
+    assert (made.attack.name, dict(made.attack.options), made.byzantine) == (name, options, [1, 2])
+
+
+def test_set_measures() -> None:
+    text = "[aggregation_change, line_loss(points=5), pt.measures.gradient_norm('output', gd(3, lr=0.1))]"
+    made = build(find("digits"), parse(["clients=6", f"measures={text}"])).measures
+    assert [m.name for m in made] == ["aggregation_change", "line_loss", "gradient_norm"]
+    assert made[1].options["points"] == 5
+    assert made[2].options["solver"] == pt.gd(3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("attack=sign_flp", "attack='sign_flp': expected one of 'alie', ", "(did you mean 'sign_flip'?)"),
+        ("attack=mean()", "attack='mean': expected one of 'alie', ", "'sign_flip'"),
+        ("attack=sign_flip(", "attack='sign_flip(': expected a call such as alie()", ""),
+        ("attack=sign_flip()()", "attack='sign_flip()()': expected a call such as alie()", ""),
+        ("attack=__import__('os').abort()", "attack=\"__import__('os').abort\": expected one of", ""),
+        ("attack=sign_flip(scal=2)", "attack: sign_flip: got an unexpected", "(did you mean 'scale'?)"),
+        ("attack=sign_flip(-1)", "attack: attack scale=-1: expected a number above 0", ""),
+        ("measures=[line_los()]", "measures='line_los': expected one of", "(did you mean 'line_loss'?)"),
+        ("measures=[line_loss(points=1)]", "measures: measure points=1: expected a whole number from 2", ""),
+        ("measures=[1 + x]", "measures='1 + x': expected a call such as aggregation_change()", ""),
+    ],
+)
+def test_set_refuses_attacks_and_measures(text: str, start: str, end: str) -> None:
+    with pytest.raises(ValueError) as error:
+        build(find("digits"), parse(["clients=6", text]))
+    assert str(error.value).startswith(start)
+    assert str(error.value).endswith(end)
 
 
 def test_a_call_is_only_a_call_where_a_method_takes_it() -> None:

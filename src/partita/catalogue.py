@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from partita import aggregate, check, data, models, psi, server
+from partita import aggregate, attack, check, data, measures, models, psi, server
 from partita.algorithms import METHODS, stage
 from partita.data.real import READERS, real
 from partita.local import solvers
@@ -39,6 +39,22 @@ run = pt.federate(
     problem.model(), problem.data, method, rounds=20, loss=problem.loss, metric="loss", baselines=False
 )
 print(run.summary())"""
+LYING = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, attack={}, byzantine=0.2
+)
+print(run.summary())"""
+MEASURED = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, measures=[{}]
+)
+print(run.metrics[-1]["measures"])"""
 DATA = "import partita as pt\n\ndata = {}\nprint(data)"
 MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
 STAGES = """pt.pipeline(
@@ -135,6 +151,20 @@ KINDS = {
         "pt.fedavg(lr=pt.server.{})",
         "algorithm.lr={}",
     ),
+    "attacks": Kind(
+        "attacks",
+        lambda: _public(attack),
+        LYING,
+        "pt.attack.{}",
+        "attack={}' --set 'byzantine=0.2",
+    ),
+    "measures": Kind(
+        "measures",
+        lambda: _public(measures),
+        MEASURED,
+        "pt.measures.{}",
+        "measures=[{}]",
+    ),
 }
 
 
@@ -197,7 +227,7 @@ def call(name: str, part: Callable[..., Any]) -> str | None:
 def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    about_module = kind in ("methods", "recipes", "aggregators", "optimizers", "penalties", "solvers")
+    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "schedules")
     return {
         "kind": kind,
         "name": name,

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from partita import check, draws, measuring, tree
+from partita.algorithms.base import as_is
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
@@ -191,7 +192,7 @@ class Federation:
         self._prepare(number, version)
         self.server = self.server_rule.init(tree.pick(self.base, self.partition.shared))
         self.server = self.server._replace(version=version)
-        if before is not None:
+        if before is not None and self.algorithm.stateful:  # else every client begins alike, each time
             self._carry_over(before)
 
     def _prepare(self, number: int, first: int) -> None:
@@ -293,6 +294,11 @@ class Federation:
     def has_personal(self) -> bool:
         """Whether a client's model differs from the server's: by its own part, or by steps at the end."""
         return bool(self.partition.personal or self.algorithm.personalize(self.problem).phases)
+
+    @property
+    def computed(self) -> bool:
+        """Whether a client's model is more than the server's with its own part in place."""
+        return self.algorithm.personalize is not as_is
 
     @property
     def alone(self) -> bool:
@@ -402,6 +408,7 @@ class Federation:
             "version": self.server.version,
             "picks": self.picks,
             "whole": self.whole,
+            "computed": self.computed,
         }
 
     def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:

@@ -17,6 +17,8 @@ from partita.types import ClientState, Cohort, Download, Group, LocalRule, Measu
 if TYPE_CHECKING:
     from partita.federation import Federation
 
+BLOCK_BYTES = 1 << 28  # of models that are held at once
+
 
 def measured(run: Federation, cohort: Cohort, uploads: Upload, good: Sequence[bool]) -> dict[str, Any]:
     """What each of the run's measures finds now, by its name; liars have no part in it."""
@@ -84,13 +86,15 @@ def _execute(
     clients: np.ndarray,
     block: Callable[[list[int]], tuple[Group, ClientState]],
 ) -> dict[str, Any]:
-    """The rule for these clients, as many at once as their states fit."""
+    """The rule for these clients, as many at once as their states and uploads fit."""
     found: list[Upload] = []
     moment, build = run.moment(f"measure {measure.name}"), run.measure_rules[measure.name]
-    for a in range(0, len(clients), run.block):
-        places = list(range(a, min(a + run.block, len(clients))))
+    some = max(1, min(run.block, BLOCK_BYTES // max(1, tree.nbytes(run.base))))
+    for a in range(0, len(clients), some):
+        places = list(range(a, min(a + some, len(clients))))
         group, states = block(places)
-        found.append(run.execute_group(build, clients[places], group, states, moment)[0])
+        upload = run.execute_group(build, clients[places], group, states, moment)[0]
+        found.append(upload if measure.reduce is None else measure.reduce(upload))
     samples = torch.as_tensor(run.data.train[clients, 1], device=run.settings.device)
     return measure.summarize(tree.cat(found), samples) if found else {}
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from partita import check
+from partita.aggregate.screen import NOT_FINITE, TOO_LARGE
 from partita.store.files import read_jsonl
 
 CLIENT_COLUMNS = (
@@ -29,6 +30,7 @@ CLIENT_COLUMNS = (
     "distance",
     "label_shift",
 )
+TOO_FAR = (NOT_FINITE, TOO_LARGE)
 MODELS = ("local", "global", "personal")
 _KINDS: dict[str, type] = {"n_train": int, "n_test": int, "byzantine": int}
 
@@ -46,16 +48,26 @@ class Summary(dict[str, Any]):
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
+        if liars := self.get("byzantine"):
+            lines.append(f"  {liars['clients']} clients lie ({liars['attack']}); scores are of the others")
         if self["excluded"]:
-            some, more = self["excluded"][:5], len(self["excluded"]) - 5
-            shown = ", ".join(some) + (f" and {more} more" if more > 0 else "")
-            lines.append(f"  excluded for unusable uploads (is lr too large?): {shown}")
+            lines.append(f"  excluded for unusable uploads: {self._excluded()}")
         speed = self["client_steps_per_second"]
         lines.append(
             f"  {self['seconds']:.1f} s, {speed:,.0f} client steps per second, "
             f"{human_bytes(self['bytes_up'])} up, {human_bytes(self['bytes_down'])} down"
         )
         return "\n".join(lines)
+
+    def _excluded(self, most: int = 5) -> str:
+        """Who, and why; with a guess where honest clients diverged."""
+        why = self.get("excluded_why") or {}
+        names = self["excluded"]
+        shown = [f"{name} ({why[name]})" if name in why else name for name in names[:most]]
+        text = ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+        lying = (self.get("byzantine") or {}).get("excluded", ())
+        diverged = [name for name in names if name not in lying and why.get(name, NOT_FINITE) in TOO_FAR]
+        return f"{text}; is lr too large?" if diverged else text
 
 
 @dataclass(frozen=True, eq=False, repr=False)

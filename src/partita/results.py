@@ -138,7 +138,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         bytes_down=int(counters["bytes_down"]),
         excluded=[run.data.names[c] for c in sorted(watch.excluded)],
         excluded_why={run.data.names[c]: watch.reasons[c] for c in sorted(watch.reasons)},
-        byzantine=_byzantine(run, scores),
+        byzantine=_byzantine(run, watch, scores),
         parameters={"shared": _count(shared), "personal": _count(personal)},
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
         peak_memory=_peak_memory(run.settings.device),
@@ -149,13 +149,15 @@ def _count(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors.values())
 
 
-def _byzantine(run: Federation, scores: Scores) -> dict[str, Any] | None:
-    """The liars apart: how many, what they do, and how the models do on their data."""
+def _byzantine(run: Federation, watch: Watch, scores: Scores) -> dict[str, Any] | None:
+    """The liars apart: how many, what they do, how the models do on their data, who was found out."""
     if run.attack is None:
         return None
     weight = np.where(run.honest, 0, run.data.test[:, 1])
     test = {kind: mean_score(scores[kind], weight) for kind in MODELS}
-    return {"clients": len(run.settings.byzantine), "attack": run.attack.name, "test": test}
+    excluded = [run.data.names[c] for c in sorted(watch.excluded) if not run.honest[c]]
+    count = len(run.settings.byzantine)
+    return {"clients": count, "attack": run.attack.name, "test": test, "excluded": excluded}
 
 
 def _hurt(scores: Scores, kind: str, better: float, honest: np.ndarray) -> int | None:

@@ -133,6 +133,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     shared, base = parts["shared"], parts["base"]
 
     def personalized(number: int) -> Tensors:
+        if found.state.get("computed", False):
+            raise ValueError(_computed(record.facts["algorithm"], number, folder))
         return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
 
     def write(target: Path) -> None:
@@ -146,4 +148,13 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         module=model,
         personalized=personalized,
         write=write,
+    )
+
+
+def _computed(method: str, number: int, folder: Path) -> str:
+    """Why a client's model is not in the folder, and how to get it."""
+    return (
+        f"client({number}).model(): {method} computes it when asked, from the client's data, which "
+        f"partita.load does not have: expected the run of partita.federate(..., out={str(folder)!r}, "
+        "resume=True), which reads a finished run and trains nothing"
     )

@@ -279,7 +279,9 @@ class Measure(NamedTuple):
     """Something to follow during a run beside scores; clients compute it as they compute an evaluation.
 
     client     (Problem, Algorithm) -> LocalRule; what it uploads is measured
-    summarize  (stacked uploads, samples of each client) -> numbers, or lists of them, by name
+    reduce     (stacked uploads of some clients) -> what is kept of them, with rows of any number (None: all).
+               Clients come in blocks that fit; what is as large as the model is summed here
+    summarize  (all that was kept, samples of each client) -> numbers, or lists of them, by name
     personal   the split that it looks at, where that is not the method's own
     of_cohort  only those who have just reported take part. `download.extra` then also holds, for the names
                that a client sent, the model that it ended with ('ended/NAME')
@@ -291,6 +293,7 @@ class Measure(NamedTuple):
     options: Mapping[str, Any]
     personal: Any = None
     of_cohort: bool = False
+    reduce: Callable[[Upload], Upload] | None = None
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize(("names", "limit"), [(SMALL, 0.5), (("bucketing",), 0.75), (("nnm",), 1.2)])
+@pytest.mark.parametrize(("names", "limit"), [(SMALL, 1.0), (("bucketing",), 0.75), (("nnm",), 1.2)])
 def test_the_peak_is_the_stack_and_at_most_one_more(names, limit) -> None:
     """Beyond the stack: blocks and results; the buckets, half a stack; the mixtures, a whole one."""
     command = [sys.executable, "-c", PROGRAM, *names]

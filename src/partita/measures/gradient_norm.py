@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from partita import tree
-from partita.algorithms.ffgg import ffgg
+from partita.algorithms.ffgg import Measured, ffgg
 from partita.local.solvers import Solver, gd
 from partita.options import Option, checked
 from partita.partition import Personal, check_personal
-from partita.types import Algorithm, LocalRule, Measure, Problem, Upload
+from partita.types import Algorithm, ClientState, Download, LocalRule, Measure, Problem, Upload
 
 
 def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001
@@ -48,14 +48,27 @@ def gradient_norm(
     rule = ffgg("none" if personal is None else personal, 1.0, solver or gd(20, 0.1), start="model")
 
     def client(problem: Problem, algorithm: Algorithm) -> LocalRule:  # noqa: ARG001
-        return rule.local(problem)  # a step of size 1 uploads the gradient itself
-
-    def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
-        rows = {k: v.double() for k, v in uploads.delta.items() if v.is_floating_point()}
-        total = float(tree.norm({k: v.mean(0) for k, v in rows.items()}))
-        squares = [v.reshape(len(v), -1).square().sum(1) for v in rows.values()]
-        mean = float(torch.stack(squares).sum(0).sqrt().mean()) if squares else 0.0
-        return {"total": total, "mean": mean}
+        start, phases, _ = rule.local(problem)
+        return LocalRule(start, phases, _finish)
 
     options = {"personal": personal, "solver": solver}
-    return Measure("gradient_norm", client, summarize, options, personal=personal)
+    return Measure("gradient_norm", client, _summarize, options, personal=personal, reduce=_sum)
+
+
+def _finish(carry: Measured, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
+    """The gradient itself; statistics of normalization layers have none."""
+    norm = tree.norm({k: v.double() for k, v in carry.gradient.items()})
+    metrics = {"norm": norm.to(carry.steps.device), "steps": carry.steps}
+    return Upload(carry.gradient, metrics=metrics), state
+
+
+def _sum(uploads: Upload) -> Upload:
+    """One gradient for all of these clients: as many as there are would not fit."""
+    total = {k: v.sum(0, keepdim=True, dtype=torch.float64) for k, v in uploads.delta.items()}
+    return uploads._replace(delta=total)
+
+
+def _summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
+    norms = uploads.metrics["norm"]
+    total = tree.norm({k: v.sum(0) / len(norms) for k, v in uploads.delta.items()})
+    return {"total": float(total), "mean": float(norms.mean())}

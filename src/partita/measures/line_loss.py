@@ -36,6 +36,7 @@ class _Line(NamedTuple):
     local: Tensors
     center: Tensors
     sums: Tensor
+    samples: Tensor
 
 
 @checked("measure ")
@@ -55,21 +56,23 @@ def line_loss(
             center = {k: download.shared[k] for k in last}
             rest = {k: v for k, v in {**download.shared, **state.personal}.items() if k not in last}
             some = next(iter({**last, **rest}.values()))
-            return _Line(rest, last, center, torch.zeros(points, dtype=torch.float64, device=some.device))
+            none = torch.zeros((), dtype=torch.float64, device=some.device)
+            return _Line(rest, last, center, none.repeat(points), none)
 
         def step(line: _Line, batch: Batch, lr: tuple[Tensor, ...]) -> _Line:  # noqa: ARG001
             sums = [problem.score({**line.rest, **_between(line, t)}, batch)[1].sum() for t in lams]
-            return line._replace(sums=line.sums + torch.stack(sums).double())
+            seen = batch.x.shape[0] if batch.mask is None else batch.mask.sum()
+            return line._replace(sums=line.sums + torch.stack(sums).double(), samples=line.samples + seen)
 
         def finish(line: _Line, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
-            return Upload({}, metrics={"loss": line.sums}), ClientState({}, {})
+            return Upload({}, metrics={"loss": line.sums, "samples": line.samples}), ClientState({}, {})
 
         work = Work(epochs=1, batch=BATCH, split=split, shuffle=False)
         return LocalRule(start, (Phase(step, work=lambda now: work),), finish)  # noqa: ARG005
 
-    def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:
-        total = uploads.metrics["loss"].sum(0) / samples.sum().clamp(min=1)
-        return {"loss": total.tolist(), "lambda": lams}
+    def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
+        seen = uploads.metrics["samples"].sum()
+        return {"loss": (uploads.metrics["loss"].sum(0) / seen).tolist(), "lambda": lams} if seen else {}
 
     return Measure("line_loss", client, summarize, {"points": points, "split": split}, of_cohort=True)
 

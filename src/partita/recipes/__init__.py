@@ -16,6 +16,7 @@ from partita.recipes import experiment
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.experiment import Experiment
+from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.quadratic import ffgg_byzantine, ffgg_heterogeneity, ffgg_methods, ffgg_solver
@@ -34,6 +35,10 @@ RECIPES: dict[str, Recipe] = {
     "ffgg-heterogeneity": ffgg_heterogeneity,
     "ffgg-byzantine": ffgg_byzantine,
     "ffgg-real": ffgg_real,
+    "fedplus-mnist": fedplus_mnist,
+    "fedplus-regression": fedplus_regression,
+    "fedplus-synthetic": fedplus_synthetic,
+    "fedplus-collapse": fedplus_collapse,
 }
 
 __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]

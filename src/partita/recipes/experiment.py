@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from partita import aggregate, check, psi, server
+from partita import aggregate, attack, check, measures, psi, server
 from partita.algorithms import METHODS, pipeline
 from partita.data import FederatedData
 from partita.federate import federate
@@ -25,8 +25,15 @@ from partita.run import Run
 from partita.schedule import Schedule
 from partita.types import Algorithm, Attack, Measure
 
-MODULES = {"server": server, "aggregate": aggregate, "psi": psi, "solver": solvers}
-"""Whose functions a setting may call, by the option that takes them."""
+MODULES = {
+    "server": server,
+    "aggregate": aggregate,
+    "psi": psi,
+    "solver": solvers,
+    "attack": attack,
+    "measures": measures,
+}
+"""Whose functions a setting may call, by what takes them: options of a method, fields of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     experiment = replace(experiment, algorithm=changed(experiment.algorithm, chosen))
     for key, value in settings.items():
         if key in fields:
-            experiment = replace(experiment, **{key: value})
+            experiment = replace(experiment, **{key: _part(key, value)})
         elif key not in arguments and key.partition(".")[0] != "algorithm":
             known = [*arguments, *(f for f in fields if f not in arguments), "algorithm", "algorithm.OPTION"]
             raise check.fail("--set", key, f"one of {', '.join(known)}{check.meant(key, known)}")
@@ -129,6 +136,34 @@ def _value(key: str, text: str) -> Any:
         return _made(node, key.rpartition(".")[2])
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
+
+
+def _part(field: str, value: Any) -> Any:
+    """A field of the experiment from its text: `sign_flip`, `sign_flip(scale=2)`, or a list of such."""
+    if field not in MODULES or not isinstance(value, str):
+        return value
+    try:
+        node = ast.parse(value, mode="eval").body
+    except (ValueError, SyntaxError, RecursionError):
+        raise check.fail(field, value, _call_of(field)) from None
+    return [_called(n, field) for n in node.elts] if isinstance(node, ast.List) else _called(node, field)
+
+
+def _called(node: ast.expr, field: str) -> Any:
+    """What a call makes; a name alone is called without arguments."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name | ast.Attribute):
+        raise check.fail(field, ast.unparse(node), _call_of(field))
+    name = re.sub(rf"^((partita|pt)\.)?({field}\.)?", "", ast.unparse(call.func))
+    check.choice(field, name, MODULES[field].__all__)
+    try:
+        return _made(call, field)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
+
+
+def _call_of(field: str) -> str:
+    return f"a call such as {MODULES[field].__all__[0]}()"
 
 
 def _made(node: ast.Call, option: str) -> Any:

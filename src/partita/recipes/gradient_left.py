@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from partita import tree
 from partita.local.solvers import Solver
 from partita.measures import gradient_norm
 from partita.report.rows import number
@@ -75,8 +75,7 @@ def _measure(name: str, solver: Solver, parts: Names, change: Callable[[LocalRul
 
     def client(problem: Problem, algorithm: Algorithm) -> LocalRule:
         rule = change(given.client(problem, algorithm))
-        shared = [n for n in problem.trainable if n in set(problem.partition.shared)]
-        wanted = {_key(None): shared, **{_key(label): names for label, names in parts.items()}}
+        wanted = {_key(label): names for label, names in parts.items()}
         return LocalRule(rule.start, tuple(map(_at_the_end, rule.phases)), _norms(rule, wanted))
 
     def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
@@ -103,13 +102,10 @@ def _norms(
 
     def finish(carry: Any, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
         upload, state = rule.finish(carry, download, state)
-        squares = {k: v.double().square().sum() for k, v in upload.delta.items()}
-        norms = {
-            key: torch.stack([squares[n] for n in names]).sum().sqrt()
-            for key, names in wanted.items()
-            if names
-        }
-        return Upload({}, metrics={**norms, "steps": upload.metrics["steps"]}), state
+        gradient = {k: v.double() for k, v in upload.delta.items()}
+        norms = {key: tree.norm(tree.pick(gradient, names)) for key, names in wanted.items() if names}
+        whole = {_key(None): upload.metrics["norm"]} if gradient else {}
+        return Upload({}, metrics={**whole, **norms, "steps": upload.metrics["steps"]}), state
 
     return finish
 
