@@ -115,7 +115,8 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^(server |aggregate |attack |measure )?{name}=.*: expected") as error:
+    kind = "(server |aggregate |attack |measure )?"
+    with pytest.raises(ValueError, match=rf"^{kind}{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]
     for allowed in option.choices or option.range.split(", or "):
@@ -322,7 +323,7 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digest.py").touch()
     assert commands.complete_name("fedal") == ["fedalt"]
-    assert commands.complete_kind("me") == ["methods"]
+    assert commands.complete_kind("me") == ["methods", "measures"]
     assert commands.complete_recipe("dig") == ["digits", "digest.py"]
     assert commands.complete_set("algorithm.personal_") == [
         "algorithm.personal_lr=",
@@ -501,6 +502,8 @@ def test_set_measures() -> None:
     assert [m.name for m in made] == ["aggregation_change", "line_loss", "gradient_norm"]
     assert made[1].options["points"] == 5
     assert made[2].options["solver"] == pt.gd(3, 0.1)
+    (one,) = build(find("digits"), parse(["clients=6", "measures=line_loss"])).measures
+    assert one.name == "line_loss"
 
 
 @pytest.mark.parametrize(
@@ -511,10 +514,14 @@ def test_set_measures() -> None:
         ("attack=sign_flip(", "attack='sign_flip(': expected a call such as alie()", ""),
         ("attack=sign_flip()()", "attack='sign_flip()()': expected a call such as alie()", ""),
         ("attack=__import__('os').abort()", "attack=\"__import__('os').abort\": expected one of", ""),
-        ("attack=sign_flip(scal=2)", "attack: sign_flip: got an unexpected", "(did you mean 'scale'?)"),
-        ("attack=sign_flip(-1)", "attack: attack scale=-1: expected a number above 0", ""),
+        (
+            "attack=sign_flip(scal=2)",
+            "attack: sign_flip: got an unexpected keyword argument",
+            "its arguments are scale",
+        ),
+        ("attack=sign_flip(-1)", "attack: scale=-1: expected a number above 0", ""),
         ("measures=[line_los()]", "measures='line_los': expected one of", "(did you mean 'line_loss'?)"),
-        ("measures=[line_loss(points=1)]", "measures: measure points=1: expected a whole number from 2", ""),
+        ("measures=[line_loss(points=1)]", "measures: points=1: expected a whole number from 2", ""),
         ("measures=[1 + x]", "measures='1 + x': expected a call such as aggregation_change()", ""),
     ],
 )

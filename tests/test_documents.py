@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -76,7 +77,8 @@ def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
             warnings.simplefilter(
                 "error", UserWarning
             )  # what we tell people to write should not be warned of
-            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+            text = "\n" * (block.line - 1) + block.text
+            exec(compile(text, str(page), "exec", dont_inherit=True), names)  # as in a file of one's own
         if isinstance(names.get("run"), pt.Run):
             score = names["run"].summary()["test"]["personal"]
             assert math.isfinite(score), block.name
@@ -111,7 +113,7 @@ def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.Cap
     context = group.make_context("partita", list(arguments))
     name, chosen, rest = group.resolve_command(context, arguments)
     given = chosen.make_context(name, rest, parent=context).params  # refuses unknown options and wrong types
-    if name in ("run", "compare"):
+    if name in ("run", "compare", "split"):
         check_experiment(given)
     elif name == "list":
         assert catalogue.entries(given["kind"])
@@ -120,11 +122,14 @@ def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+STORED = ("partial-", "ffgg-real", "fedplus-mnist", "byzantine")
+
+
 def check_experiment(given: dict[str, Any]) -> None:
     place = EXAMPLES / Path(given["recipe"]).name
     recipe = find(str(place) if given["recipe"].endswith(".py") else given["recipe"])
     settings = parse(given["set_"] or [])
-    if given["recipe"].startswith("partial-"):  # needs data that may not be here
+    if given["recipe"].startswith(STORED):  # needs data that may not be here
         arguments = recipe.__code__.co_varnames[: recipe.__code__.co_argcount]  # type: ignore[attr-defined]
         assert set(settings) <= set(arguments)
     else:
@@ -260,6 +265,19 @@ def test_every_page_is_built(site: dict[Path, Links]) -> None:
     built = {page.stem for page in site}
     assert {page.stem for page in DOCS.rglob("*.md")} <= built
     assert not list(next(iter(site)).parent.rglob("*.py"))
+
+
+def test_the_reference_has_every_public_name(site: dict[Path, Links]) -> None:
+    (page,) = (links for path, links in site.items() if path.name == "api.html")
+    modules = [pt, *(m for m in map(vars(pt).get, pt.__all__) if inspect.ismodule(m))]
+    public = [getattr(m, name) for m in modules for name in getattr(m, "__all__", ())]
+    places = {
+        f"{inspect.unwrap(x).__module__}.{x.__qualname__}"
+        for x in public
+        if inspect.isfunction(x) or inspect.isclass(x)
+    }
+    assert len(places) > 80
+    assert sorted(places - page.places) == []
 
 
 def test_links_resolve(site: dict[Path, Links]) -> None:

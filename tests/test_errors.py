@@ -1311,8 +1311,21 @@ COMMANDS = [
     sets("a share without an attack", "byzantine=0.2", "byzantine=0.2: ", "none without attack="),
     sets("a share above 1", "byzantine=1.5", "byzantine=1.5: ", "a number from 0 up to 1"),
     sets("a liar that is nobody", "byzantine=[99]", "byzantine=99: ", "from 0 up to 39"),
-    sets("attack is a word", "attack=sign_flip", "attack='sign_flip': ", "partita.attack.sign_flip()"),
-    sets("measures is a word", "measures=line_loss", "measures='line_loss': ", "partita.measures."),
+    sets("no such attack", "attack=sign_flp", "attack='sign_flp': ", "(did you mean 'sign_flip'?)"),
+    sets(
+        "an attack without liars", "attack=sign_flip", "byzantine=(): ", "with attack=, a share such as 0.25"
+    ),
+    sets("attack is a number", "attack=2", "attack=2: ", "partita.attack.sign_flip()"),
+    sets("attacks", "attack=[alie()]", "attack=[Attack(", "partita.attack.sign_flip()"),
+    sets("a wrong option of an attack", "attack=ipm(epsilon=0)", "attack: epsilon=0: ", "above 0"),
+    sets("no such measure", "measures=[line_los()]", "measures='line_los': ", "(did you mean 'line_loss'?)"),
+    sets("measures is a number", "measures=3", "measures=3: ", "partita.measures."),
+    sets(
+        "a measure twice",
+        "measures=[line_loss(),line_loss()]",
+        "measures=['line_loss', ",
+        "each measure once",
+    ),
     sets("loss misspelt", "loss=mes", "loss='mes': ", "(did you mean 'mse'?)"),
     sets("no such method", "algorithm=fedalt2", "algorithm='fedalt2': ", "(did you mean 'fedalt'?)"),
     sets("no such option of the method", "algorithm.lrr=1", "'lrr': ", "(did you mean 'lr'?)"),

@@ -192,3 +192,58 @@ def test_resume_keeps_what_was_picked(tmp_path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     run(out=out, rounds=4, resume=True, evaluate_every=4)
     assert json.loads((out / "config.json").read_text())["executor"]["picks"][role]["why"] == "for a test"
+
+
+# ---- stages
+
+
+def test_clients_without_a_state_begin_alike_after_any_stage() -> None:
+    """ffgg starts from the model's own part, not from what a client has learned in the stage before."""
+    model = pt.models.mlp(5, 4, 3, seed=1)
+    start = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("output")}
+    fit = pt.ffgg("output", 0.0, pt.gd(1, 0.0), start="model")  # w stays where it begins
+    both = run(model, method=pt.pipeline(pt.stage(METHOD, rounds=2), pt.stage(fit, rounds=1)))
+    assert start
+    for i in range(6):
+        own = both.personalized(i)
+        for name, value in start.items():
+            assert torch.equal(both.client(i).personal[name], value)
+            assert torch.equal(own[name], value)
+
+
+def test_clients_with_a_state_take_it_along() -> None:
+    """After ffgg they have none: fine-tuning starts from the model's part, and keeps what it finds."""
+    model = pt.models.mlp(5, 4, 3, seed=1)
+    start = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("output")}
+    before = {"fedalt": METHOD, "ffgg": pt.ffgg("output", 0.1, pt.gd(5, 0.1))}
+    last = {
+        name: run(model, method=pt.pipeline(pt.stage(m, rounds=2), pt.stage(pt.finetune("output", 0.0))))
+        for name, m in before.items()
+    }
+    for i in range(6):
+        for name, value in start.items():
+            assert torch.equal(last["ffgg"].client(i).personal[name], value)
+            assert not torch.equal(last["fedalt"].client(i).personal[name], value)
+
+
+# ---- what the summary says of those who are set aside
+
+
+def summary(attack: object = None, lr: float = 0.1) -> str:
+    lying = {} if attack is None else {"attack": attack, "byzantine": [1, 4]}
+    return str(run(method=pt.fedavg(lr=lr), executor="loop", **lying).summary())
+
+
+def test_the_summary_says_why_clients_are_excluded() -> None:
+    text = summary(pt.attack.malformed("names"))
+    assert "2 clients lie (malformed); scores are of the others" in text
+    assert "excluded for unusable uploads: 1 (without hidden1.linear.weight), 4 (" in text
+    assert "lr" not in text
+
+
+def test_the_rate_is_suspected_only_where_honest_clients_diverge() -> None:
+    assert "lr" not in summary()
+    assert "excluded" not in summary(pt.attack.sign_flip())
+    assert "1 (not finite), 4 (not finite)\n" in summary(pt.attack.nonfinite())
+    assert "and 1 more; is lr too large?" in summary(lr=1e30)
+    assert "is lr too large?" in summary(pt.attack.nonfinite(), lr=1e30)

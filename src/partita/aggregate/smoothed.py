@@ -31,6 +31,8 @@ from partita.aggregate.stack import Stack, aggregator, combination, made, note, 
 from partita.options import Option
 from partita.types import Aggregator, Combined
 
+SHRINK, ROUNDING = 16, 1e-13  # after so many steps, columns whose step is nothing but rounding are left out
+
 Delta = Annotated[float, Option("δ, below it differences count in full", low=0, open_low=True, example=0.1)]
 Tolerance = Annotated[float, Option("the last step in units of δ", low=0)]
 Iterations = Annotated[int, Option("the most steps from one start", low=1)]
@@ -116,8 +118,13 @@ def _coordinates(
     x: Tensor, share: Tensor, w: Tensor, delta: float, tolerance: float, iterations: int
 ) -> tuple[Tensor, int, Tensor]:
     """w̃ of every column, the number of steps, and each column's last one in units of δ."""
-    moved, used = torch.ones_like(w), 0
+    found, last, used = w.clone(), torch.ones_like(w), 0
+    left, moved = torch.arange(len(w), device=w.device), torch.ones_like(w)
     while used < iterations and (not used or bool((moved > tolerance).any())):
         step = share @ (x - w).clamp_(-delta, delta)
         moved, w, used = step.abs() / delta, w + step, used + 1
-    return w, used, moved
+        found[left], last[left] = w, moved
+        if used % SHRINK == 0:  # go on with the columns that move at all
+            more = moved > ROUNDING
+            x, w, left, moved = x[:, more], w[more], left[more], moved[more]
+    return found, used, last

@@ -20,7 +20,7 @@ def scores(run: Record, summary: Summary) -> Table:
         title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
         caption=f"{summary['seconds']:.1f} s, "
-        f"{summary['client_steps_per_second']:,.0f} client steps per second",
+        f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}",
     )
     table.add_column("model")
     table.add_column(f"test {summary['metric']}", justify="right")
@@ -42,9 +42,19 @@ def scores(run: Record, summary: Summary) -> Table:
     return table
 
 
+def _liars(summary: Summary) -> str:
+    lying = summary.get("byzantine")
+    if not lying:
+        return ""
+    return (
+        f"; {lying['clients']} of {summary['clients']} clients lie ({lying['attack']}): scores of the others"
+    )
+
+
 def _worst(run: Record, kind: str) -> str:
     scores = run.scores(kind)
-    scores = scores[~np.isnan(scores)]
+    honest = np.array([not row["byzantine"] for row in run.clients])
+    scores = scores[honest & ~np.isnan(scores)]
     if not len(scores):
         return "-"
     return f"{np.quantile(scores, 0.1 if run.higher_is_better else 0.9):.4f}"
@@ -58,7 +68,7 @@ def gains(run: Record, rows: int = 3) -> Table:
     sign = 1 if run.higher_is_better else -1
     scored: list[tuple[float, dict[str, Any]]] = []
     for row in run.clients:
-        if None not in (row["local"], row["global"], row["personal"]):
+        if not row["byzantine"] and None not in (row["local"], row["global"], row["personal"]):
             other = max(sign * row["local"], sign * row["global"])
             scored.append((sign * row["personal"] - other, row))
     scored.sort(key=lambda pair: -pair[0])

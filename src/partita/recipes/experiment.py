@@ -139,14 +139,17 @@ def _value(key: str, text: str) -> Any:
 
 
 def _part(field: str, value: Any) -> Any:
-    """A field of the experiment from its text: `sign_flip`, `sign_flip(scale=2)`, or a list of such."""
+    """A field of the experiment from its text: `sign_flip`, `sign_flip(scale=2)`, or several of such."""
     if field not in MODULES or not isinstance(value, str):
         return value
     try:
         node = ast.parse(value, mode="eval").body
     except (ValueError, SyntaxError, RecursionError):
         raise check.fail(field, value, _call_of(field)) from None
-    return [_called(n, field) for n in node.elts] if isinstance(node, ast.List) else _called(node, field)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_called(n, field) for n in node.elts]
+    made = _called(node, field)
+    return [made] if field == "measures" else made
 
 
 def _called(node: ast.expr, field: str) -> Any:
