@@ -66,7 +66,7 @@ def _advance(run: Federation, uploads: Upload) -> tuple[ServerState, Tensors]:
     if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
         run.whole = set(run.names) <= set(uploads.delta)
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
-    combined = run.algorithm.aggregate(uploads, key)
+    combined = run.aggregate(uploads, key)
     return run.server_rule.step(run.server, combined), combined.metrics
 
 

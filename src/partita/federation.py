@@ -211,6 +211,7 @@ class Federation:
             picks=self.picks,
         )
         self.rule = self.algorithm.local(self.problem)
+        self.aggregate = self.algorithm.aggregate(self.problem)
         self.server_rule = self.algorithm.server(self.problem)
         self.deployment = deployment(self.algorithm.personalize)
         models = {"global": global_model, "personal": self.algorithm.personalize}
@@ -276,6 +277,15 @@ class Federation:
     def _warn_about_reset(self) -> None:
         last = self.stages[-1]
         keeps = last.algorithm.stateful  # else it makes its part anew, for evaluation too
+        for part in self.stages:
+            partition = self._partition(part.algorithm)
+            new = part.algorithm.init_client(tensors_of(self.model, self.names), partition)
+            if part.state == "reset" and new.memory and not partition.personal:
+                warnings.warn(
+                    f"state='reset': {part.algorithm.name} relies on what clients remember, and they forget; "
+                    "use state='keep', or another method",
+                    stacklevel=4,
+                )
         if last.state == "reset" and keeps and self._partition(last.algorithm).personal:
             warnings.warn(
                 "state='reset': clients forget their personal part, so they are evaluated with its start; "

@@ -101,8 +101,9 @@ def _execute(
 
 def split_of(run: Federation, measure: Measure, partition: Partition) -> Partition:
     """The split that a measure looks at, under a method with this one; a ValueError if they do not agree."""
-    if measure.personal is None:
-        return partition
+    if measure.personal is None:  # what is shared and kept as a copy too is shared
+        mine = tuple(k for k in partition.personal if k not in set(partition.shared))
+        return Partition(partition.shared, mine)
     found = split(run.model, run.names, measure.personal)
     lost = [k for k in found.shared if k not in partition.shared]
     if lost:

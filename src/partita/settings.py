@@ -192,6 +192,8 @@ def liars(byzantine: Any, attack: Any, names: Sequence[str], seed: Any) -> tuple
     found = _share(given, len(names), seed) if isinstance(given, float) else _named(given, names)
     if attack is None and found:
         raise check.fail("byzantine", byzantine, "none without attack=, such as partita.attack.sign_flip()")
+    if attack is not None and not found and isinstance(given, float) and given > 0:
+        raise check.fail("byzantine", byzantine, f"a share of at least one of the {len(names)} clients")
     if attack is not None and not found:
         raise check.fail("byzantine", byzantine, "with attack=, a share such as 0.25, numbers or names")
     if len(found) == len(names):

@@ -201,12 +201,13 @@ class Aggregator(NamedTuple):
     """(stacked deltas, weights, key) -> one delta per name.
 
     Weights are non-negative and need not sum to one. The key seeds whatever is random, such as the buckets
-    of `bucketing`; it is another one in every round.
+    of `bucketing`; it is another one in every round. `linear`: it is a weighted mean.
     """
 
     name: str
     combine: Callable[[Tensors, Tensor, Tensor], Combined]
     options: Mapping[str, Any]
+    linear: bool = False
 
 
 class Attack(NamedTuple):
@@ -257,7 +258,7 @@ class Algorithm:
     partition    (model, names)               -> which names are shared and which personal
     init_client  (model's tensors, Partition) -> the state of a client that was never seen
     local        (Problem)                    -> LocalRule, what a client does
-    aggregate    (stacked uploads, key)       -> one upload
+    aggregate    (Problem)                    -> (stacked uploads, key) -> one upload
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
     stateful     whether clients keep a state between rounds, if the run lets them
@@ -267,7 +268,7 @@ class Algorithm:
     partition: Callable[[nn.Module, Sequence[str]], Partition]
     init_client: Callable[[Tensors, Partition], ClientState]
     local: Callable[[Problem], LocalRule]
-    aggregate: Callable[[Upload, Tensor], Upload]
+    aggregate: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
     stateful: bool = True

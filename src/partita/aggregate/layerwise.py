@@ -47,7 +47,7 @@ Patterns = Annotated[
         "which names (* and ? stand for any characters) go to which aggregator; the first match counts",
         allowed=ALLOWED,
         check=_checked,
-        example=_Example({"*.bias": Written(*mean()), "*": Written(*coordinate_median())}),
+        example=_Example({"*.bias": Written(*mean()[:3]), "*": Written(*coordinate_median()[:3])}),
     ),
 ]
 
@@ -68,7 +68,8 @@ def layerwise(patterns: Patterns) -> Aggregator:
             notes |= {f"{pattern}.{k}": v for k, v in done.notes.items()}
         return Combined(tree.pick(delta, deltas), notes)
 
-    return Aggregator("layerwise", combine, {"patterns": patterns})
+    linear = all(inner.linear for inner in patterns.values())
+    return Aggregator("layerwise", combine, {"patterns": patterns}, linear)
 
 
 def _groups(names: list[str], patterns: Mapping[str, Aggregator]) -> dict[str, list[str]]:

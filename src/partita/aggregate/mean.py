@@ -10,9 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partita.options import checked
 from partita.types import Aggregator, Combined, Tensors
 
 
+@checked("aggregate ")
 def mean() -> Aggregator:
     """The mean of the deltas, by the clients' weights.
 
@@ -24,7 +26,7 @@ def mean() -> Aggregator:
         share = torch.where(total > 0, weight / total, torch.zeros_like(weight))
         return Combined({k: _combine(share, d) for k, d in deltas.items()})
 
-    return Aggregator("mean", combine, {})
+    return Aggregator("mean", combine, {}, linear=True)
 
 
 def _combine(share: Tensor, delta: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Unusable uploads are set aside and named before anything is aggregated.
 
 An upload is usable if it has the model's names and shapes and no others, if its entries are finite and small
-enough to be squared, and if it claims a weight that can be true.
+enough to be squared, and if it claims no more weight than the server knows it has.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from partita import tree
 from partita.types import Tensors, Upload
 
 NOT_FINITE, TOO_LARGE = "not finite", "too large"
-GREEDY = 1000.0
-"""A claimed weight above so many times the median of the others is absurd."""
 
 
 def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
@@ -45,9 +43,8 @@ def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tupl
     found = list(why)
     if not sent:
         return uploads, found
-    others = [i for i in range(len(found)) if i not in sent]
     for i, upload in sent.items():
-        found[i] = unfit(upload, uploads, others)
+        found[i] = unfit(upload, uploads, i)
     fitting = {i: upload for i, upload in sent.items() if not found[i]}
     arrived, places = _placed(uploads, fitting), list(fitting)
     for i, fault in zip(places, faults(tree.rows(arrived, places), (), len(places))):
@@ -55,14 +52,14 @@ def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tupl
     return arrived, found
 
 
-def unfit(upload: Any, expected: Upload, others: Sequence[int]) -> str:
-    """Why something cannot be one of these uploads, or nothing: names, shapes, weight."""
+def unfit(upload: Any, expected: Upload, place: int) -> str:
+    """Why something cannot be the upload of the client at this place, or nothing: names, shapes, weight."""
     if not isinstance(upload, Upload):
         return f"{type(upload).__name__}, not an upload"
     for part, stack in ((upload.delta, expected.delta), (upload.extra, expected.extra)):
         if wrong := _names(part, stack) or _shapes(part, stack):
             return wrong
-    return _weight(upload.weight, expected.weight, others)
+    return _weight(upload.weight, None if expected.weight is None else float(expected.weight[place]))
 
 
 def _names(given: Any, stack: Tensors) -> str:
@@ -88,19 +85,16 @@ def _shapes(given: Mapping[str, Any], stack: Tensors) -> str:
     return ""
 
 
-def _weight(weight: Any, stack: Tensor | None, others: Sequence[int]) -> str:
-    """A weight may be as large as any that clients have, or a thousand times the usual one."""
-    if stack is None or weight is None:
+def _weight(weight: Any, known: float | None) -> str:
+    """A client counts for as many samples as the server knows it has, or for fewer."""
+    if known is None or weight is None:
         return ""
     if not isinstance(weight, Tensor):
         return f"weight of type {type(weight).__name__}, not a tensor"
     if weight.numel() != 1 or weight.is_complex() or weight.layout != torch.strided or weight.is_meta:
         return f"weight of shape {list(weight.shape)} and type {weight.dtype}"
-    known = stack[list(others)] if others else stack
-    known, value = known[known > 0], float(weight)
-    usual = float(known.median()) if len(known) else 1.0
-    most = max(GREEDY * max(usual, 1.0), float(stack.max()))
-    return "" if 0 <= value <= most else f"weight {value:g}"  # so is NaN
+    value = float(weight)
+    return "" if 0 <= value <= known else f"weight {value:g}"  # so is NaN
 
 
 def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:

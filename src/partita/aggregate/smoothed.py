@@ -10,9 +10,9 @@ from the mean until a step is at most `tolerance` times δ, which is the most th
 of the paper writes the second prox without the sign outside, which is wrong for negative x.
 
 A step is w̃ ← w̃ + mean(x_k − prox(x_k)) with x_k = Δ_k − w̃: what is below δ counts in full, the rest as δ.
-Attackers can put the mean so far away that steps of δ do not lead back. Where the cap is reached, the
-iteration is therefore repeated from a point that a minority cannot move and that is no worse a start: the
-coordinate's median, or where Weiszfeld's iteration with ν = δ ends, whose fixed points are the same.
+Attackers can put the mean so far away that steps of δ do not lead back. Where it is a hundred δ away from the
+coordinate's median, or the cap is reached, the iteration therefore begins at a point that a minority cannot
+move: that median, or where Weiszfeld's iteration with ν = δ ends, whose fixed points are the same.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from partita.aggregate.stack import Stack, aggregator, combination, made, note, 
 from partita.options import Option
 from partita.types import Aggregator, Combined
 
+FAR = 100  # times δ between mean and median
 SHRINK, ROUNDING = 16, 1e-13  # after so many steps, columns whose step is nothing but rounding are left out
 
 Delta = Annotated[float, Option("δ, below it differences count in full", low=0, open_low=True, example=0.1)]
@@ -105,11 +106,14 @@ def _solved(
 ) -> tuple[Tensor, int, Tensor]:
     """w̃ of every column, the number of steps, and the longest last one in units of δ."""
     x, share = block.double(), stack.share
-    w, used, moved = _coordinates(x, share, share @ x, delta, tolerance, iterations)
+    median, mean = middle(*ordered(x, None if stack.equal else share)), share @ x
+    # from far away each step is one of δ at most: begin at once where a minority cannot have moved it
+    start = torch.where((mean - median).abs() > FAR * delta, median, mean)
+    w, used, moved = _coordinates(x, share, start, delta, tolerance, iterations)
     late = (moved > tolerance).nonzero().squeeze(1)
     if len(late):
-        start = middle(*ordered(x[:, late], None if stack.equal else share))
-        w[late], more, moved[late] = _coordinates(x[:, late], share, start, delta, tolerance, iterations)
+        again = _coordinates(x[:, late], share, median[late], delta, tolerance, iterations)
+        w[late], more, moved[late] = again
         used += more
     return w, used, moved.max()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from partita import tree
 from partita.aggregate.mean import mean
+from partita.aggregate.statistics import with_statistics
 from partita.local.sgd import Sgd
 from partita.options import Option, bind, readable, signature
 from partita.partition import Personal, check_personal, split
@@ -199,17 +200,29 @@ def own_part(model: Tensors, partition: Partition) -> ClientState:
     return ClientState(tree.pick(model, partition.personal), {})
 
 
-def aggregate_with(aggregator: Aggregator, weighting: str) -> Callable[[Upload, Tensor], Upload]:
+def aggregate_with(
+    aggregator: Aggregator, weighting: str
+) -> Callable[[Problem], Callable[[Upload, Tensor], Upload]]:
     """The aggregator on the deltas, weighted by samples or uniformly."""
 
-    def aggregate(uploads: Upload, key: Tensor) -> Upload:
-        assert uploads.weight is not None
-        samples = uploads.weight  # a client without data has nothing to say, whatever the weighting
-        weight = samples if weighting == "samples" else (samples > 0).to(samples.dtype)
-        delta, notes = aggregator.combine(uploads.delta, weight, key)
-        return Upload(delta, weight=weight.sum(), metrics=notes)
+    def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
+        rule = with_statistics(aggregator, problem.buffers)
 
-    return aggregate
+        def aggregate(uploads: Upload, key: Tensor) -> Upload:
+            weight = counted(uploads, weighting)
+            delta, notes = rule.combine(uploads.delta, weight, key)
+            return Upload(delta, weight=weight.sum(), metrics=notes)
+
+        return aggregate
+
+    return bind
+
+
+def counted(uploads: Upload, weighting: str) -> Tensor:
+    """How much each client counts; one without data has nothing to say, whatever the weighting."""
+    samples = uploads.weight
+    assert samples is not None
+    return samples if weighting == "samples" else (samples > 0).to(samples.dtype)
 
 
 def serve_with(optimizer: ServerOptimizer) -> Callable[[Problem], ServerRule]:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from partita import psi as penalties
-from partita.algorithms.base import Choices, Equal, Lr, compose, method, serve_with, settings
+from partita.aggregate.statistics import with_statistics
+from partita.algorithms.base import Choices, Equal, Lr, compose, counted, method, serve_with, settings
 from partita.local.sgd import Carry, finish, move, start
 from partita.options import Option
 from partita.psi import Penalty
@@ -173,16 +174,14 @@ def between(own: Tensor, center: Tensor, lam: float) -> Tensor:
 # ---- over="all": the server remembers every client's last model
 
 
-def _all_of(weighting: str) -> Callable[[Upload, Tensor], Upload]:
+def _all_of(weighting: str) -> Callable[[Problem], Callable[[Upload, Tensor], Upload]]:
     """All uploads as they are, and the key, for the server to combine with what it remembers."""
 
     def aggregate(uploads: Upload, key: Tensor) -> Upload:
-        assert uploads.weight is not None
-        samples = uploads.weight
-        weight = samples if weighting == "samples" else (samples > 0).to(samples.dtype)
+        weight = counted(uploads, weighting)
         return Upload(uploads.delta, weight, extra={"key": key}, client=uploads.client)
 
-    return aggregate
+    return lambda problem: aggregate  # noqa: ARG005
 
 
 def remember(common: Choices) -> Callable[[Problem], ServerRule]:
@@ -194,6 +193,7 @@ def remember(common: Choices) -> Callable[[Problem], ServerRule]:
 
     def bind(problem: Problem) -> ServerRule:
         rule, clients = serve_with(common.server)(problem), problem.clients
+        aggregator = with_statistics(common.aggregate, problem.buffers)
 
         def init(shared: Tensors) -> ServerState:
             server = rule.init(shared)
@@ -214,7 +214,7 @@ def remember(common: Choices) -> Callable[[Problem], ServerRule]:
                 rows[f"party.{k}"] = kept.index_copy(0, who, center[k] - d)
                 # w̃ − W; for this round's clients what they sent, without the rounding of two differences
                 deltas[k] = (center[k] - kept).index_copy(0, who, d)
-            delta, notes = common.aggregate.combine(deltas, weight, upload.extra["key"])
+            delta, notes = aggregator.combine(deltas, weight, upload.extra["key"])
             after = rule.step(server, Upload(delta, weight.sum(), metrics=notes))
             return after._replace(opt={**after.opt, **rows, "count": weight})
 

@@ -26,7 +26,7 @@ from partita.options import Option
 from partita.server.rates import as_rate
 from partita.types import Algorithm, Batch, LocalRule, Moment, Phase, Problem, Rate, Work
 
-ONCE = Work(steps=1, batch=1)
+ONCE = Work(steps=1, batch=1, shuffle=False)
 """The pull looks at no data; a client without data has no model to pull."""
 
 

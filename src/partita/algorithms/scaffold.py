@@ -186,18 +186,22 @@ def _finish(
     return finish
 
 
-def _aggregate(common: Choices) -> Callable[[Upload, Tensor], Upload]:
+def _aggregate(common: Choices) -> Callable[[Problem], Callable[[Upload, Tensor], Upload]]:
     """The deltas as usual; of the Δc_i, |S| times what the same aggregator makes of them."""
-    usual = aggregate_with(common.aggregate, common.weighting)
 
-    def aggregate(uploads: Upload, key: Tensor) -> Upload:
-        assert uploads.weight is not None
-        combined = usual(uploads, key)
-        change = usual(uploads._replace(delta=uploads.extra), key).delta
-        heard = torch.count_nonzero(uploads.weight)
-        return combined._replace(extra={k: heard * v for k, v in change.items()})
+    def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
+        usual = aggregate_with(common.aggregate, common.weighting)(problem)
 
-    return aggregate
+        def aggregate(uploads: Upload, key: Tensor) -> Upload:
+            assert uploads.weight is not None
+            combined = usual(uploads, key)
+            change = usual(uploads._replace(delta=uploads.extra), key).delta
+            heard = torch.count_nonzero(uploads.weight)
+            return combined._replace(extra={k: heard * v for k, v in change.items()})
+
+        return aggregate
+
+    return bind
 
 
 def _serve(common: Choices) -> Callable[[Problem], ServerRule]:

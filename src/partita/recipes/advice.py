@@ -79,8 +79,13 @@ class Split(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """The smaller, the better, among splits of equal score."""
-        return self.hurt, *(math.inf if x is None else x for x in (self.share, self.memory))
+        """The smaller, the better, among splits of equal score: those personalize least.
+
+        Not by clients hurt: a split of the same score has some by chance, the two ends none against
+        themselves.
+        """
+        share, memory = (math.inf if x is None else x for x in (self.share, self.memory))
+        return share, memory
 
 
 class Advice(NamedTuple):

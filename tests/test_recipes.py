@@ -1,0 +1,137 @@
+"""The recipes of the papers at their smallest: they run, their tables are filled, their findings show."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partita.recipes import RECIPES, Study
+from partita.recipes.byzantine import aggregators, attacks
+from partita.recipes.fedplus import stragglers, table_methods
+from partita.recipes.quadratic import error_table, errors
+from partita.recipes.study import Runs, Table, run_study
+
+NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
+
+
+def run(name: str, *only: str, **settings: Any) -> tuple[Runs, list[Table]]:
+    """The recipe with one seed, in memory."""
+    found, tables = run_study(
+        lambda seed: RECIPES[name](seed=seed, **settings),  # type: ignore[arg-type, return-value]
+        [0],
+        only=only,
+        announce=lambda text: None,  # noqa: ARG005
+        executor="vmap",
+        progress=False,
+    )
+    return found, list(tables)
+
+
+@functools.cache
+def heterogeneity() -> tuple[Runs, list[Table]]:
+    return run("ffgg-heterogeneity", "ffgg-*", "scaffold-zeta20", "l2gd-zeta80", "local-gd-zeta40", rounds=18)
+
+
+def test_heterogeneity_does_not_slow_ffgg_down() -> None:
+    """Figure 2: the same error whatever ζ, orders below the others; more local steps, a lower floor."""
+    runs, _ = heterogeneity()
+    last = {name: errors(seeds[0])[-1] for name, seeds in runs.items()}
+    ours = [last[f"ffgg-zeta{z}"] for z in (20, 40, 80)]
+    assert max(ours) < 1e-5
+    assert max(ours) < 3 * min(ours)
+    for z in (20, 40, 80):
+        assert last[f"ffgg-tau40-zeta{z}"] < last[f"ffgg-zeta{z}"]
+    for name in ("scaffold-zeta20", "local-gd-zeta40", "l2gd-zeta80"):
+        assert last[name] > 1e3 * max(ours)
+
+
+def test_tables_of_errors_are_filled() -> None:
+    runs, _ = heterogeneity()
+    table = error_table(runs, "title")
+    assert [row[0] for row in table.rows] == list(runs)
+    first = dict(zip(table.columns, table.rows[0]))
+    assert float(first["last error"]) == pytest.approx(errors(runs["ffgg-zeta20"][0])[-1], rel=0.1)
+    assert int(first["rounds to 1e-4"]) <= 18
+
+
+def test_liars_do_not_stop_a_robust_aggregator() -> None:
+    """Figure 4: one θ* for all is found in spite of ten of 42 liars; the mean diverges when they shout."""
+    some = ("same-flip-median", "same-flip4-*", "own-flip-median")
+    runs, _ = run("ffgg-byzantine", *some, rounds=22)
+    last = {name: errors(seeds[0])[-1] for name, seeds in runs.items()}
+    assert last["same-flip-median"] < 1e-5
+    assert last["same-flip4-median"] < 1e-5
+    assert last["same-flip4-mean"] > 1
+    assert last["own-flip-median"] > 1e-2  # honest gradients disagree: an error remains
+
+
+def test_few_steps_of_conjugate_gradients_do() -> None:
+    """Figure 1a, at its beginning: two steps are as good as ten until the error is small."""
+    runs, _ = run("ffgg-solver", "cg-2", "cg-10", rounds=12)
+    few, many = (errors(runs[name][0]) for name in ("cg-2", "cg-10"))
+    assert few[-1] < 0.1
+    np.testing.assert_allclose(few, many, rtol=0.05)
+
+
+def test_methods_run_side_by_side() -> None:
+    runs, (table,) = run("ffgg-methods", rounds=1)
+    assert len(runs) == len(table.rows) == 12
+
+
+def test_fed_plus_makes_no_step_to_the_aggregate() -> None:
+    """Figures 1 to 3."""
+    runs, (table,) = run("fedplus-collapse", rounds=2)
+    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+    assert float(rows["fedavg_plus"]["change, largest"]) == float(rows["local"]["change, mean"]) == 0
+    assert float(rows["fedavg"]["change, mean"]) > 0.1
+    assert float(rows["fedavg"]["loss after"]) > float(rows["fedavg"]["loss before"])
+    assert all(len(seeds[0].metrics) == 2 for seeds in runs.values())
+
+
+def test_regression_has_a_column_for_each_method() -> None:
+    runs, (table,) = run("fedplus-regression", rounds=2)
+    assert len(runs) == len(table_methods(1e-4, 1.0)) == 8
+    assert len(table.rows[0]) == len(table.columns) == 9
+    assert "/ 2764" in table.rows[0][1]
+
+
+def test_stragglers_do_less() -> None:
+    study = RECIPES["fedplus-synthetic"](epochs=5)
+    assert isinstance(study, Study)
+    experiment = study.variants["fedavg-N30"].experiment
+    steps = np.array(experiment.steps)
+    full = 5 * -(-experiment.data.sizes() // 10)
+    assert (steps <= full).all()
+    assert 20 <= (steps < full).sum() <= 30
+    assert tuple(steps) == stragglers(experiment.data, 5, 0)
+    runs, _ = run("fedplus-synthetic", "fedavg_plus-N3", rounds=1, epochs=1)
+    assert 0 < runs["fedavg_plus-N3"][0].summary()["test"]["personal"] <= 1
+
+
+@NEEDS_DATA
+def test_shifted_mnist_runs() -> None:
+    runs, _ = run("fedplus-mnist", "robust-N10-fedgeomed_plus", rounds=2)
+    (found,) = runs["robust-N10-fedgeomed_plus"]
+    assert found.summary()["test"]["personal"] > 0.3
+    assert found.metrics[-1]["aggregation"]["iterations"] >= 1
+
+
+@NEEDS_DATA
+def test_the_table_of_liars() -> None:
+    runs, (table,) = run("byzantine", clients=8, rounds=1)
+    assert len(runs) == len(aggregators(2)) * len(attacks())
+    assert len(table.rows) == len(aggregators(2))
+    assert all(len(row) == 1 + len(attacks()) for row in table.rows)
+    lying = runs["mean-sign_flip"][0].clients
+    assert sum(row["byzantine"] for row in lying) == 2
+
+
+@NEEDS_DATA
+def test_ffgg_on_real_data_runs() -> None:
+    runs, _ = run("ffgg-real", "ffgg-output", clients=4, rounds=1, personal_rounds=1, epochs=1)
+    assert set(runs) == {"fedavg", "ffgg-output"}
+    assert runs["ffgg-output"][0].summary()["test"]["personal"] is not None
