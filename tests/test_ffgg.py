@@ -10,7 +10,7 @@ from torch import Tensor
 
 import partita as pt
 from partita.data.quadratic import Quadratic
-from partita.types import Algorithm, ServerOptimizer, Tensors
+from partita.types import Algorithm, Attack, ServerOptimizer, Tensors
 
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 DIGITS = pt.data.digits(5, pt.data.label_skew(classes=3), seed=0)
@@ -150,15 +150,24 @@ def test_theorem_1(kind: str, solver: Any) -> None:
     assert least < 1e-2 * problem.F(found[0]).mean(0).square().sum().item()
 
 
-@pytest.mark.parametrize("liars", [(), (1, 4, 8)], ids=["honest", "a quarter lies"])
+LIES: dict[str, Attack | None] = {
+    "honest": None,
+    "sign_flip": pt.attack.sign_flip(),
+    "ipm": pt.attack.ipm(),
+    "gaussian": pt.attack.gaussian(),
+}
+
+
+@pytest.mark.parametrize("attack", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
-def test_theorem_8(liars: tuple[int, ...], aggregate: Any) -> None:
+def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
     """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
     problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
+    liars = (1, 4, 8) if attack else ()
     c, good = problem.constants, 12 - len(liars)
     assert len(liars) / 12 <= c.tolerated(good)
     gamma = c.gamma_byzantine(good, len(liars))
-    lies = {"attack": pt.attack.sign_flip(), "byzantine": liars} if liars else {}
+    lies = {"attack": attack, "byzantine": liars} if attack else {}
     found = iterates(
         problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 100, **lies
     )

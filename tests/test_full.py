@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -60,3 +62,21 @@ def test_the_aggregator_protects_the_control_variate(robust: bool) -> None:
     problem, _, _ = given()
     found = pt.scaffold(0.1, aggregate=aggregate).aggregate(problem)(upload, torch.tensor(0)).extra["w"]
     assert float(found) == (4 * 2.5 if robust else 1e12 + 6)  # |S| times the median, or the mean
+
+
+def test_control_variates_need_a_memory() -> None:
+    data = pt.data.digits(clients=4, test=0.2, seed=0)
+    work = {"rounds": 1, "steps": 1, "batch": 8, "baselines": False, "progress": False}
+    model = pt.models.logistic(64, 10)
+    words = "state='reset': scaffold relies on what clients remember, and they forget; use state='keep'"
+    with pytest.warns(UserWarning, match=words):
+        pt.federate(model, data, pt.scaffold(0.1), state="reset", **work)
+    stages = pt.pipeline(
+        pt.stage(pt.scaffold(0.1), rounds=1, state="reset"), pt.stage(pt.fedavg(0.1), rounds=1)
+    )
+    with pytest.warns(UserWarning, match=words):
+        pt.federate(model, data, stages, **{**work, "rounds": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pt.federate(model, data, pt.scaffold(0.1), **work)
+        pt.federate(model, data, pt.fedavg(0.1), state="reset", **work)

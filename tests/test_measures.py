@@ -184,6 +184,39 @@ def test_statistics_are_no_gradients(executor: str) -> None:
     }
 
 
+COPIES = {
+    "fedavg": pt.fedavg(LR),
+    "ditto": pt.ditto(LR, 0.5),
+    "fedavg_plus": pt.fedavg_plus(LR, 0.2),
+    "apfl": pt.apfl(LR),
+}
+
+
+@both_executors
+@pytest.mark.parametrize("name", COPIES)
+def test_what_is_kept_as_a_copy_too_is_shared(name: str, executor: str) -> None:
+    """Of such methods too the gradient is at the server's model, all of it."""
+    run = federate(COPIES[name], pt.measures.gradient_norm(), rounds=2, executor=executor)
+    gradients = []
+    for i in range(CLIENTS):
+        w = {k: v.clone().requires_grad_() for k, v in run.shared.items()}
+        grads = torch.autograd.grad(losses(w, i, "train").mean(), list(w.values()))
+        gradients.append(torch.cat([g.flatten() for g in grads]))
+    rows = torch.stack(gradients)
+    assert found(run, "gradient_norm") == {
+        "total": pytest.approx(float(rows.mean(0).norm()), rel=1e-9),
+        "mean": pytest.approx(float(rows.norm(dim=1).mean()), rel=1e-9),
+    }
+
+
+def test_the_gradient_of_ditto_is_that_of_fedavg() -> None:
+    """Its server's model is fedavg's."""
+    runs = [federate(method, pt.measures.gradient_norm()) for method in (pt.fedavg(LR), pt.ditto(LR, 0.5))]
+    for k, v in runs[0].shared.items():
+        torch.testing.assert_close(runs[1].shared[k], v, rtol=1e-12, atol=1e-12)
+    assert found(runs[1], "gradient_norm") == pytest.approx(found(runs[0], "gradient_norm"), rel=1e-9)
+
+
 def test_blocks_of_clients_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of all clients at once may not fit."""
     every = (pt.measures.gradient_norm("output"), pt.measures.aggregation_change(), pt.measures.line_loss(3))

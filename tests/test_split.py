@@ -81,12 +81,12 @@ def test_a_sure_lead_counts_however_small() -> None:
     assert found.part == "input"
 
 
-def test_fewer_hurt_come_before_a_smaller_part() -> None:
-    harmed = [0.5, *around(0.94)[1:]]  # one client is worse than alone
-    spared = around(0.9)
-    found = judged({"local": around(0.7), "fedavg": around(0.6), "input": spared, "output": harmed})
-    assert found.part == "input"
-    assert "output (0.9033) is ahead by no more than the noise, and hurts more (2 against 0" in found.reason
+def test_a_smaller_part_comes_before_fewer_hurt() -> None:
+    harmed = [0.5, *around(0.94)[1:]]  # one client is worse than alone, and than with the global model
+    found = judged({"local": around(0.7), "fedavg": around(0.6), "input": around(0.91), "output": harmed})
+    assert found.part == "output"
+    assert "of 12 clients 1 would do better with the global model and 1 would do better alone" in found.reason
+    assert "input (0.9100) is ahead by no more than the noise, and makes more personal" in found.reason
 
 
 def test_equal_splits_by_share() -> None:

@@ -15,7 +15,7 @@ import partita as pt
 from partita.aggregate.screen import NOT_FINITE, TOO_LARGE, faults, screen, unfit
 from partita.algorithms import METHODS
 from partita.callbacks import Callback
-from partita.types import Cohort, ServerState, Upload
+from partita.types import Aggregator, Attack, Cohort, ServerState, Upload
 from test_every_algorithm import CASES, make
 
 SIZES, BAD = [9, 7, 5, 8], 2
@@ -109,7 +109,7 @@ def reason(delta: Any, weight: Any = None, extra: Any = None) -> str:
     arrived, why = screen(expected(), [""] * 3, {1: upload})
     assert why[0] == why[2] == ""
     assert why[1] or torch.equal(arrived.delta["b"][1], torch.ones(4))
-    assert why[1] == (unfit(upload, expected(), [0, 2]) or why[1])
+    assert why[1] == (unfit(upload, expected(), 1) or why[1])
     for k, x in expected().delta.items():
         assert torch.equal(arrived.delta[k][[0, 2]], x[[0, 2]])
         assert arrived.delta[k].dtype == x.dtype
@@ -169,7 +169,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "weight NaN": ({"delta": good(), "weight": torch.tensor(float("nan"))}, "weight nan"),
     "weight infinite": ({"delta": good(), "weight": torch.tensor(float("inf"))}, "weight inf"),
     "a huge weight": ({"delta": good(), "weight": torch.tensor(1e15)}, "weight 1e+15"),
-    "1001 times the usual weight": ({"delta": good(), "weight": torch.tensor(5006.0)}, "weight 5006"),
+    "just above its weight": ({"delta": good(), "weight": torch.tensor(8.001)}, "weight 8.001"),
+    "one sample more": ({"delta": good(), "weight": torch.tensor(9)}, "weight 9"),
+    "five times its weight": ({"delta": good(), "weight": torch.tensor(40.0)}, "weight 40"),
+    "900 times its weight": ({"delta": good(), "weight": torch.tensor(7200.0)}, "weight 7200"),
+    "thousands": ({"delta": good(), "weight": torch.tensor(5000.0)}, "weight 5000"),
     "weights": ({"delta": good(), "weight": torch.ones(2)}, "weight of shape [2]"),
     "an empty weight": ({"delta": good(), "weight": torch.ones(0)}, "weight of shape [0]"),
     "a complex weight": (
@@ -199,19 +203,25 @@ def test_another_precision_is_converted(dtype: torch.dtype) -> None:
     assert reason(good(b=torch.ones(4, dtype=dtype), count=torch.tensor(3, dtype=torch.int32))) == ""
 
 
-@pytest.mark.parametrize("weight", [0.0, 6.0, 5000.0, 6000.0])
-def test_weights_that_can_be_true(weight: float) -> None:
-    """Up to a thousand times the median of the others, 6."""
-    many = expected((5.0, 8.0, 6.0, 7.0))
-    assert unfit(Upload(good(), torch.tensor(weight), {"c": torch.ones(2)}), many, [0, 2, 3]) == ""
+@pytest.mark.parametrize("weight", [8.0, 8, 7.999, 1.0, 0.0, 0, None])
+def test_a_client_counts_for_what_it_has_or_less(weight: float | None) -> None:
+    claimed = None if weight is None else torch.tensor(weight)
+    upload = Upload(good(), claimed, {"c": torch.ones(2)})
+    assert unfit(upload, expected(), 1) == ""
+    arrived, why = screen(expected(), [""] * 3, {1: upload})
+    assert arrived.weight is not None
+    assert why == [""] * 3
+    assert arrived.weight.tolist() == pytest.approx([5.0, 8.0 if weight is None else weight, 7.0])
 
 
-def test_the_weight_that_a_client_has_is_never_absurd() -> None:
+def test_only_its_own_weight_counts_however_large() -> None:
     upload = Upload(good(), torch.tensor(9e4), {"c": torch.ones(2)})
-    assert unfit(upload, expected((1.0, 9e4, 1.0)), [0, 2]) == ""
-    assert unfit(upload, expected((0.0, 9e4, 0.0)), [0, 2]) == ""
-    assert unfit(upload, expected((1.0, 1.0, 1.0)), [0, 2]) == "weight 90000"
-    assert unfit(upload, expected((9e4,)), []) == ""  # nobody else is there
+    assert unfit(upload, expected((1.0, 9e4, 1.0)), 1) == ""
+    assert unfit(upload, expected((0.0, 9e4, 0.0)), 1) == ""
+    assert unfit(upload, expected((9e4,)), 0) == ""  # nobody else is there
+    assert unfit(upload, expected((9e4, 1.0, 9e4)), 1) == "weight 90000"
+    one = Upload(good(), torch.tensor(1.0), {"c": torch.ones(2)})
+    assert unfit(one, expected((9.0, 0.0, 9.0)), 1) == "weight 1"  # it has no data
 
 
 def test_a_gradient_does_not_travel() -> None:
@@ -346,23 +356,27 @@ def test_whatever_the_stage(how: str) -> None:
     assert_as_if_it_were_not_there(stages, attack=attack, byzantine=["eve"], rounds=None)
 
 
-def aggregators() -> list[Any]:
-    """Whichever are there, with arguments that three honest clients can bear."""
-    own = {"trimmed_mean": (1,), "krum": (0,), "multi_krum": (0, 2), "centered_clipping": (1.0,)}
-    names = (
-        "coordinate_median",
-        "trimmed_mean",
-        "geometric_median",
-        "krum",
-        "multi_krum",
-        "centered_clipping",
-    )
-    found = [getattr(pt.aggregate, n)(*own.get(n, ())) for n in names if hasattr(pt.aggregate, n)]
-    if hasattr(pt.aggregate, "bucketing"):
-        found.append(pt.aggregate.bucketing(2, pt.aggregate.coordinate_median()))
-    if hasattr(pt.aggregate, "nnm"):
-        found.append(pt.aggregate.nnm(1, pt.aggregate.mean()))
-    return found
+def aggregators() -> list[Aggregator]:
+    """All of them, with arguments that three honest clients can bear."""
+    a = pt.aggregate
+    return [
+        a.mean(),
+        a.coordinate_median(),
+        a.trimmed_mean(1),
+        a.geometric_median(),
+        a.krum(0),
+        a.multi_krum(0, 2),
+        a.centered_clipping(1.0),
+        a.smoothed_coordinate_median(0.1),
+        a.smoothed_geometric_median(0.1),
+        a.layerwise({"*.bias": a.mean(), "*": a.coordinate_median()}),
+        a.bucketing(2, a.coordinate_median()),
+        a.nnm(1, a.mean()),
+    ]
+
+
+def test_no_aggregator_is_left_out() -> None:
+    assert {found.name for found in aggregators()} == set(pt.aggregate.__all__)
 
 
 @pytest.mark.parametrize("aggregate", aggregators(), ids=lambda a: a.name)
@@ -372,6 +386,24 @@ def aggregators() -> list[Any]:
 def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
     method = pt.fedavg(lr=0.1, aggregate=aggregate)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
+
+
+ROBUST = [pt.rfa(lr=0.1), pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())]
+
+
+@pytest.mark.parametrize("method", ROBUST, ids=["rfa", "median"])
+@pytest.mark.parametrize("times", [1.001, 5.0, 900.0])
+def test_a_quarter_that_claims_more_than_it_has_changes_nothing(method: Any, times: float) -> None:
+    """Five times the weight would make a majority of the quarter."""
+
+    def forge(uploads: Upload, liars: tuple[int, ...], key: Any) -> dict[int, Upload]:  # noqa: ARG001
+        assert uploads.weight is not None
+        lie = {k: -10 * v for k, v in uploads.delta.items()}
+        return {i: Upload({k: v[i] for k, v in lie.items()}, times * uploads.weight[i]) for i in liars}
+
+    greedy = Attack("greedy", forge, None, {})
+    got = assert_as_if_it_were_not_there(method, attack=greedy, byzantine=["eve"])
+    assert got.summary()["excluded_why"] == {"eve": f"weight {times * SIZES[BAD]:g}"}
 
 
 @pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedsim("output", lr=0.1)], ids=lambda m: m.name)

@@ -83,11 +83,25 @@ def test_when_steps_of_delta_do_not_lead_back(kind, far) -> None:
     x[:4] = far
     done = combine(BOTH[kind][0](0.1), {"x": x})
     assert float(done.notes["moved"]) <= 1e-6
-    assert int(done.notes["iterations"]) > 1000
+    many = int(done.notes["iterations"])
+    assert many > 1000 if kind == "geometric" else many < 1000  # which begins at the median at once
     w = done.delta["x"].numpy()
     x[:4] = 1e6  # the same direction, near enough for the arithmetic of the test
     step = (x - w) - BOTH[kind][1](x - w, 0.1)
     assert np.abs(step.mean(0)).max() < 1e-6
+
+
+@pytest.mark.parametrize("n", [40, 41])
+def test_outliers_cost_few_steps(n) -> None:
+    """A quarter at 10⁶: the coordinate's iteration begins at the median."""
+    x = np.random.default_rng(0).normal(size=(n, 50))
+    x[:10] = 1e6
+    for delta in (0.01, 0.1, 1.0):
+        done = combine(agg.smoothed_coordinate_median(delta), {"x": x})
+        assert float(done.notes["moved"]) <= 1e-6
+        assert int(done.notes["iterations"]) < 300
+        w = done.delta["x"].numpy()
+        assert ((x[10:].min(0) < w) & (w < x[10:].max(0))).all()
 
 
 def test_the_cap_is_kept_and_reported() -> None:

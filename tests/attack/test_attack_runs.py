@@ -204,6 +204,13 @@ def test_a_cohort_of_liars_only(attack: Attack) -> None:
     assert run.summary()["test"]["personal"] == scored[0]["personal"]
 
 
+def test_a_share_of_nobody() -> None:
+    with pytest.raises(
+        ValueError, match=r"byzantine=0\.1: expected a share of at least one of the 4 clients"
+    ):
+        liars(0.1, ATTACKS["alie"], NAMES[:4], 0)
+
+
 def test_liars_with_many_samples_are_not_called_greedy() -> None:
     large = data((2, 3000, 2, 2, 1500, 2))
     run = federate(data=large, attack=pt.attack.sign_flip(0.1), batch=512, rounds=2)

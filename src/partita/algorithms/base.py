@@ -226,7 +226,7 @@ def counted(uploads: Upload, weighting: str) -> Tensor:
 
 
 def serve_with(optimizer: ServerOptimizer) -> Callable[[Problem], ServerRule]:
-    """x ← server optimizer(x, Δ). Statistics are no parameters: they are averaged, whatever the optimizer."""
+    """x ← server optimizer(x, Δ). Statistics are no parameters: they become what was aggregated."""
 
     def bind(problem: Problem) -> ServerRule:
         statistics = set(problem.buffers)

@@ -25,7 +25,7 @@ KINDS = ("names", "shape", "broadcast", "weight", "greed")
 
 @attack
 def malformed(how: Annotated[str, Option("what is wrong with it", choices=KINDS)] = "shape") -> Attack:
-    """Each liar sends an upload that does not fit the model, or claims an absurd weight.
+    """Each liar sends an upload that does not fit the model, or claims a weight that it does not have.
 
     Use it to see that a run goes on as if those clients were not there.
     """

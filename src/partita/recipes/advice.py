@@ -2,7 +2,7 @@
 
 The best mean score decides. Splits that come within one standard error of it, client by client, count as
 equally good (the one-standard-error rule of Breiman et al. 1984, on paired differences); of those the one
-that hurts the fewest clients is taken, then the one with the smallest personal part and memory.
+with the smallest personal part is taken, then the one with the least memory.
 """
 
 from __future__ import annotations
@@ -71,11 +71,6 @@ class Split(NamedTuple):
     def mean(self) -> float | None:
         """The score."""
         return None if self.score is None else self.score["mean"]
-
-    @property
-    def hurt(self) -> float:
-        """Both counts together."""
-        return (self.hurt_vs_global or 0.0) + (self.hurt_vs_local or 0.0)
 
     @property
     def cost(self) -> tuple[float, ...]:
@@ -231,8 +226,6 @@ def _second(taken: Split, best: Split, scored: Sequence[Split], higher: bool) ->
 
 
 def _dearer(best: Split, taken: Split) -> str:
-    if best.hurt > taken.hurt:
-        return f"hurts more ({best.hurt:.3g} against {taken.hurt:.3g}, both counts together)"
     if (best.share or 0) > (taken.share or 0):
         return f"makes more personal ({best.share or 0:.1%} against {taken.share or 0:.1%} of the parameters)"
     return "needs more memory"
