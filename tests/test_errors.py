@@ -393,7 +393,7 @@ TABLE = [
     Wrong("attacks", lies(attack=[pt.attack.alie()]), "attack=[Attack(", ATTACK),
     Wrong("nobody lies", lies(byzantine=()), "byzantine=(): ", "with attack=, a share such as 0.25"),
     Wrong("a share of nobody", lies(byzantine=0.0), "byzantine=0.0: ", "with attack=, a share such as 0.25"),
-    Wrong("too small a share", lies(byzantine=0.1), "byzantine=0.1: ", "with attack=, a share such as 0.25"),
+    Wrong("too small a share", lies(byzantine=0.1), "byzantine=0.1: ", "a share of at least one of the"),
     Wrong("liars without an attack", fed(byzantine=[1]), "byzantine=[1]: ", "none without attack=, such as"),
     Wrong(
         "a share without an attack", fed(byzantine=0.5), "byzantine=0.5: ", "none without attack=, such as"
