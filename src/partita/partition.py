@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -68,6 +68,19 @@ def keep_norms(model: nn.Module, partition: Partition, buffers: Sequence[str]) -
         shared=tuple(n for n in partition.shared if n not in mine),
         personal=tuple(n for n in everything if n in mine or n in set(partition.personal)),
     )
+
+
+def by_pattern(
+    names: Iterable[str], patterns: Iterable[str], refuse: Callable[[str], ValueError]
+) -> dict[str, list[str]]:
+    """The names of each pattern that has any, the first that matches; `refuse` names one without."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        first = next((p for p in patterns if fnmatchcase(name, p)), None)
+        if first is None:
+            raise refuse(name)
+        found.setdefault(first, []).append(name)
+    return found
 
 
 def _select(model: nn.Module, names: Sequence[str], word: str) -> set[str]:

@@ -17,7 +17,6 @@ depend on δ alone. (12) of the paper as printed drops negative entries; here is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ import torch
 from partita import aggregate, check, tree
 from partita.aggregate.smoothed import Iterations, Tolerance
 from partita.options import Option, checked
+from partita.partition import by_pattern
 from partita.types import Aggregator, Tensors
 
 __all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise"]
@@ -148,13 +148,11 @@ def layerwise(
 
 def groups(names: Iterable[str], patterns: Mapping[str, Any]) -> dict[str, list[str]]:
     """The names of each pattern, the first that matches; a name without one is refused."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        pattern = next((p for p in patterns if fnmatchcase(name, p)), None)
-        if pattern is None:
-            raise check.fail("penalties", patterns, f"a pattern for {name}; '*' at the end matches the rest")
-        found.setdefault(pattern, []).append(name)
-    return found
+
+    def refuse(name: str) -> ValueError:
+        return check.fail("penalties", patterns, f"a pattern for {name}; '*' at the end matches the rest")
+
+    return by_pattern(names, patterns, refuse)
 
 
 def covers(psi: Penalty, names: Iterable[str]) -> None:

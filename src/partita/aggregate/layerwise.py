@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from partita.aggregate.inner import Written
 from partita.aggregate.mean import mean
 from partita.aggregate.stack import aggregator
 from partita.options import Option
+from partita.partition import by_pattern
 from partita.types import Aggregator, Combined, Tensors
 
 ALLOWED = "a dictionary from patterns of names to aggregators"
@@ -74,13 +74,9 @@ def layerwise(patterns: Patterns) -> Aggregator:
 
 def _groups(names: list[str], patterns: Mapping[str, Aggregator]) -> dict[str, list[str]]:
     """The names of each pattern that has any; a name without a pattern is an error."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        first = next((p for p in patterns if fnmatchcase(name, p)), None)
-        if first is None:
-            known = ", ".join(map(repr, patterns))
-            raise check.fail(
-                "aggregate name", name, f"one that matches {known}; the pattern '*' takes the rest"
-            )
-        found.setdefault(first, []).append(name)
-    return found
+
+    def refuse(name: str) -> ValueError:
+        known = ", ".join(map(repr, patterns))
+        return check.fail("aggregate name", name, f"one that matches {known}; the pattern '*' takes the rest")
+
+    return by_pattern(names, patterns, refuse)

@@ -22,14 +22,12 @@ from partita import tree
 from partita.aggregate.bucketing import bucketing
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.algorithms.base import (
-    WEIGHTINGS,
     Choices,
     Equal,
+    EqualWithoutAggregate,
     Lr,
-    Optimizer,
     Part,
     PersonalLr,
-    Server,
     compose,
     method,
     settings,
@@ -48,14 +46,12 @@ from partita.types import (
     ClientState,
     Download,
     LocalRule,
-    Moment,
     Partition,
     Personalize,
     Phase,
     Problem,
     Tensors,
     Upload,
-    Work,
 )
 
 SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
@@ -81,7 +77,7 @@ def ffgg(
 
     def local(problem: Problem) -> LocalRule:
         begin, phases = fitting(problem, solver, common.optimizer, start)
-        step = Phase(_accumulate(problem), (gamma,), _one_pass)
+        step = Phase(_accumulate(problem), (gamma,), sgd.one_pass)
         return LocalRule(_measuring(problem, begin), (*phases, step), _finish(problem, common.optimizer))
 
     return _stateless(local, common, personal, solver, start)
@@ -119,15 +115,6 @@ def ffgg_local(
     return _stateless(local, common, personal, first, start)
 
 
-class Robust(Optimizer, total=False):
-    """The common options, but for the aggregator."""
-
-    weighting: Annotated[
-        str, Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform")
-    ]
-    server: Server
-
-
 @method
 def ffgg_robust(
     personal: Part,
@@ -141,7 +128,7 @@ def ffgg_robust(
             allowed="an aggregator such as partita.aggregate.coordinate_median()",
         ),
     ] = None,
-    **options: Unpack[Robust],
+    **options: Unpack[EqualWithoutAggregate],
 ) -> Algorithm:
     """FFGG with a robust aggregator: where the personal part fits every client, liars cannot hide.
 
@@ -259,10 +246,6 @@ def _finish(
 def _moving(problem: Problem) -> tuple[str, ...]:
     shared = set(problem.partition.shared)
     return tuple(n for n in problem.trainable if n in shared)
-
-
-def _one_pass(now: Moment) -> Work:
-    return Work(epochs=1, batch=now.work.batch, shuffle=False)
 
 
 # ---- local steps

@@ -45,7 +45,6 @@ from partita.types import (
     ClientState,
     Download,
     LocalRule,
-    Moment,
     Partition,
     Phase,
     Problem,
@@ -53,7 +52,6 @@ from partita.types import (
     ServerState,
     Tensors,
     Upload,
-    Work,
 )
 
 
@@ -94,7 +92,7 @@ def scaffold(
     def local(problem: Problem) -> LocalRule:
         names = _controlled(problem)
         steps = Phase(_step(problem, names, common.optimizer), (eta,))
-        at_x = (Phase(_full_gradient(problem, names), work=_one_pass),) if option == 1 else ()
+        at_x = (Phase(_full_gradient(problem, names), work=sgd.one_pass),) if option == 1 else ()
         begin, end = _start(problem, names, common.optimizer), _finish(problem, names, option)
         return LocalRule(begin, (steps, *at_x), end)
 
@@ -145,10 +143,6 @@ def _step(
         return c._replace(sgd=after, unit=unit, total=total)
 
     return step
-
-
-def _one_pass(now: Moment) -> Work:
-    return Work(epochs=1, batch=now.work.batch, shuffle=False)
 
 
 def _full_gradient(

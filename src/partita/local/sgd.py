@@ -17,7 +17,19 @@ import torch
 from torch import Tensor
 
 from partita import check, tree
-from partita.types import Batch, ClientState, Download, LocalRule, Phase, Problem, Rate, Tensors, Upload
+from partita.types import (
+    Batch,
+    ClientState,
+    Download,
+    LocalRule,
+    Moment,
+    Phase,
+    Problem,
+    Rate,
+    Tensors,
+    Upload,
+    Work,
+)
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,11 @@ def finish(
         )
 
     return end
+
+
+def one_pass(now: Moment) -> Work:
+    """Each of the client's samples once, in the run's batches: for a gradient over all of them."""
+    return Work(epochs=1, batch=now.work.batch, shuffle=False)
 
 
 def together(
