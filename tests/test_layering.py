@@ -29,6 +29,8 @@ MACHINERY = (
     "initial",
     "begin",
     "measuring",
+    "ahead",
+    "timing",
 )
 SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
 GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")

@@ -83,3 +83,10 @@ def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
     except TypeError as error:
         raise fail(field, value, f"{allowed} ({error})") from None
     return value
+
+
+def schedule(field: str, value: Any) -> Any:
+    """None, or something that can be put to work as a schedule."""
+    if value is not None and (not hasattr(value, "begin") or isinstance(value, type)):
+        raise fail(field, value, "a schedule such as partita.schedule.synchronous()")
+    return value

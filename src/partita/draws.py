@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 _GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed integer
 _MIX1 = -0x40A7B892E31B1A47
 _MIX2 = -0x6B2FB644ECCEEE15
+_MASK = (1 << 64) - 1
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -38,8 +40,10 @@ def fold(key: Tensor, part: int | Tensor) -> Tensor:
 
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """The key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
-    k = torch.tensor(zlib.crc32(purpose.encode()), dtype=torch.int64, device=device)
-    for part in (seed, *parts):
+    whole = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
+    known = _key(seed, purpose, *parts[:whole])  # numbers are folded on the host: the same bits, one tensor
+    k = torch.tensor(known - (known >> 63 << 64), dtype=torch.int64, device=device)
+    for part in parts[whole:]:
         k = fold(k, part)
     return k
 
@@ -54,6 +58,28 @@ def normal(key: Tensor) -> Tensor:
     """A standard normal number for each key, float32 (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, 1))))
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, 2)))
+
+
+def number(seed: int, purpose: str, *parts: int) -> float:
+    """A uniform number in (0, 1) for (seed, purpose, parts...), on the host: from the bits of that `key`."""
+    # 52 bits and a half: the largest, 1 − 2⁻⁵³, is still a double below 1
+    return ((_mixed(_key(seed, purpose, *parts)) >> 12) + 0.5) * 2.0**-52
+
+
+def _key(seed: int, purpose: str, *parts: Any) -> int:
+    """`key` of whole numbers, unsigned."""
+    k = zlib.crc32(purpose.encode())
+    for part in (seed, *parts):
+        k = _mixed((k * 0x9E3779B1 + part) & _MASK)
+    return k
+
+
+def _mixed(key: int) -> int:
+    """`bits` of one key, unsigned."""
+    z = (key + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
 
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from partita import check, draws, tree
-from partita.aggregate.screen import faults, screen
+from partita.aggregate.screen import screen
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
@@ -26,6 +26,10 @@ from partita.types import Algorithm, Attack, Cohort, Measure, ServerState, Tenso
 from partita.watch import Interrupt, Watch
 
 
+NOTHING: tuple[Upload, list[str]] = (Upload({}), [])
+"""What a round brings in which everybody was late."""
+
+
 def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
     """Round after round until the stage is over."""
     while not run.schedule.done(run.server):
@@ -37,18 +41,17 @@ def one_round(run: Federation, watch: Watch) -> None:
     """A cohort trains, the server acts on what it sends."""
     begin = time.perf_counter()
     cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
-    done = [_work(run, part) for part in run.parts(cohort)]
+    done = [_work(run, part) for part in run.parts(cohort)] or [NOTHING]
     uploads, why = tree.cat([u for u, _ in done]), [w for _, some in done for w in some]
     uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; what is unusable is named
-    run.server, notes = _advance(run, _only([not w for w in why], uploads))
+    usable = _only([not w for w in why], run.discounted(cohort, uploads))
+    run.server, notes = _advance(run, usable)
     watch.after(cohort, uploads, why, notes, time.perf_counter() - begin)  # metrics, progress, checkpoint
 
 
 def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[str]]:
     """Clients train, as many at once as their states fit: what they send, and why it is unusable, if so."""
-    states = run.load(cohort.clients)  # personal parameters and memories
-    uploads, states = run.execute(cohort, states)
-    why = faults(uploads, (uploads.metrics, states), len(cohort.clients))
+    uploads, states, why = run.trained(cohort)  # with their personal parameters and memories
     good = [not w for w in why]
     if run.keeps_state:
         run.store.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
@@ -92,7 +95,7 @@ def federate(
     device: str = "auto",
     memory: int | str | None = None,
     store: str = "auto",
-    evaluate_every: int | None = None,
+    evaluate_every: int | float | None = None,
     checkpoint_every: int | None = None,
     baselines: bool | Mapping[str, Record] = True,
     train_scores: bool = False,
@@ -120,7 +123,8 @@ def federate(
                 a function returns a mean over samples; higher is better unless its name ends in 'loss',
                 'error', 'mse' or 'mae', or its attribute `higher_is_better` says otherwise
     state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
-    schedule    who reports when; None: `partita.schedule.synchronous()`, a random cohort each round
+    schedule    who reports when: `partita.schedule.asynchronous(concurrency=10, delays=...)`; None: a random
+                cohort each round, `partita.schedule.synchronous()`, or what the method wants
     attack      what dishonest clients do: `partita.attack.sign_flip()` and the like
     byzantine   who they are: a share of the clients, or their numbers or names; they are marked in
                 clients.csv, and all scores are of the honest ones
@@ -130,8 +134,9 @@ def federate(
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
     evaluate_every, checkpoint_every
-                rounds between evaluations (None: about ten in all) and checkpoints (None: by time; 0: none,
-                so that the run can be neither resumed nor loaded with its models)
+                rounds between evaluations (None: about ten in all; 2.5, not whole: virtual time between
+                them) and checkpoints (None: by time; 0: none, so that the run can be neither resumed nor
+                loaded with its models)
     baselines   also train what `Run.summary` compares with: every client alone and, for methods without a
                 global model, fedavg; as many rounds, clients per round and steps, with the method's `lr`;
                 or runs that are there already: {'local': run, 'global': run}
@@ -167,8 +172,7 @@ def federate(
     )
     given = baselines if isinstance(baselines, Mapping) else {}
     _check_baselines(given, data)
-    if schedule is not None and not hasattr(schedule, "begin"):
-        raise check.fail("schedule", schedule, "a schedule such as partita.schedule.synchronous()")
+    check.schedule("schedule", schedule)
     folder = None if out is None else check.path("out", out)
     check_manner(callbacks, resume, report, folder)
     check_measures(measures)
@@ -221,7 +225,7 @@ def _trained(
     begin_run(run, watch, resume)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
-        other = run.like(method, folder, order="turns" if name == "local" else None)
+        other = run.like(method, folder, in_turn=name == "local")
         references[name] = train(other, f"baseline {name}", callbacks, resume=resume, references={})
     if "global" in references:
         watch.reference = _by_round(references["global"], run.rounds)
@@ -254,7 +258,7 @@ def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
 
 def _by_round(reference: Record, rounds: int) -> Callable[[int], float | None]:
     """The global score to show at each round: the reference's, or its last where it ran for another time."""
-    if reference.summary()["rounds"] == rounds:
+    if reference.config["settings"]["rounds"] == rounds:
         return {row["round"]: row["test.global"] for row in reference.metrics}.get
     final: float | None = reference.summary()["test"]["global"]
     return lambda version: final  # noqa: ARG005

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita import check, draws, measuring, tree
+from partita.ahead import Ahead
 from partita.algorithms.base import as_is
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
@@ -30,7 +31,7 @@ from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
-from partita.schedule import Schedule, synchronous
+from partita.schedule import Schedule, Stint, Synchronous, Turns, asynchronous, synchronous
 from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Store, open_store
 from partita.types import (
@@ -43,11 +44,12 @@ from partita.types import (
     Measure,
     Partition,
     ServerState,
+    Stage,
     Tensors,
     Upload,
 )
 
-PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores")
+PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores", "received", "ahead")
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 
 
@@ -56,6 +58,7 @@ class Federation:
 
     server: ServerState
     store: Store
+    schedule: Turns
     algorithm: Algorithm
     partition: Partition
     problem: ModelProblem
@@ -98,19 +101,25 @@ class Federation:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
         self._warn_about_buffers()
         self._warn_about_reset()
-        self.scheduler = schedule or synchronous()
+        self.scheduler = schedule
+        for part in self.stages:
+            self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
         self.held: int | None = None  # the handle that keeps others out of the folder
         self.stage = -1
         self.whole = True  # whether what the server holds was last trained as one model
         self.first = 0
+        self.ahead = Ahead()
 
-    def like(self, algorithm: Algorithm, folder: Path | None, order: str | None) -> Federation:
-        """Another method under the same conditions: same data, initial weights, work and seed.
+    def like(self, algorithm: Algorithm, folder: Path | None, *, in_turn: bool) -> Federation:
+        """Another method under the same conditions: same data, initial weights, work, schedule and seed.
 
-        With an `order`, cohorts come in that order: alone, every client should have as many turns as others.
+        Rounds in step may come `in_turn`: alone, every client should have as many turns as others.
         """
+        schedule = self._schedule(self.stages[0])
+        if in_turn and isinstance(schedule, Synchronous):
+            schedule = replace(schedule, order="turns")
         settings = replace(
             self.settings,
             **as_one(self.stages),
@@ -127,7 +136,7 @@ class Federation:
             settings,
             loss=self.loss,
             metric=self.metric,
-            schedule=self.scheduler if order is None else synchronous(order),
+            schedule=schedule,
             attack=self.attack,
             folder=folder,
         )
@@ -183,19 +192,19 @@ class Federation:
 
     def enter(self, number: int) -> None:
         """Begin a stage with what the one before left: the server's model and the clients' own parts."""
-        version, before = 0, None
+        version, time, before = 0, 0.0, None
         if self.stage >= 0:
-            version, before = self.server.version, self.store
+            version, time, before = self.server.version, self.schedule.time, self.store
             self.base = {**self.base, **self.server.shared}
         if self.folder is not None:  # what a killed run may have left of this stage
             shutil.rmtree(self._states_folder(number), ignore_errors=True)
-        self._prepare(number, version)
+        self._prepare(number, version, time)
         self.server = self.server_rule.init(tree.pick(self.base, self.partition.shared))
         self.server = self.server._replace(version=version)
         if before is not None and self.algorithm.stateful:  # else every client begins alike, each time
             self._carry_over(before)
 
-    def _prepare(self, number: int, first: int) -> None:
+    def _prepare(self, number: int, first: int, time: float) -> None:
         """Everything of a stage that follows from the settings and `base`."""
         part = self.stages[number]
         self.stage, self.first, self.algorithm = number, first, part.algorithm
@@ -233,13 +242,30 @@ class Federation:
             folder=None if self.folder is None else self._states_folder(number),
             device=self.settings.device if fits else "cpu",
         )
-        self.schedule = self.scheduler.begin(
-            clients=self.data.clients,
-            cohort=part.cohort or self.data.clients,
-            first=first,
-            rounds=part.rounds or 0,
-            seed=self.settings.seed,
+        self.ahead = Ahead()
+        self.schedule = self._schedule(part).begin(
+            Stint(
+                clients=self.data.clients,
+                cohort=part.cohort or self.data.clients,
+                first=first,
+                rounds=part.rounds or 0,
+                seed=self.settings.seed,
+                time=time,
+                steps=lambda client: client_steps(self.rule, np.array([client]), self.data, self.moment()),
+            )
         )
+
+    def _schedule(self, part: Stage) -> Schedule:
+        """What a stage runs under: its own schedule, the run's, or what its method wants."""
+        usual = synchronous() if part.algorithm.asynchronous is None else asynchronous()
+        chosen: Schedule = part.schedule or self.scheduler or usual
+        return chosen.of(part.algorithm)
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """Of each stage; of all of them, if they have the same."""
+        found = [self._schedule(part) for part in self.stages]
+        return found[:1] if all(s == found[0] for s in found) else found
 
     def _store_kind(self) -> str:
         kind, every = self.settings.store, self.settings.checkpoint_every
@@ -340,6 +366,18 @@ class Federation:
         states: ClientState = tree.to(self.store.load(clients), self.settings.device)
         return states
 
+    def trained(self, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
+        """What these clients send, their new states, and for each why that is unusable ('': it is not)."""
+        return self.ahead.take(self, cohort)
+
+    def discounted(self, cohort: Cohort, uploads: Upload) -> Upload:
+        """Staleness scales the delta; how many samples a client has weights it, later."""
+        scale = [self.schedule.discount(age) if age else 1.0 for age in cohort.staleness]
+        if all(s == 1.0 for s in scale):
+            return uploads
+        factor = torch.tensor(scale, dtype=torch.float64, device=self.settings.device)
+        return uploads._replace(delta={k: _scaled(x, factor) for k, x in uploads.delta.items()})
+
     def parts(self, cohort: Cohort) -> Iterator[Cohort]:
         """The cohort in parts whose states fit: one, unless they are many or large."""
         for a in range(0, len(cohort.clients), self.block):
@@ -352,24 +390,39 @@ class Federation:
             yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
 
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
-        """The local rule for every client of the cohort, group by group; weights are sample counts."""
+        """The local rule for every client of the cohort, as one batch."""
         clients = np.asarray(cohort.clients)
-        done: list[tuple[Upload, ClientState]] = []
-        for group in cohort.groups:
-            part = slice(None) if len(group.positions) == len(clients) else list(group.positions)
-            some = states if part == slice(None) else tree.rows(states, torch.tensor(part))
-            done.append(self.execute_group(self.algorithm.local, clients[part], group, some, self.moment()))
-        uploads, states = tree.cat(done)
-        if len(cohort.groups) > 1:  # back into the order of the cohort
-            places = torch.tensor([p for group in cohort.groups for p in group.positions])
-            uploads, states = tree.rows((uploads, states), torch.argsort(places))
-        weight = torch.as_tensor(self.data.train[clients, 1], device=self.settings.device)
-        number = torch.as_tensor(clients, device=self.settings.device)
-        return uploads._replace(weight=weight.to(torch.float64), client=number), states
+        group, moment = self._as_one(cohort.groups)
+        uploads, states = self.execute_group(self.algorithm.local, clients, group, states, moment)
+        return self.signed(uploads, cohort.clients), states
+
+    def _as_one(self, groups: tuple[Group, ...]) -> tuple[Group, Moment]:
+        """Groups that received different models, as one with a model in each row, in the cohort's order."""
+        moment = self.moment()
+        events = [self.server.version if g.event is None else g.event for g in groups]
+        if len(groups) == 1:
+            since = groups[0].download.version - self.first
+            return groups[0], moment._replace(round=events[0], stage_round=since)
+        owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
+        which = [g for _, g in owner]
+        downloads = [group.download for group in groups]
+        shared, extra = tree.stack([downloads[g][:2] for g in which])
+        device = self.settings.device
+        moment = moment._replace(
+            round=torch.tensor([events[g] for g in which], device=device),
+            stage_round=torch.tensor([downloads[g].version - self.first for g in which]),
+        )
+        return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+
+    def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
+        """With the numbers of the clients, and their sample counts as weights."""
+        device, chosen = self.settings.device, np.asarray(clients)
+        weight = torch.as_tensor(self.data.train[chosen, 1], device=device).to(torch.float64)
+        return uploads._replace(weight=weight, client=torch.as_tensor(chosen, device=device))
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""
-        return client_steps(self.rule, np.asarray(cohort.clients), self.data, self.moment())
+        return client_steps(self.rule, np.asarray(cohort.clients, dtype=np.int64), self.data, self.moment())
 
     def scores(self, role: str, split: str = "test") -> np.ndarray:
         """Each client's mean metric on its samples, by the 'global' or its 'personal' model."""
@@ -407,6 +460,8 @@ class Federation:
             "personal": new.personal,
             "memory": new.memory,
             "store": self.store.snapshot(self.server.version),
+            "received": self.schedule.tensors(),
+            "ahead": self.ahead.tensors(),
         }
         return {f"{part}/{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
 
@@ -419,6 +474,8 @@ class Federation:
             "picks": self.picks,
             "whole": self.whole,
             "computed": self.computed,
+            "schedule": self.schedule.facts(),
+            "ahead": self.ahead.facts(),
         }
 
     def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:
@@ -430,7 +487,9 @@ class Federation:
         self.base = parts["base"]
         self.picks.update(facts["picks"])
         self.whole = facts["whole"]
-        self._prepare(facts["stage"], facts["first"])
+        self._prepare(facts["stage"], facts["first"], 0.0)
+        self.schedule.restore(facts["schedule"], parts["received"])
+        self.ahead.restore(facts["ahead"], parts["ahead"])
         self.server = ServerState(parts["shared"], parts["opt"], parts["extra"], facts["version"])
         self.store.restore(parts["store"])
 
@@ -449,6 +508,13 @@ def _between(group: Group, a: int, b: int) -> Group:
         download = download._replace(shared=shared, extra=extra)
     places = tuple(group.positions[i] - a for i in rows)
     return Group(places, download, group.stacked)
+
+
+def _scaled(stack: Tensor, factor: Tensor) -> Tensor:
+    """Each row times its factor; counters, such as BatchNorm's number of batches, stay whole."""
+    if not stack.is_floating_point():
+        return stack
+    return stack * factor.to(stack.dtype).reshape(-1, *[1] * (stack.dim() - 1))
 
 
 def split_tensors(tensors: Tensors) -> dict[str, Tensors]:

@@ -29,10 +29,14 @@ CLIENT_COLUMNS = (
     "personal_train",
     "distance",
     "label_shift",
+    "reports",
+    "delay",
+    "late",
+    "lost",
 )
 TOO_FAR = (NOT_FINITE, TOO_LARGE)
 MODELS = ("local", "global", "personal")
-_KINDS: dict[str, type] = {"n_train": int, "n_test": int, "byzantine": int}
+_KINDS: dict[str, type] = dict.fromkeys(("n_train", "n_test", "byzantine", "reports", "late", "lost"), int)
 
 
 class Summary(dict[str, Any]):
@@ -48,6 +52,7 @@ class Summary(dict[str, Any]):
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
+        lines += self._clock()
         if liars := self.get("byzantine"):
             lines.append(f"  {liars['clients']} clients lie ({liars['attack']}); scores are of the others")
         if self["excluded"]:
@@ -58,6 +63,18 @@ class Summary(dict[str, Any]):
             f"{human_bytes(self['bytes_up'])} up, {human_bytes(self['bytes_down'])} down"
         )
         return "\n".join(lines)
+
+    def _clock(self) -> list[str]:
+        """What virtual time says, where it says more than the number of rounds."""
+        clock = self.get("clock")
+        if not clock or not clock["time"] or clock["time"] == self["rounds"]:
+            return []
+        age = clock["staleness"]
+        text = f"  virtual time {clock['time']:,.1f}: {clock['updates_per_time']:.3g} server steps per unit, "
+        text += f"{clock['active']:.0%} of the clients at work"
+        text += f", staleness {age['mean']:.1f} (at most {age['max']})" if age["max"] else ""
+        counts = [f"{clock[k]} uploads {k}" for k in ("late", "lost") if clock[k]]
+        return ["; ".join([text, *counts])]
 
     def _excluded(self, most: int = 5) -> str:
         """Who, and why; with a guess where honest clients diverged."""
@@ -103,6 +120,16 @@ class Record:
         column = model if check.choice("split", split, ("test", "train")) == "test" else f"{model}_train"
         values = [row.get(column) for row in self.clients]
         return np.array([np.nan if v is None else v for v in values])
+
+    def time_to(self, score: float, model: str = "personal") -> float | None:
+        """The virtual time of the first evaluation that reached this score; None if none did."""
+        check.number("score", score)
+        key = f"test.{check.choice('model', model, ('global', 'personal'))}"
+        sign = 1.0 if self.higher_is_better else -1.0
+        there = (
+            row["time"] for row in self.metrics if row[key] is not None and sign * row[key] >= sign * score
+        )
+        return next(there, None)
 
     def summary(self) -> Summary:
         """Scores of local-only, global and personal models, and how many clients were hurt."""

@@ -22,7 +22,8 @@ Scores = dict[str, np.ndarray | None]
 def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Record:
     """Everything about a finished run that can be written down as numbers."""
     scores = _scores(run, watch, references)
-    return Record(watch.rows, _client_rows(run, scores), watch.config(), _summary(run, watch, scores))
+    rows = _client_rows(run, watch, scores)
+    return Record(watch.rows, rows, watch.config(), _summary(run, watch, scores))
 
 
 def _scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
@@ -54,7 +55,7 @@ def _train_scores(run: Federation, watch: Watch, references: Mapping[str, Record
     return {"global_train": everyone, "personal_train": personal}
 
 
-def _client_rows(run: Federation, scores: Scores) -> list[dict[str, Any]]:
+def _client_rows(run: Federation, watch: Watch, scores: Scores) -> list[dict[str, Any]]:
     columns = {**scores, "distance": _distances(run), "label_shift": _label_shift(run)}
     honest = run.honest
 
@@ -71,6 +72,7 @@ def _client_rows(run: Federation, scores: Scores) -> list[dict[str, Any]]:
             "capacity": 1.0,
             "byzantine": int(not honest[i]),
             **{column: cell(column, i) for column in measured},
+            **watch.timing.client(i),
         }
         for i, name in enumerate(run.data.names)
     ]
@@ -125,7 +127,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
     return Summary(
         algorithm=run.given.name,
         seed=run.settings.seed,
-        rounds=run.rounds,
+        rounds=run.server.version,
         clients=run.data.clients,
         scored=int((weight > 0).sum()),
         metric=run.findings.metric.name,
@@ -136,6 +138,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         client_steps_per_second=round(counters["client_steps"] / seconds, 1) if seconds else 0.0,
         bytes_up=int(counters["bytes_up"]),
         bytes_down=int(counters["bytes_down"]),
+        clock=watch.timing.summary(run.data.clients, run.server.version),
         excluded=[run.data.names[c] for c in sorted(watch.excluded)],
         excluded_why={run.data.names[c]: watch.reasons[c] for c in sorted(watch.reasons)},
         byzantine=_byzantine(run, watch, scores),

@@ -14,6 +14,7 @@ import torch
 
 from partita import check, draws
 from partita.psi import Penalty
+from partita.schedule import synchronous
 from partita.types import Aggregator, Algorithm, Attack, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "personal")
@@ -36,7 +37,7 @@ class Settings:
     device: str
     memory: int | None
     store: str
-    evaluate_every: int | None
+    evaluate_every: int | float | None
     checkpoint_every: int | None
     baselines: bool | tuple[str, ...]
     train_scores: bool
@@ -50,13 +51,13 @@ class Settings:
             "cohort": 1,
             "epochs": 1,
             "batch": 1,
-            "evaluate_every": 1,
             "checkpoint_every": 0,
         }
         for field, low in whole.items():
             if given[field] is not None:
                 high = clients if field == "cohort" else None
                 given[field] = check.integer(field, given[field], low=low, high=high)
+        given["evaluate_every"] = _every(given["evaluate_every"])
         given["seed"] = check.integer("seed", given["seed"], low=0, high=2**63 - 1)
         given["steps"] = steps_of(given["steps"], clients)
         if given["steps"] is not None and given["epochs"] is not None:
@@ -96,6 +97,7 @@ class Settings:
             epochs=stage.epochs if own_work else self.epochs,
             batch=stage.batch or self.batch,
             state=stage.state or ("keep" if once else self.state),
+            schedule=stage.schedule or (synchronous() if once else None),
         )
 
 
@@ -157,6 +159,15 @@ def parse_bytes(memory: Any) -> int | None:
                 "memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'"
             ) from None
     return check.integer("memory", memory, low=1)
+
+
+def _every(every: Any) -> int | float | None:
+    """Rounds between evaluations, or virtual time if it is no whole number."""
+    if every is None:
+        return None
+    if isinstance(every, float):
+        return check.number("evaluate_every", every, low=0, open_low=True)
+    return check.integer("evaluate_every", every, low=1)
 
 
 def _baselines(baselines: Any) -> bool | tuple[str, ...]:

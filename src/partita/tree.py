@@ -44,8 +44,12 @@ def norm(x: Tensors) -> Tensor:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The tensors of a structure, in a fixed order."""
-    return pytree.tree_leaves(tree)
+    """The tensors of a structure, in a fixed order; other leaves too."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if not isinstance(tree, tuple | list):
+        return [tree]
+    return [leaf for part in tree for leaf in ([part] if isinstance(part, Tensor) else leaves(part))]
 
 
 def map_tensors(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:

@@ -84,21 +84,35 @@ class Group(NamedTuple):
     """Clients that run the same program on the same shapes.
 
     `positions` are their places in the cohort. `stacked` says that the download has one row per client
-    (clients that hold different versions); otherwise all of them read the same one.
+    (clients that hold different versions); otherwise all of them read the same one. `event` is what their
+    draws depend on (None: the round).
     """
 
     positions: tuple[int, ...]
     download: Download
     stacked: bool = False
+    event: int | None = None
 
 
 class Cohort(NamedTuple):
-    """Who reports now, and what each of them had downloaded."""
+    """Who reports now, and what each of them had downloaded.
+
+    staleness  server steps since each of them downloaded
+    time       of the virtual clock, now
+    delays     virtual time that each of them took, from its request to the arrival of its upload
+    late       who was too late, so that its upload is dropped
+    lost       whose upload never arrives
+    activity   virtual time that clients were at work since the last cohort, all of them together
+    """
 
     clients: tuple[int, ...]
     groups: tuple[Group, ...]
     staleness: tuple[int, ...]
     time: float
+    delays: tuple[float, ...] = ()
+    late: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    activity: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,15 +131,25 @@ class Work:
 
 
 class Moment(NamedTuple):
-    """Where in a run something is executed: all that draws and rates depend on, but for the client."""
+    """Where in a run something is executed: all that draws and rates depend on, but for the client.
+
+    Clients that received the model at different times have a row each in `round` and `stage_round`.
+    """
 
     seed: int
-    round: int
+    round: int | Tensor
     stage: int
-    stage_round: int
+    stage_round: int | Tensor
     stage_rounds: int
     work: Work
     role: str = "training"
+
+    def of(self, rows: Any) -> Moment:
+        """The moment of some of the clients."""
+        if isinstance(self.round, int):
+            return self
+        assert isinstance(self.stage_round, Tensor)
+        return self._replace(round=self.round[rows], stage_round=self.stage_round[rows])
 
 
 class Phase(NamedTuple):
@@ -262,6 +286,9 @@ class Algorithm:
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
     stateful     whether clients keep a state between rounds, if the run lets them
+    asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
+                 may be empty) runs under one unless the run says otherwise
+    in_step      why it cannot run under an asynchronous schedule ('': it can)
     """
 
     name: str
@@ -272,6 +299,8 @@ class Algorithm:
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
     stateful: bool = True
+    asynchronous: Mapping[str, Any] | None = None
+    in_step: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 
@@ -299,7 +328,7 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of a pipeline: a method and its own length, work and cohort (None: as the run says)."""
+    """One part of a pipeline: a method, its own length, work, cohort and schedule (None: as the run says)."""
 
     algorithm: Algorithm
     rounds: int | None = None
@@ -308,3 +337,4 @@ class Stage:
     epochs: int | None = None
     batch: int | None = None
     state: str | None = None
+    schedule: Any = None

@@ -23,6 +23,7 @@ from partita.settings import describe, versions
 from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
 from partita.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
+from partita.timing import Timing
 from partita.types import Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
@@ -50,6 +51,7 @@ class Watch:
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
         self.reasons: dict[int, str] = {}  # client -> why it was last excluded
         self.notes: dict[str, Any] = {}  # of the last aggregation
+        self.timing = Timing()
         self.global_scores: np.ndarray | None = None
         self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
@@ -82,9 +84,8 @@ class Watch:
         self._count(cohort, uploads, usable, seconds)
         self.reasons |= {c: w for c, w in zip(cohort.clients, why) if w}
         self.notes = {k: v.tolist() for k, v in notes.items()}
-        every = run.settings.evaluate_every or max(1, run.rounds // 10)
         last_of_stage = run.schedule.done(run.server)
-        if version % every == 0 or last_of_stage:
+        if last_of_stage or self._evaluation_due(version, cohort.time):
             self.evaluate(cohort, uploads, usable)
         if last_of_stage and run.has_global and run.settings.train_scores:
             self.global_train_scores = run.scores("global", "train")
@@ -108,7 +109,7 @@ class Watch:
             "train_loss": self._train_loss(),
             "test.global": self._global(version, weight),
             "test.personal": mean_score(self.personal_scores, weight),
-            "staleness": float(np.mean(cohort.staleness)),
+            **self.timing.next_row(run.data.clients),
             "excluded": [run.data.names[c] for c in sorted(self.excluded)],
             "bytes_up": int(self.counters["bytes_up"]),
             "bytes_down": int(self.counters["bytes_down"]),
@@ -155,6 +156,7 @@ class Watch:
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
         self.reasons = {int(c): why for c, why in facts["reasons"].items()}
+        self.timing = Timing.of(facts["timing"])
         scores, on_train = (found.tensors.get(name) for name in (SCORES, TRAIN_SCORES))
         self.global_scores = None if scores is None else scores.numpy()
         self.global_train_scores = None if on_train is None else on_train.numpy()
@@ -177,7 +179,19 @@ class Watch:
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
             "reasons": self.reasons,
+            "timing": self.timing.facts(),
         }
+
+    def _evaluation_due(self, version: int, time: float) -> bool:
+        """Every so many rounds, or, for a number that is not whole, every so much virtual time."""
+        every = self.run.settings.evaluate_every
+        if every is None:
+            until = self.run.schedule.until
+            every = max(1, self.run.rounds // 10) if until is None else until / 10
+        if isinstance(every, int):
+            return version % every == 0
+        before = self.rows[-1]["time"] if self.rows else 0.0
+        return time // every > before // every
 
     def _checkpoint_due(self, version: int) -> bool:
         if self.run.store.overlay_bytes > OVERLAY_BYTES:
@@ -194,6 +208,7 @@ class Watch:
         self.counters["bytes_up"] += tree.nbytes((uploads.delta, uploads.extra))
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
+        self.timing.count(cohort)
         for client, good in zip(cohort.clients, usable):
             if not good:
                 self.excluded.setdefault(client, []).append(self.run.server.version)
@@ -204,8 +219,11 @@ class Watch:
     def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
         if "loss" not in uploads.metrics or uploads.weight is None:
             return
-        weight = uploads.weight[keep] * (uploads.metrics["steps"][keep] > 0)  # without a step, no loss
-        total, sum_ = float(weight.sum()), float((uploads.metrics["loss"][keep] * weight).sum())
+        weight, steps, loss = (
+            x.tolist() for x in (uploads.weight, uploads.metrics["steps"], uploads.metrics["loss"])
+        )
+        counted = [i for i in keep if steps[i] > 0]  # without a step, no loss
+        total, sum_ = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
         self.loss = sum_ / total if total else None
         self.counters["loss_sum"] += sum_
         self.counters["loss_weight"] += total
@@ -241,7 +259,7 @@ class Watch:
             "what": self.what,
             "algorithm": describe(run.given),
             "settings": describe(dataclasses.asdict(run.settings)),
-            "schedule": describe(run.scheduler),
+            "schedule": _one(describe(run.schedules)),
             "attack": describe(run.attack),
             "measures": describe(run.measures),
             "loss": run.findings.loss.name,
@@ -275,6 +293,10 @@ class Watch:
         """To everyone who listens, once the files are there."""
         for callback in self.callbacks:
             callback.summary(self.what, plain(found.facts))
+
+
+def _one(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
 
 
 def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:

@@ -41,6 +41,14 @@ def stage(
     epochs: Annotated[int | None, Option("passes over a client's data in a round", low=1)] = None,
     batch: Annotated[int | None, Option("samples in a step", low=1)] = None,
     state: Annotated[str | None, Option("whether clients keep their part", choices=("keep", "reset"))] = None,
+    schedule: Annotated[
+        object,
+        Option(
+            "who reports when",
+            allowed="a schedule such as partita.schedule.synchronous()",
+            check=check.schedule,
+        ),
+    ] = None,
 ) -> Stage:
     """One part of a pipeline: a method with its own length, cohort and work (None: as the run says).
 
@@ -50,7 +58,7 @@ def stage(
     """
     if steps is not None and epochs is not None:
         raise check.fail("steps", steps, "steps or epochs, not both")
-    return Stage(algorithm, rounds, cohort, steps, epochs, batch, state)
+    return Stage(algorithm, rounds, cohort, steps, epochs, batch, state, schedule)
 
 
 def pipeline(

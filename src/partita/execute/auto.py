@@ -43,7 +43,7 @@ class Auto:
     ) -> dict[str, str]:
         def trial(executor: Executor, count: int, steps: int) -> float:
             few = slice(0, count)
-            short = moment._replace(work=replace(moment.work, steps=steps, epochs=None))
+            short = moment.of(few)._replace(work=replace(moment.work, steps=steps, epochs=None))
             part = group._replace(download=_some(group, few))
             begin = time.perf_counter()
             executor(build, clients[few], part, tree.rows(states, few), short)

@@ -43,11 +43,17 @@ class Bound:
             self.rules[build] = build(self.problem)
         return self.rules[build]
 
-    def rates(self, phase: Phase, moment: Moment) -> tuple[Tensor, ...]:
-        """The phase's learning rates in this round. 0-d float64: they take the type of what they multiply."""
-        device = self.data.x.device
-        values = [rate(moment.stage_round, moment.stage_rounds) for rate in phase.lr]
-        return tuple(torch.tensor(v, dtype=torch.float64, device=device) for v in values)
+    def rates(self, phase: Phase, moment: Moment) -> tuple[tuple[Tensor, ...], bool]:
+        """The phase's learning rates in this round, and whether they have a row for each client.
+
+        0-d (or rows of) float64: they take the type of what they multiply.
+        """
+        device, since = self.data.x.device, moment.stage_round
+        rounds = [since] if isinstance(since, int) else since.tolist()
+        values = [[rate(t, moment.stage_rounds) for t in rounds] for rate in phase.lr]
+        rows = any(v != own[0] for own in values for v in own)
+        found = [torch.tensor(own if rows else own[0], dtype=torch.float64, device=device) for own in values]
+        return tuple(found), rows
 
 
 def work_of(phase: Phase, moment: Moment) -> Work:

@@ -42,7 +42,9 @@ class Loop:
             if group.stacked:
                 shared, extra = tree.row((shared, extra), i)
             download = Download(shared, extra, version, keys[i])
-            result = self._client(rule, clients[i : i + 1], download, tree.row(states, i), moment)
+            result = self._client(
+                rule, clients[i : i + 1], download, tree.row(states, i), moment.of(slice(i, i + 1))
+            )
             leaves: list[Any] = []
             spec = flatten(result, leaves)
             if not rows:
@@ -71,7 +73,7 @@ class Loop:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
             found = plans(self.bound.data, client, phase, number, moment)
-            lr = self.bound.rates(phase, moment)
+            lr, _ = self.bound.rates(phase, moment)
             batches: tuple[Batch | None, ...] = (None,) * len(found)
             for s in range(int(found[0].steps[0])):
                 batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])

@@ -45,7 +45,7 @@ class Vmap:
         for begin in range(0, len(order), size):
             some = order[begin : begin + size]
             place = torch.as_tensor(some, device=self.bound.data.x.device)
-            parts.append(self._chunk(rule, clients[some], group, states, place, moment))
+            parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
         back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
         same = bool((order == np.arange(len(order))).all())
         joined = tree.cat(parts)
@@ -117,7 +117,9 @@ class Vmap:
         if not sorted_already:
             carry = carry.take(place)
             found, steps = [_reordered(plan, order, place) for plan in found], steps[order]
-        lr = Stack.of(self.bound.rates(phase, moment), carry.n, rows=False)
+        rates, rows = self.bound.rates(phase, moment)
+        lr = Stack.of(rates, carry.n, rows=rows)
+        lr = lr if sorted_already else lr.take(place)
         done: list[Stack] = []
         before: tuple[Batch | None, ...] = (None,) * len(found)
         for s in range(found[0].size.shape[1]):
@@ -128,7 +130,7 @@ class Vmap:
             batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
-            carry = lift(phase.step, carry, batch, Stack(lr.leaves, lr.has_rows, lr.spec, active))
+            carry = lift(phase.step, carry, batch, lr.between(0, active))
         if done:
             carry = join([carry, *reversed(done)])
         return carry if sorted_already else carry.take(torch.argsort(place))

@@ -1,35 +1,24 @@
-"""Rounds in step: the server draws a cohort, waits for all of it, and goes on."""
+"""Rounds in step: the server draws a cohort, waits for it, and goes on."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Any
 
 import numpy as np
 
 from partita import check, draws
-from partita.types import Cohort, Download, Group, ServerState
+from partita.options import Option, checked
+from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
+from partita.schedule.clock import Clock, Flight
+from partita.schedule.delay import Delays, as_delays
+from partita.server.staleness import Staleness
+from partita.types import Algorithm, Cohort, ServerState
 
-
-class Turns(Protocol):
-    """A schedule at work in one stage of a run."""
-
-    def done(self, server: ServerState) -> bool:
-        """Whether the stage is over."""
-        ...
-
-    def next(self, server: ServerState) -> Cohort:
-        """Who reports now, and what each of them had downloaded."""
-        ...
-
-
-class Schedule(Protocol):
-    """What a user chooses; `begin` puts it to work."""
-
-    def begin(self, *, clients: int, cohort: int, first: int, rounds: int, seed: int) -> Turns:
-        """For `rounds` server steps from version `first` on."""
-        ...
+ORDERS, LATE = ("random", "turns"), ("drop", "apply")
+QUORUM = "a number of clients from 1, or a share from 0.0 up to 1.0"
 
 
 @dataclass(frozen=True)
@@ -37,43 +26,71 @@ class Synchronous:
     """See `synchronous`."""
 
     order: str
+    delays: Delays | None
+    deadline: float | None
+    quorum: int | float
+    late: str
+    staleness: Staleness | str | None
+    until: float | None
 
-    def begin(self, *, clients: int, cohort: int, first: int, rounds: int, seed: int) -> Turns:
-        """For `rounds` server steps from version `first` on."""
-        kind = _Rounds if self.order == "random" else _InTurn
-        return kind(clients, cohort, first + rounds, seed)
+    def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
+        """A ValueError if it does not fit so many clients."""
+        if self.delays is not None:
+            self.delays.check(clients)
+
+    def of(self, algorithm: Algorithm) -> Synchronous:  # noqa: ARG002
+        """Every method can run in step."""
+        return self
+
+    def begin(self, stint: Stint) -> Rounds:
+        """At work."""
+        clock = Clock(stint.clients, stint.seed, as_delays("delays", self.delays), stint.steps, stint.time)
+        return Rounds(self, stint, clock)
 
 
-@dataclass(frozen=True)
-class _Rounds:
-    clients: int
-    cohort: int
-    end: int
-    seed: int
-
-    def done(self, server: ServerState) -> bool:
-        return server.version >= self.end
-
-    def choose(self, round: int) -> tuple[int, ...]:
-        """Any clients, each at most once."""
-        if self.cohort == self.clients:
-            return tuple(range(self.clients))
-        rng = draws.generator(self.seed, "cohort", round)
-        return tuple(rng.choice(self.clients, self.cohort, replace=False, shuffle=False).tolist())
+class Rounds(OnClock[Synchronous]):
+    """See `partita.schedule.base.Turns`."""
 
     def next(self, server: ServerState) -> Cohort:
-        chosen = self.choose(server.version)
-        download = Download(server.shared, server.extra, server.version)
-        group = Group(tuple(range(len(chosen))), download)
-        return Cohort(chosen, (group,), staleness=(0,) * len(chosen), time=float(server.version + 1))
+        """A new cohort leaves; who of it reports, and who of earlier ones does."""
+        sent = self.clock.send(server, self._choose(server.version))
+        end = self._end(sent)
+        landed: list[Flight] = []
+        lost: list[Flight] = []
+        while self.clock.flights and self.clock.next_end() <= end:
+            flight = self.clock.land()
+            (lost if flight.lost else landed).append(flight)
+        self.clock.wait(end)
+        late = self.clock.recall() if self.asked.late == "drop" else []
+        for flight in (*late, *lost):
+            self.clock.free(flight)
+        return self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
 
+    def _choose(self, round: int) -> Sequence[int]:
+        if self.asked.order == "random":
+            return self.clock.idle(self.stint.cohort, round)
+        # the next ones of a random order of all clients; a new order when everyone had a turn
+        number, place = divmod(round, -(-self.stint.clients // self.stint.cohort))
+        order = _order(self.stint.seed, number, self.stint.clients)
+        chosen = order[place * self.stint.cohort : (place + 1) * self.stint.cohort].tolist()
+        busy = set(self.clock.busy)
+        return [c for c in chosen if c not in busy]
 
-class _InTurn(_Rounds):
-    def choose(self, round: int) -> tuple[int, ...]:
-        """The next ones of a random order of all clients; a new order when everyone had a turn."""
-        number, place = divmod(round, -(-self.clients // self.cohort))
-        order = _order(self.seed, number, self.clients)
-        return tuple(order[place * self.cohort : (place + 1) * self.cohort].tolist())
+    def _end(self, sent: list[Flight]) -> float:
+        """When all have answered, or at the deadline if the quorum has; else as soon as the quorum has."""
+        everyone = max((f.end for f in sent), default=self.clock.now)
+        if not sent and self.clock.flights:  # all are at work on an earlier model: wait for one of them
+            return self.clock.next_end()
+        if self.asked.deadline is None:
+            return everyone
+        arrivals = sorted(f.end for f in sent if not f.lost)
+        wanted = self._quorum(len(sent))
+        enough = arrivals[wanted - 1] if len(arrivals) >= wanted else everyone
+        return min(everyone, max(enough, self.clock.now + self.asked.deadline))
+
+    def _quorum(self, sent: int) -> int:
+        quorum = self.asked.quorum
+        return max(1, min(sent, quorum if isinstance(quorum, int) else int(np.ceil(quorum * sent))))
 
 
 @functools.lru_cache(maxsize=2)
@@ -81,10 +98,49 @@ def _order(seed: int, number: int, clients: int) -> np.ndarray:
     return draws.generator(seed, "turns", number).permutation(clients)
 
 
-def synchronous(order: str = "random") -> Synchronous:
-    """Every round a new cohort; the server acts when all of it has reported.
+def _quorum(field: str, value: Any) -> int | float:
+    """A whole number counts clients; any other is a share of them."""
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not (value >= 1 if isinstance(value, int) else 0 <= value <= 1):
+        raise check.fail(field, value, QUORUM)
+    found: int | float = value
+    return found
 
-    order="random" draws it without replacement, "turns" lets every client have its turn before any has a
-    second one.
+
+@checked()
+def synchronous(
+    order: Annotated[
+        str,
+        Option("cohorts by chance, or so that all had a turn before any has a second one", choices=ORDERS),
+    ] = "random",
+    *,
+    delays: Waits = None,
+    deadline: Annotated[
+        float | None,
+        Option(
+            "how long the server waits for a round; longer only until a quorum has reported (None: for all; "
+            "0: for the quorum alone)",
+            low=0,
+        ),
+    ] = None,
+    quorum: Annotated[
+        int | float, Option("how many must have reported at the deadline", allowed=QUORUM, check=_quorum)
+    ] = 1,
+    late: Annotated[
+        str,
+        Option(
+            "what comes after that is dropped, and its client goes back to what it was; or it is applied in "
+            "the round in which it arrives",
+            choices=LATE,
+        ),
+    ] = "drop",
+    staleness: Discount = None,
+    until: Until = None,
+) -> Synchronous:
+    """Rounds: a new cohort each time; the server acts when all of it has reported, or at a deadline.
+
+    Use it when clients are about equally fast, or with a deadline when few are slow.
     """
-    return Synchronous(check.choice("order", order, ("random", "turns")))
+    if deadline is not None and delays is None:
+        raise check.fail("deadline", deadline, "None without delays=, such as delays(upload=2.0)")
+    return Synchronous(order, delays, deadline, quorum, late, staleness, until)

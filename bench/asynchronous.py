@@ -1,0 +1,103 @@
+"""Client steps per second of an asynchronous run against a synchronous one, in the same run.
+
+Logistic regression, 1000 clients, 100 of them at work at any time. In step, 100 clients report at once and
+train as one batch. Asynchronously the server acts on every single arrival; those at work still train in
+batches, ahead of their arrival. The delays are those of PersA-FL: an upload takes 4 to 6 times a download.
+
+    python bench/asynchronous.py
+    python bench/asynchronous.py --device cuda --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+from rounds import LR, WORKLOADS, _wait, make_data
+
+import partita as pt
+
+WORK = WORKLOADS["logistic"]._replace(cohort=100)
+S = pt.schedule
+DELAYS = {
+    "equal": S.delays(download=1.0, upload=5.0),
+    "uniform": S.delays(download=S.uniform(0.5, 1.5), upload=S.scaled(S.uniform(0.5, 1.5), S.uniform(4, 6))),
+    "exponential": S.delays(
+        download=S.exponential(1.0), upload=S.scaled(S.exponential(1.0), S.uniform(4, 6))
+    ),
+}
+
+
+class Marks(pt.callbacks.Callback):
+    """When the run was at certain server steps."""
+
+    def __init__(self, device: str, warm: int) -> None:
+        self.device, self.warm = device, warm
+        self.began = self.ended = 0.0
+
+    def round(self, event: pt.callbacks.Event) -> None:
+        """Note the time after the warm-up, and the last one."""
+        if event.round == self.warm:
+            _wait(self.device)
+            self.began = time.perf_counter()
+        elif event.round == event.rounds:
+            _wait(self.device)
+            self.ended = time.perf_counter()
+
+
+def speed(schedule: S.Schedule, uploads: int, device: str, executor: str, turns: int) -> float:
+    """Client steps per second, everything included but the first hundred turns."""
+    steps = turns // uploads
+    marks = Marks(device, warm=100 // uploads)
+    pt.federate(
+        WORK.model(),
+        make_data(WORK),
+        pt.fedavg(lr=LR),
+        rounds=100 // uploads + steps,
+        cohort=WORK.cohort,
+        steps=WORK.steps,
+        batch=WORK.batch,
+        schedule=schedule,
+        executor=executor,
+        device=device,
+        baselines=False,
+        progress=False,
+        evaluate_every=10**9,
+        callbacks=[marks],
+    )
+    return steps * uploads * WORK.steps / (marks.ended - marks.began)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--executor", default="auto")
+    parser.add_argument("--turns", type=int, default=2000, help="client turns of each measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    for _ in range(args.repeats):
+        common = (args.device, args.executor, args.turns)
+        found.setdefault("synchronous", []).append(speed(S.synchronous(), WORK.cohort, *common))
+        for name, delays in DELAYS.items():
+            schedule = S.asynchronous(concurrency=100, delays=delays)
+            found.setdefault(f"asynchronous, {name} delays", []).append(speed(schedule, 1, *common))
+        schedule = S.asynchronous(concurrency=100, buffer=10, delays=DELAYS["exponential"])
+        found.setdefault("asynchronous, exponential delays, buffer 10", []).append(
+            speed(schedule, 10, *common)
+        )
+    median = {k: statistics.median(v) for k, v in found.items()}
+    ratio = {k: v / median["synchronous"] for k, v in median.items()}
+    if args.json:
+        print(json.dumps({"client_steps_per_second": median, "ratio": ratio}))
+        return
+    for name, value in median.items():
+        print(f"{name:48} {value:10,.0f} client steps/s   {ratio[name]:.2f}x of synchronous")
+
+
+if __name__ == "__main__":
+    main()

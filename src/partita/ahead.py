@@ -1,0 +1,106 @@
+"""Clients that are at work at the same time train as one batch, although they report one by one.
+
+Whoever is at work has received its model already, so its training depends on nothing that is still to come.
+When the first of those who have not trained yet reports, all of them train, stacked; what they found waits
+here until it arrives on the virtual clock. In step, everyone reports at once and nothing ever waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from partita.aggregate.screen import faults
+from partita.types import ClientState, Cohort, Group, Tensors, Upload
+
+if TYPE_CHECKING:
+    from partita.federation import Federation
+
+PARTS = ("delta", "extra", "metrics", "personal", "memory")
+
+
+class Ahead:
+    """What clients have computed and not sent yet: an upload and a new state for each."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[Tensors, ...]] = {}  # a row for each client, in the order of PARTS
+        self.why: dict[int, str] = {}  # those among them that are unusable
+
+    def take(self, run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
+        """What these clients send now, their new states and faults; whoever has not trained yet does."""
+        if any(c not in self.waiting for c in cohort.clients):
+            flying = run.schedule.flying()
+            if not self.waiting and not flying.clients:
+                return _trained(run, cohort)
+            for part in run.parts(self._untrained(cohort, flying)):
+                self._train(run, part)
+        rows = [self.waiting.pop(c) for c in cohort.clients]
+        delta, extra, metrics, personal, memory = (_stacked(parts) for parts in zip(*rows))
+        upload = run.signed(Upload(delta, extra=extra, metrics=metrics), cohort.clients)
+        why = [self.why.pop(c, "") for c in cohort.clients]
+        return upload, ClientState(personal, memory), why
+
+    def _untrained(self, *cohorts: Cohort) -> Cohort:
+        """All of them who have not trained yet, as one cohort."""
+        clients: list[int] = []
+        groups: dict[int | None, Group] = {}
+        for cohort in cohorts:
+            for group in cohort.groups:
+                new = [i for i in group.positions if cohort.clients[i] not in self.waiting]
+                if not new:
+                    continue
+                places = range(len(clients), len(clients) + len(new))
+                clients += [cohort.clients[i] for i in new]
+                before = groups[group.event].positions if group.event in groups else ()
+                groups[group.event] = group._replace(positions=(*before, *places))
+        return Cohort(tuple(clients), tuple(groups.values()), (0,) * len(clients), cohorts[0].time)
+
+    def _train(self, run: Federation, cohort: Cohort) -> None:
+        uploads, states, why = _trained(run, cohort)
+        stacks = (uploads.delta, uploads.extra, uploads.metrics, states.personal, states.memory)
+        parts = zip(*[_rows(stack, len(cohort.clients)) for stack in stacks])
+        self.waiting.update(zip(cohort.clients, parts))
+        self.why |= {c: w for c, w in zip(cohort.clients, why) if w}
+
+    # ---- checkpoints
+
+    def tensors(self) -> Tensors:
+        """Everything that waits, by client."""
+        return {
+            f"{client}/{part}/{k}": v
+            for client, parts in self.waiting.items()
+            for part, tensors in zip(PARTS, parts)
+            for k, v in tensors.items()
+        }
+
+    def facts(self) -> list[tuple[int, str]]:
+        """Who waits, and with which fault."""
+        return [(client, self.why.get(client, "")) for client in self.waiting]
+
+    def restore(self, facts: Sequence[tuple[int, str]], tensors: Tensors) -> None:
+        """Be where the checkpoint was."""
+        self.waiting = {client: tuple([{} for _ in PARTS]) for client, _ in facts}
+        self.why = {client: why for client, why in facts if why}
+        for name, value in tensors.items():
+            client, part, key = name.split("/", 2)
+            self.waiting[int(client)][PARTS.index(part)][key] = value
+
+
+def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
+    uploads, states = run.execute(cohort, run.load(cohort.clients))
+    return uploads, states, faults(uploads, (uploads.metrics, states), len(cohort.clients))
+
+
+def _rows(stack: Tensors, n: int) -> list[Tensors]:
+    """Its rows. Copies: a view of one row would keep the whole batch alive."""
+    columns = {k: [row.clone() for row in v.unbind(0)] for k, v in stack.items()}
+    return [{k: column[i] for k, column in columns.items()} for i in range(n)]
+
+
+def _stacked(rows: Sequence[Tensors]) -> Tensors:
+    """The rows as a stack again; a single one is not copied."""
+    if len(rows) == 1:
+        return {k: v.unsqueeze(0) for k, v in rows[0].items()}
+    return {k: torch.stack([row[k] for row in rows]) for k in rows[0]}

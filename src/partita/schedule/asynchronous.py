@@ -1,0 +1,130 @@
+"""No rounds: the server acts on arrivals, and whoever has reported is replaced at once.
+
+A client downloads the newest model when it asks, works, and uploads; meanwhile the server goes on. When an
+upload arrives, the server has taken τ steps since that client's download: its staleness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from partita import check
+from partita.options import Option, checked
+from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
+from partita.schedule.clock import Clock, Flight
+from partita.schedule.delay import Delays, as_delays
+from partita.server.staleness import Staleness
+from partita.types import Algorithm, Cohort, ServerState
+
+ORDERS = ("random", "same")
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """See `asynchronous`."""
+
+    concurrency: int | None
+    buffer: int | None
+    staleness: Staleness | str | None
+    delays: Delays | None
+    order: str
+    max_staleness: int | None
+    until: float | None
+
+    def check(self, clients: int, cohort: int) -> None:
+        """A ValueError if it does not fit so many clients, or so many at a time."""
+        if self.delays is not None:
+            self.delays.check(clients)
+        if self.concurrency is not None:
+            check.integer("concurrency", self.concurrency, low=1, high=clients)
+        most = clients if self.order == "random" else self.concurrency or cohort
+        if self.buffer is not None:
+            check.integer("buffer", self.buffer, low=1, high=most)
+
+    def of(self, algorithm: Algorithm) -> Asynchronous:
+        """With the method's own buffer and staleness where the user has left them open."""
+        if algorithm.in_step:
+            raise check.fail(
+                "schedule", "asynchronous", f"synchronous() for {algorithm.name}: {algorithm.in_step}"
+            )
+        own = algorithm.asynchronous or {}
+        buffer = self.buffer if self.buffer is not None else own.get("buffer", 1)
+        staleness = self.staleness if self.staleness is not None else own.get("staleness")
+        return replace(self, buffer=buffer, staleness=staleness)
+
+    def begin(self, stint: Stint) -> Arrivals:
+        """At work."""
+        clock = Clock(stint.clients, stint.seed, as_delays("delays", self.delays), stint.steps, stint.time)
+        return Arrivals(self, stint, clock)
+
+
+class Arrivals(OnClock[Asynchronous]):
+    """See `partita.schedule.base.Turns`."""
+
+    def next(self, server: ServerState) -> Cohort:
+        """Time goes on until the buffer is full; who has reported is replaced when time goes on.
+
+        A client whose upload lies in the buffer waits for the server's step: it would receive the model that
+        it had.
+        """
+        buffer = self.asked.buffer or 1
+        landed: list[Flight] = []
+        late: list[Flight] = []
+        lost: list[Flight] = []
+        while len(landed) < buffer:
+            if not self.clock.flights or self.clock.next_end() > self.clock.now:
+                self._fill(server)
+            flight = self.clock.land()
+            if not flight.lost and not self._too_stale(server.version - flight.version):
+                landed.append(flight)
+                continue
+            (lost if flight.lost else late).append(flight)
+            self.clock.free(flight)
+        return self.clock.cohort(server.version, landed, late, lost)
+
+    def _fill(self, server: ServerState) -> None:
+        """Until as many as wanted are at work: anybody who is idle, or those who were there before."""
+        wanted = self.asked.concurrency or self.stint.cohort
+        free = wanted - len(self.clock.flights)
+        if free <= 0:
+            return
+        if self.asked.order == "same" and self.clock.sent:
+            chosen = [*self.clock.back]
+        else:
+            chosen = self.clock.idle(free, self.stint.first + self.clock.fills)
+        if chosen:
+            self.clock.send(server, chosen)
+
+    def _too_stale(self, staleness: int) -> bool:
+        most = self.asked.max_staleness
+        return most is not None and staleness > most
+
+
+@checked()
+def asynchronous(
+    concurrency: Annotated[
+        int | None, Option("clients at work at any time (None: the run's cohort, or everyone)", low=1)
+    ] = None,
+    buffer: Annotated[
+        int | None, Option("uploads that make a server step (None: what the method wants, or 1)", low=1)
+    ] = None,
+    staleness: Discount = None,
+    delays: Waits = None,
+    *,
+    order: Annotated[
+        str,
+        Option("who follows a client that has reported: one of those not at work, or itself", choices=ORDERS),
+    ] = "random",
+    max_staleness: Annotated[
+        int | None, Option("older deltas, in server steps, are dropped (None: none is)", low=0)
+    ] = None,
+    until: Until = None,
+) -> Asynchronous:
+    """No rounds: the server acts on every `buffer`-th arrival, and who has reported is replaced at once.
+
+    A run's `rounds` are then steps of the server.
+
+    Use it when clients differ much in speed, so that a round would wait for the slowest.
+    """
+    return Asynchronous(concurrency, buffer, staleness, delays, order, max_staleness, until)

@@ -1,0 +1,182 @@
+"""What a schedule is: a user chooses one, `begin` puts it to work for one stage of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from partita.options import Option
+from partita.schedule.clock import Clock
+from partita.schedule.delay import DELAYS, Delays
+from partita.server.staleness import ALLOWED, NAMED, Staleness, as_staleness
+from partita.types import Algorithm, Cohort, ServerState, Tensors
+
+
+def _stale(field: str, value: Any) -> Any:
+    as_staleness(field, value)
+    return value
+
+
+Discount = Annotated[
+    str | Staleness | None,
+    Option(
+        "s(τ): how much a delta counts that is τ server steps old (None: as the method wants, or 'constant')",
+        choices=tuple(NAMED),
+        allowed=ALLOWED,
+        check=_stale,
+    ),
+]
+Waits = Annotated[
+    Delays | None, Option("what a client's turn takes (None: one unit of time)", allowed=DELAYS)
+]
+Until = Annotated[
+    float | None,
+    Option(
+        "no server step after this virtual time, even if there are rounds left (None: all rounds)",
+        low=0,
+        open_low=True,
+    ),
+]
+
+
+class Stint(NamedTuple):
+    """What a schedule is put to work for: `rounds` server steps from version `first` and from `time` on.
+
+    cohort  clients that the run wants at a time
+    steps   how many local steps a client takes in a turn
+    """
+
+    clients: int
+    cohort: int
+    first: int
+    rounds: int
+    seed: int
+    time: float
+    steps: Callable[[int], int]
+
+
+class Turns(Protocol):
+    """A schedule at work. All that it knows is in its facts and tensors: a checkpoint has them."""
+
+    @property
+    def time(self) -> float:
+        """Of the virtual clock, now."""
+        ...
+
+    @property
+    def until(self) -> float | None:
+        """The end of time, if there is one."""
+        ...
+
+    def done(self, server: ServerState) -> bool:
+        """Whether the stage is over."""
+        ...
+
+    def next(self, server: ServerState) -> Cohort:
+        """Who reports now, and what each of them had downloaded."""
+        ...
+
+    def flying(self) -> Cohort:
+        """Who is at work and will report later; they may train at any time from now on."""
+        ...
+
+    def discount(self, staleness: int) -> float:
+        """How much a delta counts that is so many server steps old."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint has to hold, beside tensors."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """The models that those at work have received."""
+        ...
+
+    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
+        """Be where the checkpoint was."""
+        ...
+
+
+class Schedule(Protocol):
+    """What a user chooses."""
+
+    def check(self, clients: int, cohort: int) -> None:
+        """A ValueError if it does not fit so many clients, or so many at a time."""
+        ...
+
+    def of(self, algorithm: Algorithm) -> Schedule:
+        """With what the method wants where the user has left it open; a ValueError if it cannot run so."""
+        ...
+
+    def begin(self, stint: Stint) -> Turns:
+        """At work."""
+        ...
+
+
+class Timed(Protocol):
+    """What schedules with a clock have in common."""
+
+    @property
+    def staleness(self) -> Staleness | str | None: ...
+
+    @property
+    def until(self) -> float | None: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+@dataclass
+class OnClock(Generic[T]):
+    """Turns on the virtual clock; `next` is left to those who know whom the server waits for."""
+
+    asked: T
+    stint: Stint
+    clock: Clock
+
+    @property
+    def time(self) -> float:
+        """Of the virtual clock, now."""
+        return self.clock.now
+
+    @property
+    def until(self) -> float | None:
+        """The end of time, if there is one."""
+        return self.asked.until
+
+    def done(self, server: ServerState) -> bool:
+        """After so many server steps, or when the next one would come too late."""
+        over = server.version >= self.stint.first + self.stint.rounds
+        return over or (self.asked.until is not None and self._peek(server) > self.asked.until)
+
+    def next(self, server: ServerState) -> Cohort:
+        """Who reports now, and what each of them had downloaded."""
+        raise NotImplementedError
+
+    def _peek(self, server: ServerState) -> float:
+        """When the next cohort reports: found out on a copy."""
+        ahead = copy.copy(self)
+        ahead.clock = self.clock.copy()
+        return ahead.next(server).time
+
+    def flying(self) -> Cohort:
+        """Who is at work and will report later."""
+        return self.clock.flying()
+
+    def discount(self, staleness: int) -> float:
+        """How much a delta counts that is so many server steps old."""
+        return as_staleness("staleness", self.asked.staleness)(staleness)
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint has to hold, beside tensors."""
+        return self.clock.facts()
+
+    def tensors(self) -> Tensors:
+        """The models that those at work have received."""
+        return self.clock.tensors()
+
+    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
+        """Be where the checkpoint was."""
+        self.clock.restore(facts, tensors)

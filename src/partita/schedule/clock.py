@@ -1,0 +1,228 @@
+"""Virtual time: who is at work since when, with which model, and when each one reports.
+
+A client reads the newest model when it asks; what arrives at the same time is taken in before anybody asks
+again. Nothing here knows whether the server waits for all (`synchronous`) or for some (`asynchronous`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from partita import draws
+from partita.schedule.delay import Delays
+from partita.types import Cohort, Download, Group, ServerState, Tensors
+
+AGAIN = 1 << 40
+"""The events of a client: the version of the model that it received, or that plus so much for each further
+time that it received the same one."""
+
+
+class Flight(NamedTuple):
+    """One turn of a client, from its request to the arrival of its upload."""
+
+    end: float
+    number: int  # of all turns so far: who left first is first among those that arrive at the same time
+    client: int
+    event: int
+    begin: float
+    lost: bool
+
+    @property
+    def version(self) -> int:
+        """Of the model that it received."""
+        return self.event % AGAIN
+
+
+@dataclass
+class Clock:
+    """See the module."""
+
+    clients: int
+    seed: int
+    delays: Delays
+    steps: Callable[[int], int]
+    now: float = 0.0
+    sent: int = 0  # turns so far
+    fills: int = 0  # times that some left together
+    flights: list[Flight] = field(default_factory=list)  # a heap
+    busy: list[int] = field(default_factory=list)  # clients at work, or whose upload was not used yet; sorted
+    back: list[int] = field(default_factory=list)  # who may leave again, since some left
+    models: dict[int, tuple[Tensors, Tensors]] = field(default_factory=dict)  # by version, while in use
+    users: dict[int, int] = field(default_factory=dict)  # how many turns need each of them
+    again: dict[int, int] = field(default_factory=dict)  # how often each client received the newest version
+    newest: int = -1
+    activity: float = 0.0  # time that clients were at work since it was last asked for
+
+    # ---- who leaves
+
+    def idle(self, count: int, draw: int) -> list[int]:
+        """So many clients that are free, or all, each with the same probability: the draw of this number."""
+        there = self.clients - len(self.busy)
+        if count >= there:
+            return [self._idle(i) for i in range(there)]
+        if count == 1:
+            return [self._idle(int(draws.number(self.seed, "cohort", draw) * there))]
+        rng = draws.generator(self.seed, "cohort", draw)
+        chosen = rng.choice(there, count, replace=False, shuffle=False)
+        return [self._idle(i) for i in chosen.tolist()]
+
+    def _idle(self, place: int) -> int:
+        """The client at this place among those that are free."""
+        if not self.busy:
+            return place
+        # busy[i] − i idle clients come before busy[i]: count the busy ones that come before the place
+        return place + bisect.bisect_right(range(len(self.busy)), place, key=lambda i: self.busy[i] - i)
+
+    def send(self, server: ServerState, chosen: Iterable[int]) -> list[Flight]:
+        """These clients ask now, and receive the server's model."""
+        if server.version != self.newest:
+            self.newest = server.version
+            self.again.clear()
+        flights = [self._flight(client, server.version) for client in chosen]
+        self.fills += 1
+        self.back.clear()
+        if flights:
+            self.models[server.version] = (server.shared, server.extra)
+            self.users[server.version] = self.users.get(server.version, 0) + len(flights)
+        for flight in flights:
+            heapq.heappush(self.flights, flight)
+            bisect.insort(self.busy, flight.client)
+        return flights
+
+    def _flight(self, client: int, version: int) -> Flight:
+        before = self.again.get(client, 0)
+        self.again[client] = before + 1
+        event = version + AGAIN * before
+        steps = self.steps(client) if self.delays.computes else 0
+        length = self.delays.length(self.seed, event, client, steps)
+        lost = self.delays.lost(self.seed, event, client)
+        self.sent += 1
+        return Flight(self.now + length, self.sent, client, event, self.now, lost)
+
+    # ---- who arrives
+
+    def next_end(self) -> float:
+        """When the next one arrives."""
+        return self.flights[0].end
+
+    def land(self) -> Flight:
+        """The next arrival; time goes on to it. Its client is not free before the server has used it."""
+        self.wait(self.next_end())
+        return heapq.heappop(self.flights)
+
+    def free(self, flight: Flight) -> None:
+        """Its client may leave again."""
+        del self.busy[bisect.bisect_left(self.busy, flight.client)]
+        self.back.append(flight.client)
+
+    def wait(self, until: float) -> None:
+        """Time goes on, while those at work go on working."""
+        self.activity += (until - self.now) * len(self.flights)
+        self.now = until
+
+    def recall(self) -> list[Flight]:
+        """All that are at work stop: what they would have sent is lost."""
+        flights = sorted(self.flights, key=lambda f: f.number)
+        self.flights.clear()
+        return flights
+
+    # ---- what the loop is told
+
+    def cohort(
+        self, version: int, landed: Sequence[Flight], late: Sequence[Flight], lost: Sequence[Flight]
+    ) -> Cohort:
+        """Those who have landed report to a server that is at this version, and are free again."""
+        for flight in landed:
+            self.free(flight)
+        found = Cohort(
+            clients=tuple([f.client for f in landed]),
+            groups=self._groups(landed),
+            staleness=tuple([version - f.version for f in landed]),
+            time=self.now,
+            delays=tuple([f.end - f.begin for f in landed]),
+            late=tuple([f.client for f in late]),
+            lost=tuple([f.client for f in lost]),
+            activity=self.activity,
+        )
+        self.activity = 0.0
+        for flight in (*landed, *late, *lost):
+            self._forget(flight.version)
+        return found
+
+    def _forget(self, version: int) -> None:
+        """One less is at work on this version; nobody needs a model that nobody works on."""
+        self.users[version] -= 1
+        if not self.users[version]:
+            del self.users[version], self.models[version]
+
+    def flying(self) -> Cohort:
+        """Those at work whose upload will arrive."""
+        there = sorted((f for f in self.flights if not f.lost), key=lambda f: f.number)
+        clients = tuple(f.client for f in there)
+        return Cohort(clients, self._groups(there), staleness=(0,) * len(clients), time=self.now)
+
+    def _groups(self, flights: Sequence[Flight]) -> tuple[Group, ...]:
+        """Who received the same model for the same time: a group each."""
+        places: dict[int, list[int]] = {}
+        for i, flight in enumerate(flights):
+            places.setdefault(flight.event, []).append(i)
+        return tuple(
+            [
+                Group(tuple(some), Download(*self.models[event % AGAIN], event % AGAIN), event=event)
+                for event, some in places.items()
+            ]
+        )
+
+    # ---- checkpoints
+
+    def copy(self) -> Clock:
+        """Another clock at the same time, to look ahead with."""
+        return replace(
+            self,
+            flights=[*self.flights],
+            busy=[*self.busy],
+            back=[*self.back],
+            models={**self.models},
+            users={**self.users},
+            again={**self.again},
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """All but the models; floats come back from JSON as they were."""
+        return {
+            "now": self.now,
+            "sent": self.sent,
+            "fills": self.fills,
+            "back": self.back,
+            "newest": self.newest,
+            "activity": self.activity,
+            "again": sorted(self.again.items()),
+            "flights": [list(f) for f in self.flights],
+        }
+
+    def tensors(self) -> Tensors:
+        """The models that are in use, by version."""
+        return {
+            f"{version}/{part}/{k}": v
+            for version, model in self.models.items()
+            for part, tensors in zip(("shared", "extra"), model)
+            for k, v in tensors.items()
+        }
+
+    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
+        """Be where the checkpoint was."""
+        self.now, self.sent, self.newest = facts["now"], facts["sent"], facts["newest"]
+        self.fills, self.back = facts["fills"], facts["back"]
+        self.activity, self.again = facts["activity"], dict(facts["again"])
+        self.flights = [Flight(*f) for f in facts["flights"]]
+        self.busy = sorted(f.client for f in self.flights)  # between two cohorts
+        self.models = {f.version: ({}, {}) for f in self.flights}
+        self.users = dict(Counter(f.version for f in self.flights))
+        for name, value in tensors.items():
+            version, part, key = name.split("/", 2)
+            self.models[int(version)][0 if part == "shared" else 1][key] = value
