@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import cli
 from partita.algorithms import METHODS
-from partita.catalogue import KINDS, entries, facts
+from partita.catalogue import KINDS, entries, facts, needed
 from partita.cli import catalogue as commands
 from partita.options import Option, checked, declared, signature, words
 from partita.recipes import RECIPES, find
-from partita.recipes.experiment import build, parse
+from partita.recipes.experiment import SCHEDULES, build, parse
 
 Flag = Annotated[bool, Option("a switch")]
 
@@ -45,7 +45,7 @@ def partita(*arguments: str) -> str:
 # ---- what is said of methods
 
 
-@pytest.mark.parametrize("name", [*METHODS, "stage"])
+@pytest.mark.parametrize("name", [*METHODS, "stage", "tuned"])
 def test_every_method_is_described(name: str) -> None:
     (entry,) = (e for e in facts(name) if e["kind"] == "methods")
     assert entry["line"]
@@ -54,7 +54,7 @@ def test_every_method_is_described(name: str) -> None:
     assert entry["paper"]
     assert (Path(pt.__file__).parent / entry["file"]).is_file()
     assert entry["python"]
-    assert entry["command"] or name in ("pipeline", "stage")
+    assert entry["command"] or name in ("pipeline", "stage", "tuned")
     for option in entry["options"]:
         assert option["text"], option
         assert option["type"], option
@@ -80,7 +80,7 @@ def test_the_equation_is_the_one_in_the_file() -> None:
 
 
 def test_the_documents_name_the_methods() -> None:
-    assert {*METHODS, "stage"} <= set(pt.__all__)
+    assert {*METHODS, "stage", "tuned"} <= set(pt.__all__)
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     table = readme.partition("## Methods")[2].partition("\n## ")[0]
     named = {
@@ -105,17 +105,26 @@ def option_of(part: Any, name: str) -> tuple[list[str], Option]:
     return words(kind).split(" | "), option
 
 
+# options that are good or bad only beside others
+BESIDE: dict[Any, dict[str, Any]] = {
+    (pt.schedule.uniform, "low"): {"high": 1e12},
+    (pt.schedule.uniform, "high"): {"low": 0.0},
+    (pt.schedule.synchronous, "deadline"): {"delays": pt.schedule.delays(upload=1.0)},
+}
+
+
 def make(part: Any, name: str, value: Any) -> Any:
     """The part with examples for what it must be given, and this value."""
-    needed = [p for p in signature(part).parameters.values() if p.default is p.empty]
-    given = {p.name: declared(p.annotation)[1].example for p in needed}
+    given = {p.name: declared(p.annotation)[1].example for p in needed(part)} | BESIDE.get((part, name), {})
     if "algorithm" in given:
         given["algorithm"] = pt.fedavg(lr=0.1)
+    if (part, name, value) == (pt.persafl_me, "inner_steps", None):  # one of the two is needed
+        given["nu"] = 0.1
     return part(**{**given, name: value})
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    kind = "(server |aggregate |attack |measure )?"
+    kind = "(server |aggregate |attack |measure |delays? )?"
     with pytest.raises(ValueError, match=rf"^{kind}{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]
@@ -141,7 +150,7 @@ def test_the_ends_of_every_range(part: Any, name: str) -> None:
 @every_option
 def test_values_of_another_type(part: Any, name: str) -> None:
     kinds, option = option_of(part, name)
-    if "None" in kinds:
+    if "None" in kinds or signature(part).parameters[name].default is None:
         make(part, name, None)
     else:
         refused(part, name, None)
@@ -225,8 +234,10 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     def of(kind: str) -> set[str]:
         return {e["name"] for e in entries(kind)}
 
-    assert of("methods") == {*METHODS, "stage"}
-    assert of("optimizers") | of("schedules") == set(pt.server.__all__)
+    assert of("methods") == {*METHODS, "stage", "tuned"}
+    assert of("optimizers") | of("rates") | of("staleness") == set(pt.server.__all__)
+    assert of("schedules") | of("delays") == {n for n in pt.schedule.__all__ if n[0].islower()}
+    assert of("schedules") == {"asynchronous", "synchronous", "usual"} == set(SCHEDULES)
     assert of("aggregators") == set(pt.aggregate.__all__)
     assert of("penalties") == set(pt.psi.__all__)
     assert of("attacks") == set(pt.attack.__all__)
@@ -274,12 +285,20 @@ def test_help_has_an_example_that_works(command: str) -> None:
 STORED = ("real(", "mnist_shifted(")  # they read files of PARTITA_DATA
 
 
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file is that the example of `trace` names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "delays.csv").write_text("phone,3.5\nphone,2\nlaptop,0.5\n")
+
+
 def programs(stored: bool) -> list[str]:
     found = {k: e["python"] for k, e in EVERY.items() if e["python"]}
     return [k for k, text in found.items() if any(word in text for word in STORED) is stored]
 
 
 @pytest.mark.parametrize("label", programs(stored=False))
+@pytest.mark.usefixtures("recorded")
 def test_the_python_example_runs(label: str, capsys: pytest.CaptureFixture[str]) -> None:
     program = EVERY[label]["python"]
     exec(compile(re.sub(r"rounds=\d+", "rounds=2", program), label, "exec"), {})  # shorter; else as printed
@@ -298,6 +317,7 @@ QUICK = ["--set", "rounds=1", "--set", "baselines=False", "--json"]
 
 
 @pytest.mark.parametrize("label", [k for k, line in LINES.items() if line.startswith("partita run digits")])
+@pytest.mark.usefixtures("recorded")
 def test_the_command_runs(
     label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,7 +328,7 @@ def test_the_command_runs(
     assert not stop.value.code, printed.err
     algorithm = json.loads(printed.out)["algorithm"]
     kind, _, name = label.partition(":")
-    assert algorithm == {"methods": name, "solvers": "ffgg"}.get(kind, "fedalt")
+    assert algorithm == {"methods": name, "solvers": "ffgg", "staleness": "fedbuff"}.get(kind, "fedalt")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -336,6 +356,7 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert commands.complete_set("rou") == ["rounds="]
     assert commands.complete_set("attack=sig") == ["attack=sign_flip"]
+    assert commands.complete_set("schedule=as") == ["schedule=asynchronous"]
     assert commands.complete_set("nothing") == []
 
 
@@ -530,6 +551,113 @@ def test_set_refuses_attacks_and_measures(text: str, start: str, end: str) -> No
         build(find("digits"), parse(["clients=6", text]))
     assert str(error.value).startswith(start)
     assert str(error.value).endswith(end)
+
+
+# ---- --set schedule
+
+
+def scheduled(text: str) -> Any:
+    return build(find("digits"), parse(["clients=6", f"schedule={text}"])).schedule
+
+
+S = pt.schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("None", None),
+        ("asynchronous", S.asynchronous()),
+        ("synchronous('turns')", S.synchronous("turns")),
+        ("pt.schedule.usual(until=9)", S.usual(until=9)),
+        (
+            'asynchronous(concurrency=16, buffer=4, staleness="sqrt", delays=delays(download=exponential(1), '
+            "upload=scaled(exponential(1), uniform(4, 6)), dropout=0.05))",
+            S.asynchronous(
+                16,
+                4,
+                "sqrt",
+                S.delays(S.exponential(1), S.scaled(S.exponential(1), S.uniform(4, 6)), dropout=0.05),
+            ),
+        ),
+        (
+            "schedule.synchronous(delays=pt.schedule.delays(compute=[1, 2, 3, 4, 5, 6]), deadline=0, "
+            "quorum=0.5, late='apply', staleness=polynomial(0.5))",
+            S.synchronous(
+                delays=S.delays(compute=[1, 2, 3, 4, 5, 6]),
+                deadline=0,
+                quorum=0.5,
+                late="apply",
+                staleness=pt.server.polynomial(0.5),
+            ),
+        ),
+        (
+            "asynchronous(order='same', staleness=pt.server.hinge(a=10, b=4), max_staleness=3, "
+            "delays=delays(constant(2), speed=classes([(0.9, 1), (0.1, 10)])))",
+            S.asynchronous(
+                order="same",
+                staleness=pt.server.hinge(10, 4),
+                max_staleness=3,
+                delays=S.delays(S.constant(2), speed=S.classes([(0.9, 1), (0.1, 10)])),
+            ),
+        ),
+    ],
+)
+def test_set_a_schedule(text: str, expected: Any) -> None:
+    """`constant` is a delay here, and a rate elsewhere."""
+    assert scheduled(text) == expected
+    assert chosen("algorithm.lr=constant(2)")["lr"] == pt.server.constant(2)
+
+
+def test_set_a_schedule_in_every_recipe_of_one_experiment(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import partita as pt\n"
+        "from partita.recipes import Experiment\n"
+        "def experiment():\n"
+        "    return Experiment(pt.models.mlp(64, 10), pt.data.digits(3), pt.fedavg(lr=0.1), rounds=2,\n"
+        "                      schedule=pt.schedule.synchronous('turns'))\n"
+    )
+    recipe = find(str(tmp_path / "mine.py"))
+    assert build(recipe, {}).schedule == S.synchronous("turns")
+    assert build(recipe, parse(["schedule=asynchronous(2)"])).schedule == S.asynchronous(2)
+    assert build(recipe, parse(["schedule=None"])).schedule is None
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("asynchronus", "schedule='asynchronus': expected one of 'asynchronous', ", "(did you mean 'async"),
+        ("exponential(1)", "schedule='exponential': expected one of 'asynchronous', 'synchronous', ", ""),
+        ("delays(upload=1)", "schedule='delays': expected one of 'asynchronous', 'synchronous', ", ""),
+        ("asynchronous(", "schedule='asynchronous(': expected a call such as asynchronous()", ""),
+        ("asynchronous()()", "schedule='asynchronous()()': expected a call such as", ""),
+        ("__import__('os').abort()", "schedule=\"__import__('os').abort\": expected one of", ""),
+        ("asynchronous(bufer=2)", "schedule: asynchronous: got an un", "'bufer' (did you mean 'buffer'?)"),
+        ("asynchronous(1, 2, 'sqrt', None, 5)", "schedule: asynchronous: too many positional", "order"),
+        ("asynchronous(buffer=0)", "schedule: buffer=0: expected a whole number from 1", ""),
+        ("asynchronous(staleness='sqr')", "schedule: staleness='sqr': expected one of", "mean 'sqrt'?)"),
+        ("asynchronous(staleness=sqrt)", "schedule: argument='sqrt': expected a number, a word in qu", ""),
+        ("asynchronous(staleness=polynomal(1))", "schedule: function='polynomal': ", "'polynomial'?)"),
+        ("asynchronous(staleness=polynomial(-1))", "schedule: polynomial a=-1: expected a number from 0", ""),
+        ("asynchronous(staleness=adam(0.1))", "schedule: function='adam': expected one of 'asynchr", ""),
+        ("asynchronous(delays=exponential(1))", "schedule: delays=Exponential(mean=1.0): ", "delays(downl"),
+        ("asynchronous(delays=delays(uplod=1))", "schedule: delays: got an", "(did you mean 'upload'?)"),
+        ("asynchronous(delays=delays(upload=-1))", "schedule: delays upload=-1: ", "a number from 0"),
+        ("usual(delays(upload=exponental(1)))", "schedule: function='exponental': ", "'exponential'?)"),
+        ("usual(delays(upload=exponential(-1)))", "schedule: exponential mean=-1: ", "a number from 0"),
+        ("usual(delays(upload=exponential()))", "schedule: exponential: missing a required", "'mean'"),
+        ("usual(delays(upload=open('x')))", "schedule: function='open': expected one of 'asynchr", ""),
+        ("usual(delays(upload=1 + 1))", "schedule: argument='1 + 1': expected a number", ""),
+        ("usual(delays(upload=trace('no.csv')))", "schedule: delay path='no.csv': expected a rea", ""),
+        ("synchronous(quorum=2.5)", "schedule: quorum=2.5: expected a number of clients from 1", ""),
+        ("synchronous(deadline=1)", "schedule: deadline=1.0: expected None without delays=", ""),
+    ],
+)
+def test_set_refuses_schedules(text: str, start: str, end: str) -> None:
+    with pytest.raises(ValueError) as error:
+        scheduled(text)
+    assert str(error.value).startswith(start)
+    assert end in str(error.value)
 
 
 def test_a_call_is_only_a_call_where_a_method_takes_it() -> None:

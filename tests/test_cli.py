@@ -225,6 +225,54 @@ def test_compare_marks_the_best_and_pairs_the_clients(tmp_path: Path, partita: C
     assert len(prints) == 1
 
 
+@pytest.mark.parametrize(
+    ("schedule", "local", "fedavg", "fedasync"),
+    [
+        (None, "synchronous turns", "synchronous random", "asynchronous random"),
+        ("asynchronous(2, order='same')", *["asynchronous same"] * 3),
+        ("synchronous", "synchronous turns", "synchronous random", "synchronous random"),
+        ("usual(delays(upload=2.0))", "synchronous turns", "synchronous random", "asynchronous random"),
+    ],
+)
+def test_compare_under_a_schedule(
+    schedule: str | None, local: str, fedavg: str, fedasync: str, tmp_path: Path, partita: Command
+) -> None:
+    """All under the same, or each under what it wants, perhaps with the same delays."""
+    chosen = [] if schedule is None else ["--set", f"schedule={schedule}"]
+    short = ["--set", "rounds=1", "--set", "clients=4", "--set", "cohort=2", "--set", "steps=1"]
+    wanted = ["--algorithms", "fedasync", "--out", str(tmp_path / "out"), "--executor", "loop", "--json"]
+    done = partita("compare", "digits", *wanted, *short, *chosen)
+    assert done.returncode == 0, done.stderr
+    for name, expected in {"local": local, "fedavg": fedavg, "fedasync": fedasync}.items():
+        folder = tmp_path / "out" / name / "seed-0"
+        found = json.loads((folder / "config.json").read_text())["schedule"]
+        assert f"{found['name']} {found['order']}" == expected
+        clock = json.loads((folder / "summary.json").read_text())["clock"]
+        assert clock["time"] == (2.0 if schedule and "delays" in schedule else 1.0)
+
+
+def test_run_under_a_schedule(tmp_path: Path, partita: Command) -> None:
+    text = (
+        'asynchronous(concurrency=4, buffer=2, staleness="sqrt", delays=delays(download=exponential(1), '
+        "upload=scaled(exponential(1), uniform(4, 6)), dropout=0.05))"
+    )
+    out = tmp_path / "run"
+    done = partita("run", "digits", *QUICK, "--set", f"schedule={text}", "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    clock = json.loads(done.stdout)["clock"]
+    assert clock["time"] > 0
+    config = json.loads((out / "config.json").read_text())["schedule"]
+    assert (config["name"], config["buffer"], config["delays"]["dropout"]) == ("asynchronous", 2, 0.05)
+    assert config["delays"]["upload"]["factor"] == {"name": "uniform", "low": 4.0, "high": 6.0}
+    again = partita(
+        "run", "digits", *QUICK, "--set", f"schedule={text}", "--json", "--out", str(out), "--resume"
+    )
+    assert json.loads(again.stdout)["clock"] == clock
+    other = text.replace("uniform(4, 6)", "uniform(4, 7)")
+    done = partita("run", "digits", *QUICK, "--set", f"schedule={other}", "--out", str(out), "--resume")
+    assert "another schedule (delays.upload.factor.high: 6.0 -> 7.0)" in done.stderr
+
+
 def test_run_with_several_seeds_is_a_study(partita: Command) -> None:
     found = json.loads(partita("run", "digits", *QUICK[:-1], "--seeds", "2", "--json").stdout)
     assert [(row["label"], row["seeds"]) for row in found["table"]] == [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from partita import draws
@@ -135,6 +137,48 @@ def test_key_depends_on_seed_purpose_parts_and_their_order() -> None:
     ]
     assert len({k.item() for k in made}) == len(made)
     assert draws.key(0, "p", 1, 2).item() == made[0].item()
+
+
+@given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(INT64, max_size=3))
+def test_a_key_of_whole_numbers_is_that_of_tensors(seed: int, purpose: str, parts: list[int]) -> None:
+    k = torch.tensor(zlib.crc32(purpose.encode()))
+    for part in (seed, *parts):
+        k = draws.fold(k, torch.tensor(part))
+    assert draws.key(seed, purpose, *parts).item() == k.item()
+    assert draws.key(seed, purpose, *map(torch.tensor, parts)).item() == k.item()
+
+
+# ---- numbers on the host
+
+
+@given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(st.integers(0, 2**63 - 1), max_size=3))
+def test_a_number_has_the_bits_of_its_key(seed: int, purpose: str, parts: list[int]) -> None:
+    found = draws.number(seed, purpose, *parts)
+    key = draws.key(seed, purpose, *parts)
+    high = (draws.bits(key).item() & FULL) >> 12
+    assert found == (high + 0.5) / 2**52
+    assert abs(found - draws.uniform(key).item()) <= 2.0**-23  # the same number, with more bits
+
+
+@pytest.mark.parametrize("output", [0, FULL, FULL ^ ((1 << 40) - 1)])
+def test_a_number_never_reaches_its_ends(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "_mixed", lambda _: output)
+    assert 0.0 < draws.number(0, "x") < 1.0
+    assert int(draws.number(0, "x") * 1000) in range(1000)
+
+
+def test_numbers_are_uniform() -> None:
+    n = 20_000
+    found = np.array([draws.number(0, "x", i // 100, i % 100) for i in range(n)])
+    assert stats.kstest(found, stats.uniform.cdf).pvalue > 1e-3
+    assert len(set(found)) == n
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 5 / math.sqrt(n)
+
+
+def test_a_number_depends_on_seed_purpose_parts_and_their_order() -> None:
+    made = [(0, "p", 1, 2), (1, "p", 1, 2), (0, "q", 1, 2), (0, "p", 2, 1), (0, "p", 1), (0, "p", 1, 2, 0)]
+    assert len({draws.number(*m) for m in made}) == len(made)
+    assert draws.number(*made[0]) == draws.number(*made[0])
 
 
 def test_generator_depends_on_seed_purpose_and_parts_alone() -> None:

@@ -102,6 +102,20 @@ def lies(**changed: Any) -> Call:
     return fed(**{"attack": pt.attack.sign_flip(), "byzantine": ["bob"], **changed})
 
 
+def at(schedule: object, **changed: Any) -> Call:
+    """The run under a schedule."""
+    return fed(schedule=schedule, **changed)
+
+
+def waiting(**delays: Any) -> Call:
+    """The run with delays."""
+    return at(pt.schedule.usual(pt.schedule.delays(**delays)))
+
+
+def traced(out: Path) -> object:
+    return pt.schedule.trace(out / "delays.csv")
+
+
 def on(**changed: Any) -> Call:
     """The run on other arrays; what is no array is another argument of the run."""
     own = {k: v for k, v in changed.items() if k in ("x", "y", "client", "test", "names")}
@@ -326,6 +340,9 @@ SPLITS = "one of 'input', 'output', 'adapter', 'norm'"
 ATTACK = "an attack such as partita.attack.sign_flip()"
 LIARS = "a share such as 0.25, or a list of numbers or names"
 MEASURES = "a list such as [partita.measures.gradient_norm()]"
+SCHEDULE = "a schedule such as partita.schedule.synchronous()"
+DELAYS = "partita.schedule.delays(download=..., upload=...)"
+S = pt.schedule
 
 TABLE = [
     # numbers of a run: text, booleans, arrays, nothing, fractions, NaN, too small, too large
@@ -374,6 +391,136 @@ TABLE = [
         "schedule=<function synchronous",
         "partita.schedule.synchronous()",
     ),
+    # who reports when, and how long that takes
+    Wrong("schedule is a method", fed(schedule=method()), "schedule=Algorithm(", SCHEDULE),
+    Wrong("schedule is a class", fed(schedule=S.Asynchronous), "schedule=<class ", SCHEDULE),
+    Wrong("schedule is only delays", fed(schedule=S.delays(upload=1)), "schedule=Delays(", SCHEDULE),
+    Wrong(
+        "asynchronous not called",
+        fed(schedule=S.asynchronous),
+        "schedule=<function asynchronous",
+        "partita.schedule.synchronous()",
+    ),
+    Wrong(
+        "more at work than there are", at(S.asynchronous(concurrency=9)), "concurrency=9: ", "from 1 up to 3"
+    ),
+    Wrong("a buffer that is never full", at(S.asynchronous(buffer=4)), "buffer=4: ", "from 1 up to 3"),
+    Wrong(
+        "a buffer that the same clients never fill",
+        at(S.asynchronous(concurrency=2, buffer=3, order="same")),
+        "buffer=3: ",
+        "from 1 up to 2",
+    ),
+    Wrong(
+        "delays for two of three",
+        waiting(upload=[1.0, 2.0]),
+        "delays upload=(1.0, 2.0): ",
+        "one number for each of the 3 clients",
+    ),
+    Wrong(
+        "factors for two of three",
+        waiting(download=S.scaled(1.0, [1.0, 2.0])),
+        "delays download factor=(1.0, 2.0): ",
+        "one number for each of the 3 clients",
+    ),
+    Wrong(
+        "dropout for two of three",
+        waiting(dropout=[0.1, 0.2]),
+        "delays dropout=(0.1, 0.2): ",
+        "one for each of the 3 clients",
+    ),
+    Wrong(
+        "a method that keeps step",
+        fed(schedule=S.asynchronous(), algorithm=pt.local(lr=0.1)),
+        "schedule='asynchronous': ",
+        "synchronous() for local: clients send nothing",
+    ),
+    Wrong(
+        "a stage that keeps step",
+        fed(
+            schedule=S.asynchronous(),
+            algorithm=pt.pipeline(pt.fedavg(lr=0.1), pt.l2gd(lr=0.1, lam=1.0, p=0.5)),
+        ),
+        "schedule='asynchronous': ",
+        "synchronous() for l2gd: all clients toss one coin",
+    ),
+    Wrong("evaluation every 0 of time", fed(evaluate_every=0.0), "evaluate_every=0.0: ", "a number above 0"),
+    Wrong("evaluation every NaN", fed(evaluate_every=NAN), "evaluate_every=nan: ", "a number above 0"),
+    make("nobody at work", lambda: S.asynchronous(concurrency=0), "concurrency=0: ", WHOLE_NUMBER),
+    make("a schedule's buffer of none", lambda: S.asynchronous(buffer=0), "buffer=0: ", WHOLE_NUMBER),
+    make("half an upload", lambda: S.asynchronous(buffer=1.5), "buffer=1.5: ", WHOLE_NUMBER),
+    make("staleness misspelt", lambda: S.asynchronous(staleness="sqr"), "staleness='sqr': ", "mean 'sqrt'?)"),
+    make(
+        "staleness is a number",
+        lambda: S.asynchronous(staleness=0.5),
+        "staleness=0.5: ",
+        "a staleness such as partita.server.polynomial(0.5)",
+    ),
+    make(
+        "staleness not called",
+        lambda: S.asynchronous(staleness=pt.server.polynomial),
+        "staleness=<function polynomial",
+        "a staleness such as partita.server.polynomial(0.5)",
+    ),
+    make(
+        "staleness of nothing",
+        lambda: S.synchronous(staleness=lambda: 1.0),
+        "staleness=<function ",
+        "a staleness such as",
+    ),
+    make("no such order", lambda: S.asynchronous(order="turns"), "order='turns': ", "'random', 'same'"),
+    make("no order in step", lambda: S.synchronous(order="same"), "order='same': ", "'random', 'turns'"),
+    make("negative age", lambda: S.asynchronous(max_staleness=-1), "max_staleness=-1: ", "from 0"),
+    make("until before the beginning", lambda: S.asynchronous(until=0), "until=0: ", "a number above 0"),
+    make("until the end of time", lambda: S.synchronous(until=INF), "until=inf: ", "a number above 0"),
+    make("delays is a number", lambda: S.asynchronous(delays=2.0), "delays=2.0: ", DELAYS),
+    make("delays is one delay", lambda: S.usual(S.exponential(1)), "delays=Exponential(", DELAYS),
+    make("delays not called", lambda: S.synchronous(delays=S.delays), "delays=<function delays", DELAYS),
+    make(
+        "a deadline of nothing", lambda: S.synchronous(deadline=2), "deadline=2.0: ", "None without delays="
+    ),
+    make("a quorum of none", lambda: S.synchronous(quorum=0), "quorum=0: ", "a number of clients from 1"),
+    make("a quorum beyond all", lambda: S.synchronous(quorum=1.5), "quorum=1.5: ", "a share from 0.0 up to"),
+    make("quorum is a boolean", lambda: S.synchronous(quorum=True), "quorum=True: ", "a number of clients"),
+    make("late misspelt", lambda: S.synchronous(late="aply"), "late='aply': ", "(did you mean 'apply'?)"),
+    make("an option of the other", lambda: S.synchronous(buffer=2), "synchronous: ", "its arguments are"),
+    make("a negative delay", lambda: S.delays(upload=-1), "delays upload=-1: ", "a number from 0"),
+    make("a delay is a word", lambda: S.delays(compute="fast"), "delays compute='fast': ", "a number from 0"),
+    make("a delay not called", lambda: S.delays(S.gamma), "delays download=<function gamma", "or a delay"),
+    make("no delay", lambda: S.delays(speed=None), "delays speed=None: ", "a number from 0"),
+    make("all are lost", lambda: S.delays(dropout=1.0), "delays dropout=1.0: ", "from 0 and below 1"),
+    make("a delay misspelt", lambda: S.delays(uplaod=1), "delays: ", "(did you mean 'upload'?)"),
+    make("a mean below 0", lambda: S.exponential(-1), "delay mean=-1: ", "a number from 0"),
+    make("a mean of NaN", lambda: S.gamma(NAN), "delay mean=nan: ", "a number from 0"),
+    make("ends exchanged", lambda: S.uniform(2, 1), "delay high=1.0: ", "a number from low=2"),
+    make("too wide a spread", lambda: S.lognormal(1, sigma=99), "delay sigma=99: ", "from 0 up to 10"),
+    make("no shape", lambda: S.gamma(1, shape=0), "delay shape=0: ", "a number from 0.01"),
+    make("shares below 1", lambda: S.classes([(0.5, 1)]), "delay shares=[(0.5, 1)]: ", "shares sum to 1"),
+    make("shares of nothing", lambda: S.classes(3), "delay shares=3: ", "pairs (share, factor) such as"),
+    make("a scale is a word", lambda: S.scaled(1, "x"), "delay factor='x': ", "a number from 0"),
+    Wrong("no trace", traced, "delay path='OUT/delays.csv': ", "a readable file ("),
+    Wrong(
+        "an empty trace",
+        traced,
+        "delay path='OUT/delays.csv': ",
+        "at least one number",
+        folder_with("delays.csv", ""),
+    ),
+    Wrong(
+        "a trace of words",
+        traced,
+        "delay path='OUT/delays.csv': ",
+        "numbers from 0 (line 2: 'b')",
+        folder_with("delays.csv", "a\nb\n"),
+    ),
+    Wrong(
+        "a trace of three columns",
+        traced,
+        "delay path='OUT/delays.csv': ",
+        "one delay, or device,delay, in every line (line 1)",
+        folder_with("delays.csv", "1,2,3\n"),
+    ),
+    make("a stage's schedule", lambda: pt.stage(method(), schedule="x"), "schedule='x': ", SCHEDULE),
     Wrong(
         "callbacks is a function",
         fed(callbacks=print),
@@ -614,6 +761,30 @@ TABLE = [
         "partita.aggregate.mean()",
     ),
     make("mu is negative", lambda: pt.fedprox(lr=0.1, mu=-1), "mu=-1: ", "a number from 0"),
+    make("a buffer of none", lambda: pt.fedbuff(lr=0.1, buffer=0), "buffer=0: ", WHOLE_NUMBER),
+    make(
+        "a staleness misspelt",
+        lambda: pt.fedbuff(lr=0.1, staleness="sqr"),
+        "staleness='sqr': ",
+        "(did you mean 'sqrt'?)",
+    ),
+    make(
+        "a staleness not called",
+        lambda: pt.fedasync(lr=0.1, staleness=pt.server.polynomial),
+        "staleness=<function polynomial",
+        "partita.server.polynomial(0.5)",
+    ),
+    make("a hinge that never falls", lambda: pt.server.hinge(0, 4), "a=0: ", "a number above 0"),
+    make(
+        "inner steps without end",
+        lambda: pt.persafl_me(lr=0.1, lam=5.0, inner_lr=0.05),
+        "inner_steps=None: ",
+        "or None with nu=",
+    ),
+    make("a tuned word", lambda: pt.tuned("fedavg", lr=0.1), "algorithm='fedavg': ", METHOD),
+    make(
+        "tuned by no steps", lambda: pt.tuned(pt.fedavg(lr=0.1), lr=0.1, steps=0), "steps=0: ", WHOLE_NUMBER
+    ),
     make("no stages", lambda: pt.pipeline(), "stages=(): ", "at least one stage"),
     make("a stage is a word", lambda: pt.pipeline("fedavg"), "algorithm='fedavg': ", METHOD),
     make("a stage of no rounds", lambda: pt.stage(pt.fedavg(lr=0.1), rounds=0), "rounds=0: ", WHOLE_NUMBER),
@@ -945,6 +1116,14 @@ TABLE = [
     another("another method", "algorithm (name: 'fedalt' -> 'fedavg'", resumed(algorithm=pt.fedavg(lr=0.1))),
     another("another number of rounds", "settings (rounds: 3 -> 9)", resumed(rounds=9)),
     another("another seed", "settings (seed: 0 -> 1)", resumed(seed=1)),
+    another(
+        "another schedule",
+        "schedule (name: 'synchronous' -> 'asynchronous'",
+        resumed(schedule=S.asynchronous()),
+    ),
+    another(
+        "another order", "schedule (order: 'random' -> 'turns')", resumed(schedule=S.synchronous("turns"))
+    ),
     Wrong(
         "other data",
         lambda out: federate(out, resume=True, data=data(test=0.5)),
@@ -1318,6 +1497,26 @@ COMMANDS = [
     sets("attack is a number", "attack=2", "attack=2: ", "partita.attack.sign_flip()"),
     sets("attacks", "attack=[alie()]", "attack=[Attack(", "partita.attack.sign_flip()"),
     sets("a wrong option of an attack", "attack=ipm(epsilon=0)", "attack: epsilon=0: ", "above 0"),
+    sets("no such schedule", "schedule=asynchronos", "schedule='asynchronos': ", "mean 'asynchronous'?)"),
+    sets("schedule is a number", "schedule=2", "schedule=2: ", SCHEDULE),
+    sets("schedules", "schedule=[synchronous()]", "schedule=[Synchronous(", SCHEDULE),
+    sets("schedule is a delay", "schedule=gamma(1)", "schedule='gamma': ", "one of 'asynchronous', 'sync"),
+    sets("a wrong option of a schedule", "schedule=asynchronous(buffer=0)", "schedule: buffer=0: ", "from 1"),
+    sets("a schedule's option misspelt", "schedule=usual(untl=1)", "schedule: usual: ", "mean 'until'?)"),
+    sets("too many at work", "schedule=asynchronous(99)", "concurrency=99: ", "from 1 up to 40"),
+    sets("no such delay", "schedule=usual(delays(gama(1)))", "schedule: function='gama': ", "'gamma'?)"),
+    sets("a wrong delay", "schedule=usual(delays(gamma(-1)))", "schedule: gamma mean=-1: ", "from 0"),
+    sets(
+        "no such file of delays", "schedule=usual(delays(trace('x')))", "delay path='x': ", "a readable file"
+    ),
+    sets("no such staleness", "schedule=asynchronous(staleness='sqt')", "staleness='sqt': ", "mean 'sqrt'?)"),
+    sets("a part of Python", "schedule=usual(delays(open('x')))", "schedule: function='open': ", "one of"),
+    sets("evaluation every -2.5", "evaluate_every=-2.5", "evaluate_every=-2.5: ", "a number above 0"),
+    Mistyped(
+        "compared methods that keep step",
+        "compare digits --algorithms fedbuff,finetune --out run --set schedule=asynchronous",
+        ("schedule='asynchronous': ", "synchronous() for finetune: clients send nothing"),
+    ),
     sets("no such measure", "measures=[line_los()]", "measures='line_los': ", "(did you mean 'line_loss'?)"),
     sets("measures is a number", "measures=3", "measures=3: ", "partita.measures."),
     sets(

@@ -20,12 +20,13 @@ import plain
 import plain_fedplus
 import plain_ffgg
 import plain_full
+import plain_persafl
 from partita import draws
 from partita.algorithms import METHODS
 from partita.algorithms.l2gd import tails
 from partita.data import FederatedData
 from partita.execute.plan import Plan, draw, start_keys
-from partita.schedule.synchronous import Turns
+from partita.schedule import Stint, Turns
 from partita.store.files import read_jsonl
 from partita.types import Algorithm, Cohort, Moment, ServerState, Work
 
@@ -123,6 +124,7 @@ MIXED = (
 SOLVED = {"personal": "output", "lr": 1.0, "solver": Solver("gd", (15, 0.3))}
 HYBRID = Psi("layerwise", ({"hidden*": Psi("avg", (0.2,)), "*": Psi("comed", (0.05,))},))
 
+HESSIANS = ("exact", "hf", "fo")
 UNIFORM, BY_SAMPLES = {"weighting": "uniform"}, {"weighting": "samples"}
 ROUNDS, COHORT, SEED = 3, 5, 3
 
@@ -290,7 +292,7 @@ _CASES = (
         "perfedavg",
         {"lr": LR, "alpha": 0.1},
         also=({"hessian": "hf"}, {"hessian": "hf", "hf_delta": 0.1}, {"hessian": "fo"}, BY_SAMPLES),
-        equal=tuple((pt.perfedavg(LR, 0.0, h), pt.fedavg(LR, **UNIFORM)) for h in ("exact", "hf", "fo")),
+        equal=tuple((pt.perfedavg(LR, 0.0, h), pt.fedavg(LR, **UNIFORM)) for h in HESSIANS),
         computed=True,
     ),
     Case(
@@ -345,6 +347,68 @@ _CASES = (
         ),
     ),
     Case(
+        "fedasync",
+        {"lr": LR, "server_lr": 0.8},
+        also=({"server_lr": 1.2, "staleness": "inverse"}, UNIFORM),
+        equal=(
+            (pt.fedasync(LR), AVG),
+            (pt.fedasync(LR, 0.7), pt.fedavg(LR, server=pt.server.sgd(0.7))),
+        ),
+    ),
+    Case(
+        "fedbuff",
+        {"lr": LR, "buffer": 3},
+        also=({"server_lr": 0.7, "staleness": None}, UNIFORM),
+        equal=((pt.fedbuff(LR), AVG), (pt.fedbuff(LR, 0.7, 1, None), pt.fedasync(LR, 0.7))),
+    ),
+    Case(
+        "persafl_maml",
+        {"lr": LR, "alpha": 0.1, "server_lr": 0.8},
+        also=({"hessian": "hf", "hf_delta": 0.1}, {"hessian": "fo", "server_lr": 1.2}, BY_SAMPLES),
+        equal=(
+            *((pt.persafl_maml(LR, 0.0, 0.7, h), pt.fedasync(LR, 0.7, **UNIFORM)) for h in HESSIANS),
+            *(
+                (
+                    pt.persafl_maml(LR, 0.1, 0.7, h),
+                    pt.perfedavg(LR, 0.1, h, server=pt.server.sgd(0.7)),
+                )
+                for h in HESSIANS
+            ),
+        ),
+        computed=True,
+    ),
+    Case(
+        "persafl_me",
+        {"lr": 0.1, "lam": 5.0, "inner_lr": 0.05, "inner_steps": 5},
+        also=(
+            {"server_lr": 1.2, "inner_steps": 1, "weighting": "samples"},
+            {"inner_steps": None, "nu": 0.3},
+            {"inner_steps": 3, "nu": 0.8},
+            {"inner_lr": Rate("linear", (0.05, 0.5))},
+        ),
+        alike=(
+            Alike(
+                pt.persafl_me(0.1, 5.0, 0.05, 4, server_lr=0.7), pt.pfedme(0.1, 5.0, 0.05, 4, 0.7), "server"
+            ),
+            Alike(
+                pt.persafl_me(0.1, 5.0, 0.4, 1),
+                pt.fedasync(0.1 * 5.0 * 0.4, **UNIFORM),
+                "server",
+                atol=1e-6,
+            ),
+        ),
+        computed=True,
+    ),
+    Case(
+        "ffgg_async",
+        SOLVED,
+        up=IN,
+        down=IN,
+        computed=True,
+        also=({"personal": "input", "start": "model"}, {"solver": Solver("cg", (3,)), "start": "model"}),
+        equal=((pt.ffgg_async("output", LR, pt.gd(4, 0.2)), pt.ffgg("output", LR, pt.gd(4, 0.2))),),
+    ),
+    Case(
         "pipeline",
         {"stages": STAGES},
         also=({"stages": MIXED},),
@@ -361,7 +425,9 @@ both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 
 
 PLAIN: dict[str, Any] = {
-    k: v for module in (plain, plain_fedplus, plain_ffgg, plain_full) for k, v in vars(module).items()
+    k: v
+    for module in (plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl)
+    for k, v in vars(module).items()
 }
 
 
@@ -421,6 +487,7 @@ def federate(algorithm: Algorithm, data: FederatedData = SINGLE, **settings: Any
     model = pt.models.mlp(6, 5, 4, seed=1).to(data.x.dtype)
     work = {} if {"steps", "epochs"} & set(settings) else WORK["epochs"]
     defaults = {"rounds": ROUNDS, "cohort": COHORT, "seed": SEED, "executor": "vmap", "evaluate_every": 1}
+    defaults |= {"schedule": pt.schedule.synchronous()}  # in step: asynchronous runs are compared elsewhere
     return pt.federate(
         model, data, algorithm, **{**defaults, **work, "baselines": False, "progress": False, **settings}
     )
@@ -488,6 +555,7 @@ def test_learns(case: Case) -> None:
 
 def federate_digits(algorithm: Algorithm, data: FederatedData, **settings: Any) -> pt.Run:
     fixed = {"rounds": 6, "steps": 12, "batch": 16, "executor": "vmap", "evaluate_every": 1}
+    fixed |= {"schedule": pt.schedule.synchronous()}
     model = pt.models.mlp(64, 16, 10)
     return pt.federate(model, data, algorithm, **{**fixed, "baselines": False, "progress": False, **settings})
 
@@ -814,7 +882,7 @@ def moment(version: int, work: Work) -> Moment:
 def cohort(version: int, size: int) -> tuple[int, ...]:
     """Who takes part in a round."""
     turns = pt.schedule.synchronous().begin(
-        clients=DOUBLE.clients, cohort=size, first=version, rounds=1, seed=SEED
+        Stint(DOUBLE.clients, size, version, rounds=1, seed=SEED, time=0.0, steps=lambda client: 1)  # noqa: ARG005
     )
     return turns.next(ServerState({}, {}, {}, version)).clients
 
@@ -841,16 +909,22 @@ def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> Non
 class Reversed:
     """The same cohorts in the opposite order."""
 
-    def begin(self, **settings: int) -> Turns:
-        self.turns = pt.schedule.synchronous().begin(**settings)
+    def check(self, clients: int) -> None:
+        """Any number fits."""
+
+    def of(self, algorithm: Algorithm) -> Reversed:  # noqa: ARG002
         return self
 
-    def done(self, server: ServerState) -> bool:
-        return self.turns.done(server)
+    def begin(self, stint: Stint) -> Turns:
+        turns = pt.schedule.synchronous().begin(stint)
+        forward = turns.next
 
-    def next(self, server: ServerState) -> Cohort:
-        found = self.turns.next(server)
-        return found._replace(clients=found.clients[::-1])
+        def backward(server: ServerState) -> Cohort:
+            found = forward(server)
+            return found._replace(clients=found.clients[::-1])
+
+        turns.next = backward
+        return turns
 
 
 @every_method

@@ -22,7 +22,10 @@ METRICS = [
     "train_loss",
     "test.global",
     "test.personal",
+    "active",
     "staleness",
+    "late",
+    "lost",
     "excluded",
     "bytes_up",
     "bytes_down",
@@ -30,6 +33,7 @@ METRICS = [
 CLIENTS = [
     *["client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal"],
     *["global_train", "personal_train", "distance", "label_shift"],
+    *["reports", "delay", "late", "lost"],
 ]
 SUMMARY = [
     "algorithm",
@@ -43,6 +47,7 @@ SUMMARY = [
     "client_steps_per_second",
     "bytes_up",
     "bytes_down",
+    "clock",
     "excluded",
     "excluded_why",
     "byzantine",
@@ -150,6 +155,8 @@ def test_fields_of_metrics(folder: Folder) -> None:
     assert [row["round"] for row in folder.metrics] == [2, 4, 6]
     assert [row["time"] for row in folder.metrics] == [2.0, 4.0, 6.0]
     assert [row["staleness"] for row in folder.metrics] == [0.0] * 3
+    assert [row["active"] for row in folder.metrics] == [COHORT / 5] * 3
+    assert [(row["late"], row["lost"]) for row in folder.metrics] == [(0, 0)] * 3
     assert [row["excluded"] for row in folder.metrics] == [[]] * 3
     for field in ("seconds", "bytes_up", "bytes_down"):
         values = [row[field] for row in folder.metrics]
@@ -170,6 +177,8 @@ def test_columns_of_clients(folder: Folder) -> None:
     assert [int(r["n_test"]) for r in folder.rows] == source.sizes("test").tolist()
     assert {float(r["capacity"]) for r in folder.rows} == {1.0}
     assert {r["byzantine"] for r in folder.rows} == {"0"}
+    assert sum(int(r["reports"]) for r in folder.rows) == ROUNDS * COHORT
+    assert {(r["delay"], r["late"], r["lost"]) for r in folder.rows} <= {("1.0", "0", "0"), ("", "0", "0")}
     for r in folder.rows:
         for kind in ("local", "global", "personal"):
             assert (r[kind] == "") == (r["client"] == "cleo")  # she has no test samples
@@ -182,6 +191,15 @@ def test_keys_of_the_summary(folder: Folder) -> None:
     assert sorted(s["hurt"]) == ["vs_global", "vs_local"]
     assert (s["algorithm"], s["seed"], s["rounds"], s["clients"]) == (folder.path.name, SEED, ROUNDS, 5)
     assert s["metric"] == "accuracy"
+    assert s["clock"] == {
+        "time": float(ROUNDS),
+        "updates_per_time": 1.0,
+        "active": COHORT / 5,
+        "staleness": {"mean": 0.0, "max": 0, "counts": [[0, ROUNDS * COHORT]]},
+        "delay": {"mean": 1.0, "max": 1.0, "counts": [[1.0, 2**0.25, ROUNDS * COHORT]]},
+        "late": 0,
+        "lost": 0,
+    }
     assert s["excluded"] == []
     assert s["excluded_why"] == {}
     assert s["byzantine"] is None

@@ -42,12 +42,26 @@ def pipeline() -> pt.types.Algorithm:
     )
 
 
+S = pt.schedule
+SLOW = S.delays(download=S.exponential(1.0), upload=S.lognormal(4.0), dropout=0.1)
 CASES: dict[str, dict[str, Any]] = {
     "memory": {"store": "memory", "checkpoint_every": 1, "rounds": 8},
     "disk": {"store": "disk", "checkpoint_every": 1, "rounds": 8},
     "pipeline memory": {"store": "memory", "checkpoint_every": 2},
     "pipeline disk": {"store": "disk", "checkpoint_every": 1},
     "baselines": {"store": "disk", "checkpoint_every": 2, "rounds": 4, "baselines": True},
+    "asynchronous": {
+        "store": "disk",
+        "checkpoint_every": 1,
+        "rounds": 10,
+        "schedule": S.asynchronous(concurrency=5, buffer=2, staleness="sqrt", delays=SLOW),
+    },
+    "late": {
+        "store": "memory",
+        "checkpoint_every": 1,
+        "rounds": 8,
+        "schedule": S.synchronous(delays=SLOW, deadline=4.0, late="apply", staleness="inverse"),
+    },
 }
 _digits: list[pt.data.FederatedData] = []
 

@@ -104,8 +104,14 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
         if part == "settings" and isinstance(old, dict):
             old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))
         if old != new:
-            shown = f"{old!r} -> {new!r}"
-            if isinstance(old, dict):
-                changed = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
-                shown = ", ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}"[:160] for k in changed)
+            shown = ", ".join(_changes(old, new))
             raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
+
+
+def _changes(old: Any, new: Any, name: str = "") -> list[str]:
+    """What differs, by name; parts that have names of their own are looked into: `delays.upload.mean`."""
+    both = isinstance(old, dict) and isinstance(new, dict)
+    if not both or (name and not ("name" in old and "name" in new)):
+        return [f"{name and name + ': '}{old!r} -> {new!r}"[:160]]
+    keys = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
+    return [c for k in keys for c in _changes(old.get(k), new.get(k), f"{name and name + '.'}{k}")]

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from partita import aggregate, attack, check, data, measures, models, psi, server
-from partita.algorithms import METHODS, stage
+from partita import aggregate, attack, check, data, measures, models, psi, schedule, server
+from partita.algorithms import METHODS, stage, tuned
 from partita.data.real import READERS, real
 from partita.local import solvers
 from partita.options import declared, signature, words
@@ -55,6 +55,16 @@ run = pt.federate(
     pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, measures=[{}]
 )
 print(run.metrics[-1]["measures"])"""
+TIMED = """import partita as pt
+from partita.schedule import {}
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+schedule = {}
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, cohort=5, steps=5, batch=16, schedule=schedule
+)
+print(run.summary()["clock"])"""
 DATA = "import partita as pt\n\ndata = {}\nprint(data)"
 MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
 STAGES = """pt.pipeline(
@@ -62,6 +72,17 @@ STAGES = """pt.pipeline(
     pt.stage(pt.fedalt(personal="output", lr=0.1), rounds=10),
     pt.stage(pt.finetune(personal="output", lr=0.01), epochs=1),
 )"""
+TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
+AROUND = ("pipeline", "stage", "tuned")  # methods that are made of methods: written in Python only
+# calls that say more than their arguments' examples, as the command line has them
+CALLS = {
+    "asynchronous": "asynchronous(concurrency=5, buffer=2, delays=delays(upload=exponential(2.0)))",
+    "synchronous": "synchronous(delays=delays(upload=exponential(2.0)), deadline=3.0, quorum=0.5)",
+    "usual": "usual(delays=delays(upload=exponential(2.0)), until=30.0)",
+    "delays": "delays(download=0.5, upload=lognormal(1.0, sigma=1.0), dropout=0.05)",
+    "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
+    "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
+}
 # arguments that have no default, for the examples
 GIVEN: dict[str, Any] = {
     "alpha": 0.5,
@@ -80,6 +101,7 @@ class Kind(NamedTuple):
     example  a program with a place for the call
     call     how a part is called, `{}` being its name and arguments
     command  the settings of `partita run digits` that use it
+    within   what a call stands in
     """
 
     title: str
@@ -87,6 +109,7 @@ class Kind(NamedTuple):
     example: str = ""
     call: str = "{}"
     command: str = ""
+    within: str = "{}"
 
 
 def _public(module: ModuleType, *files: str) -> Parts:
@@ -101,7 +124,7 @@ def _datasets() -> Parts:
 
 
 KINDS = {
-    "methods": Kind("methods", lambda: {**METHODS, "stage": stage}, RUN, "pt.{}"),
+    "methods": Kind("methods", lambda: {**METHODS, "stage": stage, "tuned": tuned}, RUN, "pt.{}"),
     "recipes": Kind("recipes", lambda: RECIPES),
     "models": Kind("models", lambda: _public(models), MODEL, "pt.models.{}"),
     "datasets": Kind("datasets", _datasets, DATA, "pt.data.{}"),
@@ -144,12 +167,34 @@ KINDS = {
         RUN,
         "pt.fedplus(psi=pt.psi.{}, lr=0.1, sigma=0.1)",
     ),
-    "schedules": Kind(
+    "rates": Kind(
         "learning-rate schedules",
         lambda: _public(server, "rates"),
         RUN,
         "pt.fedavg(lr=pt.server.{})",
         "algorithm.lr={}",
+    ),
+    "schedules": Kind(
+        "schedules",
+        lambda: _public(schedule, "asynchronous", "synchronous", "usual"),
+        TIMED,
+        "{}",
+        "schedule={}",
+    ),
+    "delays": Kind(
+        "delays",
+        lambda: _public(schedule, "delay"),
+        TIMED,
+        "asynchronous(delays={})",
+        "schedule=asynchronous(delays={})",
+        "delays(upload={})",
+    ),
+    "staleness": Kind(
+        "staleness functions",
+        lambda: _public(server, "staleness"),
+        RUN,
+        "pt.fedbuff(lr=0.1, staleness=pt.server.{})",
+        "algorithm=fedbuff' --set 'algorithm.staleness={}",
     ),
     "attacks": Kind(
         "attacks",
@@ -210,9 +255,7 @@ def options(part: Callable[..., Any]) -> list[Facts]:
 def call(name: str, part: Callable[..., Any]) -> str | None:
     """The call with an example for every argument that must be given; None if there is none for one."""
     arguments = []
-    for p in signature(part).parameters.values():
-        if p.default is not p.empty or p.kind is p.VAR_KEYWORD:
-            continue
+    for p in needed(part):
         example = declared(p.annotation)[1].example
         example = GIVEN.get(p.name) if example is None else example
         if example is None:
@@ -224,17 +267,27 @@ def call(name: str, part: Callable[..., Any]) -> str | None:
     return f"{name}({', '.join(arguments)})"
 
 
+def needed(part: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The arguments that an example must give: those without a default, or with None and an example."""
+    found = [p for p in signature(part).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return [
+        p
+        for p in found
+        if p.default is p.empty or (p.default is None and declared(p.annotation)[1].example is not None)
+    ]
+
+
 def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "schedules")
+    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
     return {
         "kind": kind,
         "name": name,
         "line": _line(name, part),
         "about": "" if _is_real(part) else _about(text, part),
         "when": " ".join(when[0].split()) if when else None,
-        "equation": _equation(module) if about_module else None,
+        "equation": _equation(module, name if kind == "delays" else "") if about_module else None,
         "paper": _paper(module) if about_module else None,
         "options": options(part),
         "file": str(_file(part)),
@@ -244,30 +297,42 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
 
 
 def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
-    if name in ("pipeline", "stage"):
+    if name == "tuned":
+        return chapter.example.format(TUNED)
+    if name in AROUND:
         return chapter.example.format(STAGES).replace(", rounds=20", "")
-    made = f'real("{name}", clients=4)' if _is_real(part) else call(name, part)
+    made = f'real("{name}", clients=4)' if _is_real(part) else _call(chapter, name, part)
     if made is None or not chapter.example:
         return None
-    return chapter.example.format(chapter.call.format(made))
+    made = chapter.call.format(made)
+    if chapter.example == TIMED:
+        return TIMED.format(", ".join(sorted({*re.findall(r"\w+(?=\()", made)})), made)
+    return chapter.example.format(made)
+
+
+def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    """As the command line has it."""
+    if part is getattr(schedule, name, None) and name in CALLS:
+        return CALLS[name]
+    made = call(name, part)
+    return made and chapter.within.format(made)
 
 
 def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     """A line for the shell, where there is one."""
     if kind == "recipes":
         return f"partita run {name}"
-    if kind == "methods" and name not in ("pipeline", "stage"):
-        needed = [p for p in signature(part).parameters.values() if p.default is p.empty]
-        given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed]
+    if kind == "methods" and name not in AROUND:
+        given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed(part)]
         settings = [shlex.quote(s) for s in (f"algorithm={name}", *given)]
         return " ".join(["partita run digits", *(f"--set {s}" for s in settings)])
-    made = call(name, part)
+    made = _call(chapter, name, part)
     return f"partita run digits --set '{chapter.command.format(made)}'" if made and chapter.command else None
 
 
-def _equation(module: str) -> str | None:
-    """The indented lines of a module's docstring."""
-    lines = [line for line in module.splitlines() if line.startswith("    ")]
+def _equation(module: str, name: str) -> str | None:
+    """The indented lines of a module's docstring; with a name, only those that begin with it."""
+    lines = [line for line in module.splitlines() if re.match(rf"    {name and rf'{name} '}", line)]
     return textwrap.dedent("\n".join(lines)) or None
 
 

@@ -25,7 +25,6 @@ from partita.settings import Settings, liars
 from partita.types import Algorithm, Attack, Cohort, Measure, ServerState, Tensors, Upload
 from partita.watch import Interrupt, Watch
 
-
 NOTHING: tuple[Upload, list[str]] = (Upload({}), [])
 """What a round brings in which everybody was late."""
 

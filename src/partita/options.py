@@ -102,7 +102,8 @@ def readable(known: inspect.Signature) -> inspect.Signature:
 def words(kind: Any) -> str:
     """A type as it is written in a signature."""
     text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
-    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Callable[[int, int], float]", "Rate")
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Callable[[int, int], float]", "Rate")
+    return text.replace("Callable[[int], float]", "Staleness")
 
 
 def declared(hint: Any) -> tuple[Any, Option]:

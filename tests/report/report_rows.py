@@ -119,6 +119,31 @@ def attacked(method: str = "fedalt", gain: float = 0.06) -> Fake:
     return run
 
 
+def timed(method: str = "fedalt", seed: int = 0, pace: float = 2.0, stale: bool = True, **clock: Any) -> Fake:
+    """The same on a virtual clock: a step takes `pace` units; with stale uploads or in step."""
+    run = example(method, seed)
+    draw = np.random.default_rng([seed, int(10 * pace)])
+    for row in run.metrics:
+        row |= {"time": pace * row["round"] * (1 + 0.01 * seed), "active": 0.8 if stale else 0.2}
+        row |= {"staleness": 3.0 if stale else 0.0, "late": 1, "lost": 2}
+    for i, row in enumerate(run.clients):
+        row |= {"reports": 40 - i, "delay": 1.0 + i / 10, "late": 0, "lost": i % 2}
+    ages = [[age, int(100 / (1 + age)) + 1] for age in range(60)] if stale else [[0, 500]]
+    counts = [[2 ** (b / 4), 2 ** ((b + 1) / 4), int(draw.integers(1, 30))] for b in range(-6, 14)]
+    run.facts["clock"] = {
+        "time": run.metrics[-1]["time"],
+        "updates_per_time": 1 / pace,
+        "active": 0.8 if stale else 0.2,
+        "staleness": {"mean": 3.0 * stale, "max": ages[-1][0], "counts": ages},
+        "delay": {"mean": 2.5, "max": 11.0, "counts": counts},
+        "late": 1,
+        "lost": 2,
+        **clock,
+    }
+    run.config["schedule"] = {"name": "asynchronous" if stale else "synchronous", "delays": None}
+    return run
+
+
 def measured(method: str = "fedalt", seed: int = 0) -> Fake:
     """The same with all measures and an aggregator that iterates."""
     run = example(method, seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_rows import Fake, attacked, client, example, fake, measured
+from report_rows import Fake, attacked, client, example, fake, measured, timed
 
 from partita import report
 
@@ -41,6 +41,11 @@ def runs() -> dict[str, dict[str, list[Fake]]]:
         "empty": {"x": [fake(client("a", None))]},
         "followed": {k: [measured(k, seed) for seed in (0, 1)] for k in ("fedalt", "fedavg")},
         "liars": {"fedalt": [attacked()]},
+        "clocks": {
+            "asynchronous": [timed(seed=seed) for seed in (0, 1)],
+            "synchronous": [timed(pace=6.0, stale=False)],
+        },
+        "clock": {"fedalt": [timed()]},
     }
 
 
@@ -152,6 +157,34 @@ def test_measures_are_drawn(reports: Reports) -> None:
     assert not opened.page.eval_on_selector_all(ticks, hidden)
     opened.page.click("button[data-value=seconds]")  # the measures stay with the rounds
     assert opened.page.evaluate(read.format("gradient_norm.total", "xaxis.title.text")) == "round"
+    assert opened.complaints == []
+
+
+TIMES = {"time.scores", "time.active", "time.delays", "time.ages"}
+
+
+@pytest.mark.parametrize("name", ["clock", "clocks"])
+def test_virtual_time_is_drawn(reports: Reports, name: str) -> None:
+    opened = reports.open(name)
+    page = opened.page
+    assert "reaches accuracy" in page.locator("#time").text_content()
+    for size in (LAPTOP, PHONE):
+        for scheme in ("light", "dark"):
+            look(page, size, scheme)
+            counts = drawn(page)
+            assert set(counts) >= TIMES
+            assert min(counts[figure] for figure in TIMES) > 0
+    look(page, LAPTOP, "light")
+    read = "document.querySelector(`[data-figure='{}']`).layout.{}"
+    assert page.evaluate(read.format("time.delays", "xaxis.type")) == "log"
+    assert page.evaluate(read.format("time.scores", "xaxis.title.text")) == "virtual time"
+    page.click("button[data-value=seconds]")  # these stay with virtual time
+    assert drawn(page)["time.scores"] == counts["time.scores"]
+    place = page.locator("[data-figure='time.ages']")
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "steps old" in place.locator(".hoverlayer").text_content(timeout=10_000)
     assert opened.complaints == []
 
 

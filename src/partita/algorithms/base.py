@@ -142,6 +142,11 @@ class Equal(EqualWithoutServer, total=False):
     server: Server
 
 
+ServerLr = Annotated[
+    float, Option("β, the step of the server along what it receives", low=0, open_low=True, example=1.0)
+]
+
+
 @dataclass(frozen=True)
 class Choices:
     """The common options with nothing left open."""

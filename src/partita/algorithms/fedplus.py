@@ -62,6 +62,7 @@ Over = Annotated[
     str,
     Option("whose models the server aggregates: this round's, or the last of all", choices=("cohort", "all")),
 ]
+REMEMBERS = "with over='all' the server keeps every client's last model, which a stale delta does not tell"
 
 
 @method
@@ -85,7 +86,9 @@ def fedplus(
 
     algorithm = compose(local, common, partition=partition)
     if over == "all":
-        return replace(algorithm, aggregate=_all_of(common.weighting), server=remember(common))
+        return replace(
+            algorithm, aggregate=_all_of(common.weighting), server=remember(common), in_step=REMEMBERS
+        )
     return algorithm
 
 

@@ -1,10 +1,11 @@
-"""FFGG: Mishchenko et al., *Partially Personalized Federated Learning* (2023), Algorithms 1, 2, 4 and 5.
+"""FFGG: Mishchenko et al., *Partially Personalized Federated Learning* (2023), Algorithms 1 to 5.
 
     client:  w⁰ drawn anew;   w ≈ argmin_w f_m(θ, w)               by a solver, θ fixed
              ffgg             Δ_m = γ_θ ∇₁f_m(θ, w)                over all training data of the client
              ffgg_local       K times   w ← w − γ_w ∇₂f_m(θ_m, w),   θ_m ← θ_m − γ_θ ∇₁f_m(θ_m, w)
                               Δ_m = θ − θ_m
     server:  θ ← θ − mean of Δ_m                                   ffgg_robust: a robust aggregate of Δ_m
+                                                                   ffgg_async: on every arrival, θ ← θ − Δ_m
 
 Clients keep nothing: w is forgotten with the round. The model of a client is (θ, w), solved for once more.
 """
@@ -136,6 +137,17 @@ def ffgg_robust(
     """
     chosen = aggregate or bucketing(2, coordinate_median())
     return ffgg(personal, lr, solver, start, aggregate=chosen, **options)
+
+
+@method
+def ffgg_async(
+    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Equal]
+) -> Algorithm:
+    """FFGG without rounds: the server takes a step along each client's gradient as soon as it arrives.
+
+    Use it instead of ffgg when clients differ much in speed.
+    """
+    return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})
 
 
 # ---- what they have in common

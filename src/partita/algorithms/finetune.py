@@ -10,6 +10,7 @@ The global model stays with the clients beside their own part, since the pull ne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Unpack
 
 from torch import nn
@@ -42,4 +43,5 @@ def finetune(
         step = move(problem, problem.partition.personal, optimizer=common.optimizer, pull=l2)
         return LocalRule(start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=()))
 
-    return compose(local, common, personal=personal, partition=partition)
+    made = compose(local, common, personal=personal, partition=partition)
+    return replace(made, in_step="clients send nothing")

@@ -68,11 +68,14 @@ def l2gd(
         pull = (Phase(_pull(problem), (_over(eta, n * p / lam),), lambda now: ONCE),) if lam else ()  # noqa: ARG005
         return LocalRule(start(problem, common.optimizer), (*pull, steps), finish(problem))
 
-    return compose(local, common, partition=all_twice)
+    made = compose(local, common, partition=all_twice)
+    return replace(made, in_step="all clients toss one coin in each round")
 
 
 def tails(now: Moment, p: float) -> int:
     """How often the coin of this round says "local step" before it says p: the same for all clients."""
+    assert isinstance(now.round, int)  # in step
+    assert isinstance(now.round, int)  # it runs in step only
     return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1
 
 

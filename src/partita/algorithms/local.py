@@ -7,6 +7,7 @@ Nothing is ever sent, the whole model is personal.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from partita.algorithms.base import Common, Lr, compose, method, settings
@@ -22,4 +23,5 @@ def local(lr: Lr, **options: Unpack[Common]) -> Algorithm:
     Use it to learn whether federation helps a client at all.
     """
     common, eta = settings(options), as_rate(lr)
-    return compose(lambda problem: together(problem, eta, common.optimizer), common, personal="all")
+    made = compose(lambda problem: together(problem, eta, common.optimizer), common, personal="all")
+    return replace(made, in_step="clients send nothing")

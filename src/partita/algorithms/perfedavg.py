@@ -19,20 +19,18 @@ from partita.options import Option
 from partita.server.rates import as_rate
 from partita.types import Algorithm, LocalRule, Problem
 
+Alpha = Annotated[
+    float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)
+]
+Hessian = Annotated[str, Option("the Hessian's part: exact, by differences, or left out", choices=HESSIANS)]
+Delta = Annotated[
+    float, Option("δ of hessian='hf': how far the two gradients lie apart", low=0, open_low=True)
+]
+
 
 @method
 def perfedavg(
-    lr: Lr,
-    alpha: Annotated[
-        float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)
-    ],
-    hessian: Annotated[
-        str, Option("the Hessian's part: exact, by differences, or left out", choices=HESSIANS)
-    ] = "exact",
-    hf_delta: Annotated[
-        float, Option("δ of hessian='hf': how far the two gradients lie apart", low=0, open_low=True)
-    ] = 1e-3,
-    **options: Unpack[Equal],
+    lr: Lr, alpha: Alpha, hessian: Hessian = "exact", hf_delta: Delta = 1e-3, **options: Unpack[Equal]
 ) -> Algorithm:
     """A global model from which one gradient step leads to a good model of any client (MAML).
 

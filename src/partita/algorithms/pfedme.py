@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import EqualWithoutServer, Lr, compose, method, settings
+from partita.algorithms.base import RATE, EqualWithoutServer, Lr, compose, method, settings
 from partita.local.pair import all_twice, copies, finish, start
 from partita.local.prox import envelope
 from partita.options import Option
@@ -22,22 +22,17 @@ from partita.server import sgd
 from partita.server.rates import as_rate
 from partita.types import Algorithm, LocalRule, Phase, Problem, Rate
 
+Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
+InnerLr = Annotated[
+    float | Rate, Option("the step size of the inner gradient steps", low=0, allowed=RATE, example=0.05)
+]
+
 
 @method
 def pfedme(
     lr: Lr,
-    lam: Annotated[
-        float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)
-    ],
-    inner_lr: Annotated[
-        float | Rate,
-        Option(
-            "the step size of the inner gradient steps",
-            low=0,
-            allowed="a rate such as partita.server.linear(0.1)",
-            example=0.05,
-        ),
-    ],
+    lam: Lam,
+    inner_lr: InnerLr,
     inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
     beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
     **options: Unpack[EqualWithoutServer],

@@ -69,6 +69,8 @@ def compare(
     Every client alone (`local`) and one global model (`fedavg`) are always among them. The table has mean and
     deviation over the seeds; then every method is compared with the best one, client by client.
 
+    Each runs in step or asynchronously, as it wants, or all under `--set schedule=...`.
+
     Example: `partita compare digits --algorithms "fedalt,fedprox(mu=0.1)" --seeds 3 --out runs/methods`
     """
     ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)

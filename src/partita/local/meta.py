@@ -61,8 +61,11 @@ def _curvature(
     return {"exact": problem.hvp, "hf": differences, "fo": None}[hessian]
 
 
-def adapted(problem: Problem, alpha: float) -> Personalize:
-    """The model of a client: w − α ∇f_i(w), one step on all of its training data."""
+def adapted(problem: Problem, alpha: float, steps: int = 1, batch: int | None = None) -> Personalize:
+    """The model of a client: w − α ∇f_i(w), one step on all of its training data, or several on minibatches.
+
+    w is what it received with its own part in place. With α = 0 that is its model.
+    """
 
     def start(download: Download, state: ClientState) -> Tensors:
         return {**download.shared, **tree.pick(state.personal, problem.partition.personal)}
@@ -71,5 +74,5 @@ def adapted(problem: Problem, alpha: float) -> Personalize:
         _, g, buffers = problem.grad(w, batch, wrt=problem.trainable)
         return {**w, **tree.axpy(-alpha, g, tree.pick(w, problem.trainable)), **buffers}
 
-    once = Phase(step, work=lambda now: Work(steps=1, batch=None))  # noqa: ARG005
-    return Personalize(start, (once,), lambda w, download, state: w)  # noqa: ARG005
+    phase = Phase(step, work=lambda now: Work(steps=steps, batch=batch))  # noqa: ARG005
+    return Personalize(start, (phase,) if alpha else (), lambda w, download, state: w)  # noqa: ARG005

@@ -24,7 +24,7 @@ from torch import Tensor
 from partita import check, tree
 from partita.local.sgd import Sgd
 from partita.options import Option, checked
-from partita.server.rates import as_rate
+from partita.server.rates import as_rate, until_the_end
 from partita.types import Batch, Moment, Phase, Problem, Rate, Tensors, Work
 
 __all__ = ["adam", "cg", "exact", "gd"]
@@ -101,12 +101,7 @@ def _phase(step: Step, work: Callable[[Moment], Work] | None, lr: float | Rate |
         params, memory = step(carry.params, carry.memory, batch, lr)
         return carry._replace(params=params, memory=memory)
 
-    return Phase(carried, () if lr is None else (_until_the_end(as_rate(lr)),), work)
-
-
-def _until_the_end(rate: Rate) -> Rate:
-    """After the last round, when clients are evaluated, the rate is still that of the last round."""
-    return lambda t, rounds: rate(min(t, rounds - 1), rounds)
+    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work)
 
 
 def _work(steps: int | None) -> Callable[[Moment], Work] | None:

@@ -27,46 +27,54 @@ def leaf_cnn(classes: int = 62, *, seed: int = 0) -> Blocks:
         )
 
 
-def mnist_cnn(classes: int = 10, *, dropout: float = 0.25, seed: int = 0) -> Blocks:
+def mnist_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:
     """The MNIST network of PersA-FL (Toghani et al. 2023, Appendix D): 2 convolutions, 2 dense layers.
 
     28×28×1 → conv 5×5, 32 → pool 2 → conv 5×5, 64 → pool 2 → dense 512 → dropout → dense 10: 582,026
     parameters in `conv1`, `conv2`, `dense1`, `output`. The paper gives the number of layers, pooling and
-    dropout; widths and the dropout rate are ours.
+    dropout; widths and the dropout rate are ours. `width` scales all widths.
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
+    a, b, c = _widths(width, 32, 64, 512)
     with seeded(seed):
         return Blocks(
             {
-                "conv1": _conv(nn.Conv2d(1, 32, 5), size=28),
-                "conv2": _conv(nn.Conv2d(32, 64, 5)),
-                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(64 * 4 * 4, 512), relu=nn.ReLU()),
-                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(512, classes)),
+                "conv1": _conv(nn.Conv2d(1, a, 5), size=28),
+                "conv2": _conv(nn.Conv2d(a, b, 5)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 4 * 4, c), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(c, classes)),
             }
         )
 
 
-def cifar_cnn(classes: int = 10, *, dropout: float = 0.25, seed: int = 0) -> Blocks:
+def cifar_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:
     """The CIFAR-10 network of PersA-FL (Toghani et al. 2023, Appendix D): 3 convolutions, 3 dense layers.
 
     32×32×3 → three times (conv 3×3 → pool 2) with 32, 64, 128 channels → dense 256 → dropout → dense 128 →
     dropout → dense 10: 651,978 parameters in `conv1`..`conv3`, `dense1`, `dense2`, `output`. The paper gives
-    the number of layers, pooling and dropout; widths and the dropout rate are ours.
+    the number of layers, pooling and dropout; widths and the dropout rate are ours. `width` scales all
+    widths.
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
+    a, b, c, d, e = _widths(width, 32, 64, 128, 256, 128)
     with seeded(seed):
         return Blocks(
             {
-                "conv1": _conv(nn.Conv2d(3, 32, 3, padding=1), size=32),
-                "conv2": _conv(nn.Conv2d(32, 64, 3, padding=1)),
-                "conv3": _conv(nn.Conv2d(64, 128, 3, padding=1)),
-                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(128 * 4 * 4, 256), relu=nn.ReLU()),
-                "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(256, 128), relu=nn.ReLU()),
-                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(128, classes)),
+                "conv1": _conv(nn.Conv2d(3, a, 3, padding=1), size=32),
+                "conv2": _conv(nn.Conv2d(a, b, 3, padding=1)),
+                "conv3": _conv(nn.Conv2d(b, c, 3, padding=1)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(c * 4 * 4, d), relu=nn.ReLU()),
+                "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(d, e), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(e, classes)),
             }
         )
+
+
+def _widths(width: float, *full: int) -> list[int]:
+    check.number("width", width, low=0, open_low=True)
+    return [max(1, round(width * n)) for n in full]
 
 
 def _conv(conv: nn.Conv2d, size: int | None = None) -> nn.Sequential:

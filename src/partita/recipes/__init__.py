@@ -19,6 +19,7 @@ from partita.recipes.experiment import Experiment
 from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
+from partita.recipes.persafl import persafl_cifar, persafl_mnist
 from partita.recipes.quadratic import ffgg_byzantine, ffgg_heterogeneity, ffgg_methods, ffgg_solver
 from partita.recipes.real import ffgg_real
 from partita.recipes.study import Study, Table, Variant
@@ -35,6 +36,8 @@ RECIPES: dict[str, Recipe] = {
     "ffgg-heterogeneity": ffgg_heterogeneity,
     "ffgg-byzantine": ffgg_byzantine,
     "ffgg-real": ffgg_real,
+    "persafl-mnist": persafl_mnist,
+    "persafl-cifar": persafl_cifar,
     "fedplus-mnist": fedplus_mnist,
     "fedplus-regression": fedplus_regression,
     "fedplus-synthetic": fedplus_synthetic,

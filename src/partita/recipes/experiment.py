@@ -10,12 +10,13 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from partita import aggregate, attack, check, measures, psi, server
-from partita.algorithms import METHODS, pipeline
+from partita import aggregate, attack, check, measures, psi, schedule, server
+from partita.algorithms import METHODS, pipeline, tuned
 from partita.data import FederatedData
 from partita.federate import federate
 from partita.local import solvers
@@ -23,17 +24,29 @@ from partita.measure.criteria import Function
 from partita.options import bind, signature
 from partita.run import Run
 from partita.schedule import Schedule
+from partita.server.staleness import as_staleness
 from partita.types import Algorithm, Attack, Measure
 
+Functions = dict[str, Callable[..., Any]]
+
+
+def _functions(module: ModuleType) -> Functions:
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {name: part for name, part in found.items() if inspect.isfunction(part)}
+
+
 MODULES = {
-    "server": server,
-    "aggregate": aggregate,
-    "psi": psi,
-    "solver": solvers,
-    "attack": attack,
-    "measures": measures,
+    "server": _functions(server),
+    "aggregate": _functions(aggregate),
+    "psi": _functions(psi),
+    "solver": _functions(solvers),
+    "attack": _functions(attack),
+    "measures": _functions(measures),
+    "schedule": _functions(schedule),
 }
-"""Whose functions a setting may call, by what takes them: options of a method, fields of an experiment."""
+"""The functions that a setting may call, by what takes them: options of a method, fields of an experiment."""
+STALENESS = {n: f for n, f in MODULES["server"].items() if f.__module__ == as_staleness.__module__}
+SCHEDULES = ("asynchronous", "synchronous", "usual")
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class Experiment:
     metric: str | Function | None = None
     state: str = "keep"
     norm: str | None = None
-    evaluate_every: int | None = None
+    evaluate_every: int | float | None = None
     baselines: bool = True
     train_scores: bool = False
     checkpoint_every: int | None = None
@@ -158,7 +171,7 @@ def _called(node: ast.expr, field: str) -> Any:
     if not isinstance(call.func, ast.Name | ast.Attribute):
         raise check.fail(field, ast.unparse(node), _call_of(field))
     name = re.sub(rf"^((partita|pt)\.)?({field}\.)?", "", ast.unparse(call.func))
-    check.choice(field, name, MODULES[field].__all__)
+    check.choice(field, name, _names(field))
     try:
         return _made(call, field)
     except ValueError as error:
@@ -166,24 +179,38 @@ def _called(node: ast.expr, field: str) -> Any:
 
 
 def _call_of(field: str) -> str:
-    return f"a call such as {MODULES[field].__all__[0]}()"
+    return f"a call such as {next(iter(_names(field)))}()"
 
 
-def _made(node: ast.Call, option: str) -> Any:
-    """What a function of one of MODULES makes of literals; no other is called.
+def _names(field: str) -> Sequence[str]:
+    """What a field may be: a schedule is no delay."""
+    return SCHEDULES if field == "schedule" else [*MODULES[field]]
+
+
+def _made(node: ast.Call, option: str, prefix: str = "") -> Any:
+    """What one of the known functions makes of literals; no other is called.
+
+    In errors of its arguments, `prefix` is before the argument.
+    """
+    full, short = _known(option)
+    written = re.sub(r"^(partita|pt)\.", "", ast.unparse(node.func))
+    part = full.get(written) or short[check.choice("function", written, short)]
+    name = written.rpartition(".")[2]
+    args = [_argument(a, option, name) for a in node.args]
+    kwargs = {k.arg or "**": _argument(k.value, option, name) for k in node.keywords}
+    bound = bind(name, signature(part), args, kwargs, prefix)
+    return part(*bound.args, **bound.kwargs)
+
+
+def _known(option: str) -> tuple[Functions, Functions]:
+    """The functions that this option may call, as `schedule.delays` and as `delays`.
 
     A name alone is of the module that the option takes, else of the first that has it.
     """
-    full = {f"{word}.{name}": getattr(m, name) for word, m in MODULES.items() for name in m.__all__}
+    some = {"schedule": MODULES["schedule"], "server": STALENESS} if option == "schedule" else MODULES
+    full = {f"{word}.{name}": part for word, parts in some.items() for name, part in parts.items()}
     short = {name.partition(".")[2]: part for name, part in reversed(full.items())}
-    own = MODULES.get(option)
-    short |= {name: getattr(own, name) for name in own.__all__} if own else {}
-    written = re.sub(r"^(partita|pt)\.", "", ast.unparse(node.func))
-    part = full.get(written) or short[check.choice("function", written, short)]
-    args = [_argument(a, option) for a in node.args]
-    kwargs = {k.arg or "**": _argument(k.value, option) for k in node.keywords}
-    bound = bind(written.rpartition(".")[2], signature(part), args, kwargs)
-    return part(*bound.args, **bound.kwargs)
+    return full, dict(sorted({**short, **some.get(option, {})}.items()))
 
 
 def literal(node: ast.expr, option: str) -> Any:
@@ -191,11 +218,14 @@ def literal(node: ast.expr, option: str) -> Any:
     return node.id if isinstance(node, ast.Name) else _argument(node, option)
 
 
-def _argument(node: ast.expr, option: str) -> Any:
+def _argument(node: ast.expr, option: str, inside: str = "") -> Any:
+    """A literal, or a call; `inside` is the function whose argument it is."""
     if isinstance(node, ast.Call):
-        return _made(node, option)
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return _made(node, option, f"{name} " if inside else "")
     if isinstance(node, ast.Dict) and all(node.keys):
-        return {_argument(k, option): _argument(v, option) for k, v in zip(node.keys, node.values) if k}
+        pairs = [(k, v) for k, v in zip(node.keys, node.values) if k]
+        return {_argument(k, option, inside): _argument(v, option, inside) for k, v in pairs}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
@@ -205,7 +235,7 @@ def _argument(node: ast.expr, option: str) -> Any:
 def changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     """The method with other options, or another method ("") with those options that it takes too.
 
-    A pipeline's options are those of its stages: "1.lr" is the lr of stage 1.
+    A pipeline's options are those of its stages: "1.lr" is the lr of stage 1. What is tuned stays so.
     """
     if not chosen:
         return algorithm
@@ -221,7 +251,8 @@ def changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     new = {k: v for k, v in chosen.items() if k}
     for option in new:
         check.choice(f"option of {name}", option, known)
-    return METHODS[name](**{**kept, **new})
+    made = METHODS[name](**{**kept, **new})
+    return tuned(made, **algorithm.options["tuned"]) if "tuned" in algorithm.options else made
 
 
 def _changed_stages(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:

@@ -193,11 +193,16 @@ def _check_same(experiment: Experiment, found: Record, folder: Path) -> None:
 
 
 def _check_parts(experiment: Experiment) -> None:
-    """A wrong personal part is refused before any variant has run."""
+    """A wrong personal part, or a schedule that does not fit, is refused before any variant has run."""
     model = own_copy(experiment.model, experiment.seed)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     for stage in experiment.algorithm.stages or (Stage(experiment.algorithm),):
         stage.algorithm.partition(model, names)
+        once = stage.rounds is None and stage.epochs is not None  # all clients at once, in step
+        schedule = stage.schedule or check.schedule("schedule", None if once else experiment.schedule)
+        if schedule is not None:
+            clients = experiment.data.clients
+            schedule.of(stage.algorithm).check(clients, stage.cohort or experiment.cohort or clients)
 
 
 def _continued(experiment: Experiment, run: Run) -> nn.Module:

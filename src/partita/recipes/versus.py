@@ -13,7 +13,7 @@ from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
 from partita.recipes.experiment import Experiment, changed, literal
 from partita.recipes.study import Study, Variant
-from partita.schedule import synchronous
+from partita.schedule import Schedule, Synchronous, synchronous
 from partita.settings import Settings, as_one
 from partita.types import Algorithm
 
@@ -25,6 +25,7 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
 
     A method is a name, or a call with options: 'fedprox(mu=0.1)', 'fedalt(personal=input, lr=0.05)'; options
     that it shares with the experiment's own method are taken from there. Without any: the experiment's own.
+    All run under the experiment's schedule; without one, each under what it wants.
     """
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
     whole = replace(experiment, baselines=False)
@@ -32,7 +33,7 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     base = replace(plain, state="keep", norm="global")  # as the baselines of a single run
     rules = baselines(experiment.algorithm)
     variants = {
-        ALONE: Variant(replace(base, algorithm=rules["local"], schedule=synchronous("turns"))),
+        ALONE: Variant(replace(base, algorithm=rules["local"], schedule=_in_turn(base, rules["local"]))),
         GLOBAL: Variant(replace(base, algorithm=rules["global"]), baselines={"local": ALONE}),
     }
     for label, options in chosen.items():
@@ -41,6 +42,12 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
             made = replace(whole if rule.stages else plain, algorithm=rule)
             variants[label] = Variant(made, baselines={"local": ALONE, "global": GLOBAL})
     return Study(variants)
+
+
+def _in_turn(experiment: Experiment, alone: Algorithm) -> Schedule:
+    """The experiment's schedule for clients alone: in step, all have as many turns as others."""
+    chosen = (check.schedule("schedule", experiment.schedule) or synchronous()).of(alone)
+    return replace(chosen, order="turns") if isinstance(chosen, Synchronous) else chosen
 
 
 def _settings(experiment: Experiment) -> Settings:

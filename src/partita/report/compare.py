@@ -24,6 +24,7 @@ from partita.report.rows import (
     number,
     numbers,
     same_clients,
+    virtual_time,
 )
 
 
@@ -32,7 +33,8 @@ def table(runs: Runs) -> list[Row]:
 
     `local`, `global`, `personal` and `worst_tenth` (the personal score that nine clients in ten reach) are
     {"mean", "std"} over the seeds, or None. `std` is the sample standard deviation, 0 for a single seed. The
-    counts, seconds and bytes are means over the seeds. One label is `best`: by its personal models.
+    counts, seconds, bytes and `virtual_time` (None where it is just the number of rounds) are means over the
+    seeds. One label is `best`: by its personal models.
     """
     runs = checked(runs)
     higher = higher_is_better(runs)
@@ -81,6 +83,7 @@ def _row(label: str, seeds: Sequence[Result], metric: str, higher: bool) -> Row:
             key: mean(f.get(key) for f in facts)
             for key in ("seconds", "client_steps_per_second", "bytes_up", "bytes_down")
         },
+        "virtual_time": mean(map(virtual_time, seeds)),
         "best": False,
     }
 

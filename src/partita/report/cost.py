@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from partita.report.html import Safe, section, table, tag
-from partita.report.rows import Result, Runs, mean, number
-from partita.report.words import MISSING, bytes_, count, rounded, seconds
+from partita.report.histograms import uploads
+from partita.report.html import Safe, section, table, tag, tiles
+from partita.report.rows import Result, Runs, mean, number, virtual_time
+from partita.report.words import MISSING, bytes_, count, rounded, seconds, units
 
 Read = Callable[[Result], Any]
 
@@ -22,20 +23,19 @@ def cost(runs: Runs) -> Safe:
     note = "Sent: by all clients to the server (up) and back (down); tensors only." + (
         " Means over the seeds." if several else ""
     )
-    shown = table(["", *runs], rows) if len(runs) > 1 else _tiles(rows)
+    shown = table(["", *runs], rows) if len(runs) > 1 else tiles(rows)
     return section("cost", "What it cost", shown, tag("p", note, class_="how"))
-
-
-def _tiles(rows: Sequence[Sequence[str]]) -> Safe:
-    tiles = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
-    return tag("dl", *tiles, class_="tiles")
 
 
 def visits(run: Result) -> float | None:
     """How often a client took part in a round, all in all; None where stages differ or it is not known."""
     config, facts = run.config, run.summary()
     settings = config.get("settings") or {}
-    if "rounds" not in facts or "cohort" not in settings or (config.get("algorithm") or {}).get("stages"):
+    if (config.get("algorithm") or {}).get("stages"):
+        return None
+    if counted := uploads(run):
+        return counted
+    if "rounds" not in facts or "cohort" not in settings:
         return None
     cohort = settings["cohort"] if settings["cohort"] is not None else facts.get("clients")
     found = (number(facts["rounds"]) or 0.0) * (number(cohort) or 0.0)
@@ -60,6 +60,7 @@ def _parameters(kind: str) -> Read:
 
 LINES: list[tuple[str, Read, Callable[[object], str]]] = [
     ("time", _fact("seconds"), seconds),
+    ("virtual time", virtual_time, units),
     (
         "client steps per second",
         _fact("client_steps_per_second"),

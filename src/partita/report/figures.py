@@ -20,6 +20,7 @@ from partita.report.words import count, score, shorten, signed
 Figure = dict[str, Any]
 Trace = dict[str, Any]
 
+AXES = ("round", "seconds")
 COLOURS, MOST_POINTS, LONGEST_NAME = 8, 5000, 60
 DASHES = ("solid", "dash", "dot", "dashdot")
 CHANGE = "change, up is better"
@@ -35,21 +36,29 @@ HOVER = (
 
 def curves(runs: Runs, metric: str) -> Figure | None:
     """Test scores of the personal and the global models against rounds or seconds; None without any."""
-    several, traces, drawn = len(runs) > 1, list[Trace](), list[list[float]]()
+    traces = _scores(runs, AXES)
+    return _against_rounds(traces, f"test {metric}") if traces else None
+
+
+def curves_in_time(runs: Runs, metric: str) -> Figure | None:
+    """The same against virtual time; None where no time has passed."""
+    return in_time(_scores(runs, ("time",)), titled(f"test {metric}"))
+
+
+def _scores(runs: Runs, axes: Sequence[str]) -> list[Trace]:
+    several, traces, drawn = len(runs) > 1, list[Trace](), list[list[tuple[float, float]]]()
     for kind in ("personal", "global"):
         for i, (label, seeds) in enumerate(runs.items()):
-            found = series(seeds, cell(f"test.{kind}"))
+            found = series(seeds, cell(f"test.{kind}"), axes[0])
+            points = [(row[axes[0]], row["mean"]) for row in found]
             # a method without a personal part, or a baseline that several labels share: one line, not two
-            if not found or [row["mean"] for row in found] in drawn:
+            if not found or points in drawn:
                 continue
-            drawn.append([row["mean"] for row in found])
+            drawn.append(points)
             name = (label if kind == "personal" else f"{label}: global") if several else NAMES[kind]
             shade = colour(i) if several or kind == "personal" else "muted"
-            traces += band(found, name, shade, "dash" if kind == "global" else dash(i))
-    if not traces:
-        return None
-    traces += _alone(runs, traces)
-    return _against_rounds(traces, f"test {metric}")
+            traces += band(found, name, shade, "dash" if kind == "global" else dash(i), axes=axes)
+    return traces + _alone(runs, traces, axes)
 
 
 def losses(runs: Runs) -> Figure | None:
@@ -66,33 +75,71 @@ def cell(key: str) -> Callable[[Row], object]:
     return lambda row: row.get(key)
 
 
-def series(seeds: Sequence[Result], read: Callable[[Row], object]) -> list[Row]:
-    """Mean and deviation over the seeds at every round that has a value."""
-    found: dict[float, list[tuple[float, object]]] = {}
-    for row in (row for run in seeds for row in run.metrics):
-        value, at = number(read(row)), number(row.get("round"))
-        if value is not None and at is not None:
-            found.setdefault(at, []).append((value, row.get("seconds")))
+def series(seeds: Sequence[Result], read: Callable[[Row], object], along: str = "round") -> list[Row]:
+    """Mean and deviation over the seeds at every round, or time, that has a value.
+
+    Seeds that were evaluated at different rounds or times are read off their lines, as far as all of them go.
+    """
+    lines = [found for run in seeds if (found := _line(run, read, along))]
+    if len({tuple(number(row.get(along)) for row in run.metrics) for run in seeds}) > 1:
+        lines = _aligned(lines)
+    rows: dict[float, list[Row]] = {}
+    for at, row in (pair for line in lines for pair in line.items()):
+        rows.setdefault(at, []).append(row)
     return [
         {
-            "round": at,
-            "seconds": mean(seconds for _, seconds in found[at]),
-            "mean": mean(value for value, _ in found[at]),
-            "std": float(np.std([value for value, _ in found[at]], ddof=1)) if len(found[at]) > 1 else 0.0,
+            **{axis: mean(row[axis] for row in rows[at]) for axis in (*AXES, "time")},
+            along: at,
+            "mean": mean(row["value"] for row in rows[at]),
+            "std": float(np.std([row["value"] for row in rows[at]], ddof=1)) if len(rows[at]) > 1 else 0.0,
         }
-        for at in sorted(found)
+        for at in sorted(rows)
     ]
 
 
-def band(series: Sequence[Row], name: str, colour: str, dash: str, digits: str = ".4f") -> list[Trace]:
-    """A line against rounds and the same against seconds, each with its band where seeds differ."""
+def _line(run: Result, read: Callable[[Row], object], along: str) -> dict[float, Row]:
+    """One run's rows that have a value, by round or time; of several at the same time, the last."""
+    found: dict[float, Row] = {}
+    for row in run.metrics:
+        value, at = number(read(row)), number(row.get(along))
+        if value is not None and at is not None:
+            found[at] = {"value": value, **{axis: number(row.get(axis)) for axis in (*AXES, "time")}}
+    return found
+
+
+def _aligned(lines: Sequence[dict[float, Row]]) -> list[dict[float, Row]]:
+    """All lines at the same places: where any of them has a point, between the ends that they share."""
+    low, high = max(map(min, lines), default=0.0), min(map(max, lines), default=0.0)
+    places = sorted({at for line in lines for at in line if low <= at <= high})
+
+    def value(line: dict[float, Row], key: str) -> list[float | None]:
+        known = [at for at in sorted(line) if line[at][key] is not None]
+        if not known:
+            return [None] * len(places)
+        return [float(x) for x in np.interp(places, known, [line[at][key] for at in known])]
+
+    keys = ("value", *AXES, "time")
+    columns = [{key: value(line, key) for key in keys} for line in lines]
+    return [{at: {key: c[key][i] for key in keys} for i, at in enumerate(places)} for c in columns]
+
+
+def band(
+    series: Sequence[Row],
+    name: str,
+    colour: str,
+    dash: str,
+    digits: str = ".4f",
+    axes: Sequence[str] = AXES,
+) -> list[Trace]:
+    """A line against each of the axes, to choose from if they are several; a band where seeds differ."""
     traces = list[Trace]()
-    for axis in ("round", "seconds"):
+    for axis in axes:
         there = [row for row in series if row[axis] is not None]
         if not there:
             continue
         x, middle = [row[axis] for row in there], [row["mean"] for row in there]
-        place = {"x": x, "legendgroup": escape(name), "when": {"axis": axis}}
+        place: Trace = {"x": x, "legendgroup": escape(name)}
+        place |= {"when": {"axis": axis}} if len(axes) > 1 else {}
         if any(row["std"] for row in there):
             edge: Trace = {**place, "type": "scatter", "mode": "lines", "line": {"width": 0}}
             edge = {**edge, "hoverinfo": "skip", "showlegend": False}
@@ -116,17 +163,18 @@ def line(name: str, colour: str, dash: str, digits: str = ".4f") -> Trace:
     }
 
 
-def _alone(runs: Runs, traces: Sequence[Trace]) -> list[Trace]:
+def _alone(runs: Runs, traces: Sequence[Trace], axes: Sequence[str]) -> list[Trace]:
     """A level line: what clients reach alone in the end."""
     scores = [(r.summary().get("test") or {}).get("local") for seeds in runs.values() for r in seeds]
     level, lines = mean(scores), list[Trace]()
     if level is None:
         return []
-    for axis in ("round", "seconds"):
-        x = [v for t in traces if t["when"]["axis"] == axis for v in t["x"]]
+    for axis in axes:
+        when = {"when": {"axis": axis}} if len(axes) > 1 else {}
+        x = [v for t in traces if t.get("when") == when.get("when") for v in t["x"]]
         if x:
             line = {"color": "@muted", "width": 1.5, "dash": "dot"}
-            ends = {"x": [min(x), max(x)], "y": [level, level], "when": {"axis": axis}}
+            ends = {"x": [min(x), max(x)], "y": [level, level], **when}
             hover = "each alone, in the end: %{y:.4f}<extra></extra>"
             lines.append(
                 {
@@ -139,6 +187,14 @@ def _alone(runs: Runs, traces: Sequence[Trace]) -> list[Trace]:
                 }
             )
     return lines
+
+
+def in_time(traces: list[Trace], yaxis: dict[str, Any]) -> Figure | None:
+    """Lines against virtual time; None where no time has passed."""
+    if not any(x > 0 for trace in traces for x in trace["x"]):
+        return None
+    xaxis = {**titled("virtual time"), "rangemode": "tozero", "hoverformat": ",.1f"}
+    return {"data": traces, "layout": {"hovermode": "x unified", "xaxis": xaxis, "yaxis": yaxis}}
 
 
 def _against_rounds(traces: list[Trace], title: str) -> Figure:

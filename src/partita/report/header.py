@@ -11,6 +11,7 @@ from partita.report.rows import (
     KINDS,
     NAMES,
     Means,
+    Result,
     Row,
     Runs,
     changes,
@@ -19,6 +20,7 @@ from partita.report.rows import (
     higher_is_better,
     mean,
     metric,
+    numbers,
     over_seeds,
     references,
 )
@@ -33,6 +35,7 @@ from partita.report.words import (
     shorten,
     signed,
     spread,
+    units,
 )
 
 CLEAR = 0.05
@@ -61,17 +64,34 @@ def header(runs: Runs, means: Means, title: str | None) -> Safe:
 def what_ran(runs: Runs) -> str:
     """One sentence: the method, the clients, the rounds."""
     facts, config = first(runs).summary(), first(runs).config
-    settings, source = config.get("settings") or {}, (config.get("data") or {}).get("source") or {}
+    source = (config.get("data") or {}).get("source") or {}
     name = str(source.get("name") or "") if isinstance(source, dict) else ""
     # a function that takes any data is no name for them
     data = "" if not name or name == "split" or name.startswith("from_") else f" of {name}"
     names = listed(list(runs)) if len(runs) > 1 else str(facts.get("algorithm") or next(iter(runs)))
     words = f"{shorten(names, 200)} on {count(facts.get('clients', len(first(runs).clients)))} clients{data}"
-    if facts.get("rounds") is not None:
-        words += f": {_some(facts['rounds'], 'round')}"
-        if settings.get("cohort") is not None:
-            words += f" with {_some(settings['cohort'], 'client')} each"
-    return f"{words}, {_seeds(runs)}."
+    work = _rounds(runs)
+    return f"{words}: {work}, {_seeds(runs)}." if work else f"{words}, {_seeds(runs)}."
+
+
+def _rounds(runs: Runs) -> str:
+    """50 rounds with 20 clients each; without rounds, steps of the server. From the fewest to the most."""
+    everyone = [run for seeds in runs.values() for run in seeds]
+    found = sorted(set(numbers(run.summary().get("rounds") for run in everyone)))
+    if not found:
+        return ""
+    noun = "server step" if any(map(_asynchronous, everyone)) else "round"
+    if len(found) > 1:
+        return f"{count(found[0])} to {count(found[-1])} {noun}s"
+    cohort = (first(runs).config.get("settings") or {}).get("cohort")
+    each = f" with {_some(cohort, 'client')} each" if cohort is not None and noun == "round" else ""
+    return _some(found[0], noun) + each
+
+
+def _asynchronous(run: Result) -> bool:
+    schedule = run.config.get("schedule")
+    some = schedule if isinstance(schedule, list) else [schedule]
+    return any(isinstance(one, Mapping) and one.get("name") == "asynchronous" for one in some)
 
 
 def who_lies(runs: Runs) -> str:
@@ -214,7 +234,8 @@ def _comparison(runs: Runs, rows: Sequence[Row]) -> Safe:
     """One row per label, and each label against the best, client by client."""
     direction = "higher" if higher_is_better(runs) else "lower"
     head = ["", "alone", "global", "personal", "worst tenth", "hurt vs global", "hurt vs alone"]
-    head += ["time", "sent"]
+    virtual = any(row["virtual_time"] is not None for row in rows)
+    head += ["time", *["virtual time"] * virtual, "sent"]
     note = (
         f"Test {metric(runs)}, {direction} is better; mean ± standard deviation over the seeds. Worst tenth: "
         "the personal score that nine clients in ten reach. Hurt: clients whose personal model is worse, "
@@ -223,20 +244,21 @@ def _comparison(runs: Runs, rows: Sequence[Row]) -> Safe:
     return section(
         "comparison",
         "Which method",
-        table(head, [_line(row) for row in rows]),
+        table(head, [_line(row, virtual) for row in rows]),
         tag("p", note, class_="how"),
         *_paired(runs),
     )
 
 
-def _line(row: Row) -> list[object]:
+def _line(row: Row, virtual: bool) -> list[object]:
     marked = tag("b", row["label"], tag("span", "best", class_="badge"), class_="marked")
     label = marked if row["best"] else row["label"]
     shown: list[object] = [spread(row[kind], row["seeds"]) for kind in (*KINDS, "worst_tenth")]
     hurt = [_part(row[key], row["scored"]) for key in ("hurt_vs_global", "hurt_vs_local")]
     shown[2] = tag("b", shown[2]) if row["best"] else shown[2]
     sent = None if row["bytes_up"] is None else row["bytes_up"] + (row["bytes_down"] or 0)
-    return [label, *shown, *hurt, seconds(row["seconds"]), bytes_(sent)]
+    times = [seconds(row["seconds"]), *[units(row["virtual_time"])] * virtual]
+    return [label, *shown, *hurt, *times, bytes_(sent)]
 
 
 def _part(hurt: Any, scored: Any) -> str:

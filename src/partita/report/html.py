@@ -48,6 +48,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence
     return tag("div", inner, class_="scroll", tabindex="0")
 
 
+def tiles(rows: Sequence[Sequence[str]]) -> Safe:
+    """Pairs of a name and a number, side by side."""
+    found = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
+    return tag("dl", *found, class_="tiles")
+
+
 def section(name: str, title: str, *children: object) -> Safe:
     """A part of the page with its heading."""
     return tag("section", tag("h2", title), *children, id=name)

@@ -135,8 +135,8 @@ def _over_rounds(runs: Runs, name: str, key: str, words: Words) -> Figure | None
     traces = list[Trace]()
     for i, (label, series) in enumerate(found.items()):
         shown = label if len(runs) > 1 else words.axis
-        lines = draw.band(series, shown, draw.colour(i), draw.dash(i), ".3~g")
-        traces += [_plain(line, min(values) / 10 if log else None) for line in lines if _by_round(line)]
+        lines = draw.band(series, shown, draw.colour(i), draw.dash(i), ".3~g", ("round",))
+        traces += [_above(line, min(values) / 10) for line in lines] if log else lines
     axis = {**draw.titled(f"{words.axis} (log scale)" if log else words.axis)}
     axis |= {"type": "log", "exponentformat": "power"} if log else {}
     layout = {"hovermode": "x unified", "xaxis": draw.titled("round"), "yaxis": axis}
@@ -151,14 +151,9 @@ def _series(seeds: Sequence[Result], name: str, key: str) -> list[Row]:
     return [{**row, "std": spread.get(row["round"], row["std"])} for row in series]
 
 
-def _by_round(trace: Trace) -> bool:
-    return bool(trace["when"] == {"axis": "round"})
-
-
-def _plain(trace: Trace, least: float | None) -> Trace:
-    """Against rounds only; a log scale has no place for what is not above zero."""
-    y = trace["y"] if least is None else [max(y, least) for y in trace["y"]]
-    return {**{k: v for k, v in trace.items() if k != "when"}, "y": y}
+def _above(trace: Trace, least: float) -> Trace:
+    """A log scale has no place for what is not above zero."""
+    return {**trace, "y": [max(y, least) for y in trace["y"]]}
 
 
 # ---- on a line

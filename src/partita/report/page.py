@@ -26,6 +26,7 @@ from partita.report.rows import (
     references,
 )
 from partita.report.settings import settings
+from partita.report.time import time
 
 AGAINST = {"global": "the global model", "local": "training alone"}
 
@@ -35,7 +36,8 @@ def page(runs: Runs, title: str | None = None) -> str:
     runs = checked(runs)
     higher, clients = higher_is_better(runs), means(runs)
     followed, measured = measures(runs)
-    figures = followed | draw.kept(
+    timed, clocked = time(runs, clients)
+    drawn = draw.kept(
         {
             "curves": draw.curves(runs, metric(runs)),
             "losses": draw.losses(runs),
@@ -44,11 +46,13 @@ def page(runs: Runs, title: str | None = None) -> str:
             "violins_train": draw.violins(clients, higher, "_train"),
         }
     )
+    figures = drawn | followed | timed
     start = _start(runs, clients, higher)
     body = join(
         [
             header(runs, clients, title),
             _curves(runs, figures),
+            clocked,
             _clients(clients, higher, figures, start, over_seeds(runs)),
             _distribution(clients, higher, figures, start),
             hurt(runs, clients),

@@ -118,6 +118,23 @@ def metric(runs: Runs) -> str:
     return str(first(runs).summary().get("metric") or "score")
 
 
+def clock(run: Result, *keys: str) -> Any:
+    """What the virtual clock showed, such as clock(run, "staleness", "mean"); None if not recorded."""
+    found: Any = run.summary()
+    for key in ("clock", *keys):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def virtual_time(run: Result) -> float | None:
+    """How long the run took on the virtual clock; None where that is just its number of rounds."""
+    time, rounds = number(clock(run, "time")), number(run.summary().get("rounds"))
+    if time is None or rounds is None:
+        return time
+    told = any(number(clock(run, *keys)) for keys in (("staleness", "max"), ("late",), ("lost",)))
+    return time if told or not math.isclose(time, rounds) else None
+
+
 def same_clients(runs: Sequence[Result]) -> bool:
     """Whether a name is the same client in all these runs: on the same data, or where names say who they are.
 

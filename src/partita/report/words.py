@@ -25,9 +25,9 @@ def spread(value: dict[str, float] | None, seeds: int) -> str:
     return f"{score(value['mean'])} ± {deviation(value)}" if seeds > 1 else score(value["mean"])
 
 
-def deviation(value: dict[str, float]) -> str:
-    """The standard deviation with as many decimals as the mean it belongs to."""
-    decimals = score(value["mean"]).partition(".")[2]
+def deviation(value: dict[str, float], shown: str | None = None) -> str:
+    """The standard deviation with as many decimals as the mean it belongs to (`shown`, if not as a score)."""
+    decimals = (shown or score(value["mean"])).partition(".")[2]
     plain = decimals.isdigit() or not decimals
     return f"{value['std']:,.{len(decimals)}f}" if plain else f"{value['std']:.2g}"
 
@@ -69,6 +69,22 @@ def seconds(value: object) -> str:
         return f"{x:.1f} s"
     minutes, rest = divmod(round(x), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def units(value: object) -> str:
+    """A length of virtual time, or a rate: three digits, or all before the point. 0.0793, 60.9, 12, 1,204."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    return f"{x:,.0f}" if abs(x) >= 99.95 or x == int(x) else f"{x:#.3g}"
+
+
+def share(value: object) -> str:
+    """80 %, or 0.13 %."""
+    x = number(value)
+    if x is None:
+        return MISSING
+    return f"{100 * x:.0f} %" if x == 0 or abs(x) >= 0.0995 else f"{100 * x:.2g} %"
 
 
 def p_value(value: object) -> str:

@@ -38,8 +38,10 @@ class Synchronous:
         if self.delays is not None:
             self.delays.check(clients)
 
-    def of(self, algorithm: Algorithm) -> Synchronous:  # noqa: ARG002
-        """Every method can run in step."""
+    def of(self, algorithm: Algorithm) -> Synchronous:
+        """Every method can run in step, but not all of them with uploads of earlier rounds."""
+        if self.late == "apply" and algorithm.in_step:
+            raise check.fail("late", self.late, f"'drop' for {algorithm.name}: {algorithm.in_step}")
         return self
 
     def begin(self, stint: Stint) -> Rounds:

@@ -106,6 +106,11 @@ def stepped(
     return Stepped(lr, tuple(at), factor)
 
 
+def until_the_end(rate: Rate) -> Rate:
+    """After the last round, when clients are evaluated, the rate is still that of the last round."""
+    return lambda t, rounds: rate(min(t, rounds - 1), rounds)
+
+
 def as_rate(lr: float | Rate) -> Rate:
     """A number becomes a constant rate; a rate stays what it is."""
     if getattr(lr, "__module__", None) == __name__ and not is_dataclass(lr):  # linear instead of linear(0.1)

@@ -1,0 +1,53 @@
+"""FedAsync: Xie et al., *Asynchronous Federated Optimization* (2019); FedBuff: Nguyen et al. (2022).
+
+    client:  w ← w − η ∇f_i(w; batch), from w = w^{t−τ}, the newest model when it asked
+             Δ_i = w^{t−τ} − w
+    server:  w ← w − β s(τ) Δ_i                                on every arrival            (fedasync)
+             w ← w − β Σ_i n_i s(τ_i) Δ_i / Σ_i n_i            on every K-th arrival       (fedbuff)
+
+τ counts the server's steps since the client downloaded; `partita.server.staleness` has the functions s. This
+is the fedasync of Toghani et al. (2022), option A, where s = 1: the server moves along the client's delta.
+Xie et al. mix the client's model into the server's, w ← (1 − β) w + β w_i; where τ = 0 the two are the same.
+
+In step (`schedule=partita.schedule.synchronous()`) both are fedavg with the step β at the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Unpack
+
+from partita.algorithms.base import Lr, ServerLr, WithoutServer, method
+from partita.algorithms.fedavg import fedavg
+from partita.options import Option
+from partita.server import sgd
+from partita.server.staleness import Stale
+from partita.types import Algorithm
+
+
+@method
+def fedasync(
+    lr: Lr, server_lr: ServerLr = 1.0, staleness: Stale = None, **options: Unpack[WithoutServer]
+) -> Algorithm:
+    """One global model without rounds: each client's delta is applied as soon as it arrives.
+
+    Use it when clients differ much in speed, so that a round would wait for the slowest.
+    """
+    made = fedavg(lr, server=sgd(server_lr), **options)
+    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+
+
+@method
+def fedbuff(
+    lr: Lr,
+    server_lr: ServerLr = 1.0,
+    buffer: Annotated[int, Option("K, how many arrivals make a server step", low=1)] = 10,
+    staleness: Stale = "sqrt",
+    **options: Unpack[WithoutServer],
+) -> Algorithm:
+    """One global model without rounds: the server steps along the mean of each `buffer` arrivals.
+
+    Use it instead of fedasync with many clients at work: a mean is less noisy than its deltas.
+    """
+    made = fedavg(lr, server=sgd(server_lr), **options)
+    return replace(made, asynchronous={"buffer": buffer, "staleness": staleness})

@@ -1,0 +1,107 @@
+"""PersA-FL: Toghani, Lee & Uribe, *Personalized Asynchronous Federated Learning* (2022), Algorithms 1, 2.
+
+    client:  Q steps from w = w^{t−τ}, the newest model when it asked
+             w ← w − η [I − α ∇²f̃_i(w, D'')] ∇f̃_i(w − α ∇f̃_i(w, D'), D)       persafl_maml, option B
+             θ̃ ≈ argmin_θ f̃_i(θ, D) + (λ/2) ‖θ − w‖²                           persafl_me, option C:
+             w ← w − η λ (w − θ̃)                                               K steps, or ‖∇h̃(θ̃)‖ ≤ ν
+             Δ_i = w^{t−τ} − w
+    server:  w ← w − β s(τ) Δ_i on every arrival; s = 1 in the paper
+    client's model, from the server's w now and all of its training data:
+             w − α ∇f_i(w)                                                     persafl_maml
+             θ̃(w)                                                              persafl_me
+
+h̃ is what θ̃ minimizes, by gradient steps from θ = w. Clients keep nothing. Option A is fedasync, and so is
+persafl_maml with α = 0, bit for bit. In step (`schedule=partita.schedule.synchronous()`) persafl_maml is
+perfedavg, and the server's model of persafl_me is pfedme's. For `hessian="hf"`, (D1) of the paper divides a
+central difference by δ, which is twice the product; ours is divided by 2 δ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Unpack
+
+from torch import Tensor
+
+from partita import check
+from partita.algorithms.base import EqualWithoutServer, Lr, ServerLr, as_is, compose, method, settings
+from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
+from partita.algorithms.pfedme import InnerLr, Lam
+from partita.local.prox import Solve, descent, proximal
+from partita.local.sgd import Carry, finish, start
+from partita.options import Option
+from partita.server import sgd
+from partita.server.rates import as_rate, until_the_end
+from partita.server.staleness import Stale
+from partita.types import Algorithm, Batch, LocalRule, Personalize, Phase, Problem, Tensors, Work
+
+MOST = 100
+"""Inner steps with `nu` alone, where ν is not reached before."""
+
+
+@method
+def persafl_maml(
+    lr: Lr,
+    alpha: Alpha,
+    server_lr: ServerLr = 1.0,
+    hessian: Hessian = "exact",
+    hf_delta: Delta = 1e-3,
+    staleness: Stale = None,
+    **options: Unpack[EqualWithoutServer],
+) -> Algorithm:
+    """perfedavg without rounds: a global model that is one gradient step from a good one of any client.
+
+    Use it like perfedavg, when clients differ much in speed.
+    """
+    made = perfedavg(lr, alpha, hessian, hf_delta, server=sgd(server_lr), **options)
+    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+
+
+@method
+def persafl_me(
+    lr: Lr,
+    lam: Lam,
+    inner_lr: InnerLr,
+    inner_steps: Annotated[
+        int | None,
+        Option(f"K, gradient steps to find θ̃; with nu, at most (None: {MOST})", low=1, example=5),
+    ] = None,
+    nu: Annotated[
+        float | None,
+        Option("ν: θ̃ is found where the gradient of h̃ is no longer than this (None: after K steps)", low=0),
+    ] = None,
+    server_lr: ServerLr = 1.0,
+    staleness: Stale = None,
+    **options: Unpack[EqualWithoutServer],
+) -> Algorithm:
+    """pfedme without rounds and without a state: a client's model is its minimizer near the shared one.
+
+    Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.
+    """
+    if inner_steps is None and nu is None:
+        raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
+    common = settings({**options, "server": sgd(server_lr)})
+    eta, inner = as_rate(lr), as_rate(inner_lr)
+
+    def solver(problem: Problem) -> Solve:
+        return proximal(problem, lam, inner_steps or MOST, common.optimizer, nu)
+
+    def local(problem: Problem) -> LocalRule:
+        down = descent(problem, lam, solver(problem))
+
+        def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
+            return down(carry, batch, lr)[0]
+
+        return LocalRule(start(problem, common.optimizer), (Phase(step, (eta, inner)),), finish(problem))
+
+    def personalize(problem: Problem) -> Personalize:
+        solve = solver(problem)
+
+        def step(w: Tensors, batch: Batch, lr: tuple[Tensor, ...]) -> Tensors:
+            return solve(w, batch, lr[0])[0]
+
+        once = Phase(step, (until_the_end(inner),), lambda now: Work(steps=1, batch=None))  # noqa: ARG005
+        return as_is(problem)._replace(phases=(once,))
+
+    made = compose(local, common, personalize=personalize)
+    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
