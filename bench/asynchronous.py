@@ -15,9 +15,8 @@ import json
 import statistics
 import time
 
-from rounds import LR, WORKLOADS, _wait, make_data
-
 import partita as pt
+from rounds import LR, WORKLOADS, _wait, make_data
 
 WORK = WORKLOADS["logistic"]._replace(cohort=100)
 S = pt.schedule

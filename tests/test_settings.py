@@ -42,10 +42,21 @@ def test_the_good_run_runs(tmp_path) -> None:
     assert federate(tmp_path / "run").summary()["rounds"] == 1
 
 
-@pytest.mark.parametrize("field", ["rounds", "cohort", "epochs", "batch", "evaluate_every"])
+@pytest.mark.parametrize("field", ["rounds", "cohort", "epochs", "batch"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True, [1], float("nan")])
 def test_counts(tmp_path, field, value) -> None:
     refused(tmp_path, field, value, "a whole number from 1")
+
+
+def test_evaluations_by_rounds_or_by_virtual_time(tmp_path) -> None:
+    for value in (0, -1, "3", True, [1]):
+        refused(tmp_path, "evaluate_every", value, "a whole number from 1")
+    for value in (0.0, -2.5, float("nan"), float("inf")):
+        refused(tmp_path, "evaluate_every", value, "a number above 0")
+    half = pt.schedule.synchronous(delays=pt.schedule.delays(upload=0.5))
+    for every, rounds in ((2, [2, 4, 6]), (2.0, [4, 6]), (0.75, [2, 3, 5, 6]), (9.0, [6])):
+        run = federate(None, rounds=6, evaluate_every=every, schedule=half)
+        assert [row["round"] for row in run.metrics] == rounds
 
 
 def test_cohort_is_at_most_everyone(tmp_path) -> None:

@@ -42,6 +42,12 @@ class Ahead:
         why = [self.why.pop(c, "") for c in cohort.clients]
         return upload, ClientState(personal, memory), why
 
+    def forget(self, late: Sequence[int]) -> None:
+        """What these clients computed is dropped: whoever leaves again trains anew."""
+        for client in late:
+            self.waiting.pop(client, None)
+            self.why.pop(client, None)
+
     def _untrained(self, *cohorts: Cohort) -> Cohort:
         """All of them who have not trained yet, as one cohort."""
         clients: list[int] = []

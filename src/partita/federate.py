@@ -40,6 +40,7 @@ def one_round(run: Federation, watch: Watch) -> None:
     """A cohort trains, the server acts on what it sends."""
     begin = time.perf_counter()
     cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
+    run.ahead.forget(cohort.late)
     done = [_work(run, part) for part in run.parts(cohort)] or [NOTHING]
     uploads, why = tree.cat([u for u, _ in done]), [w for _, some in done for w in some]
     uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; what is unusable is named

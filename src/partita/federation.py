@@ -507,7 +507,7 @@ def _between(group: Group, a: int, b: int) -> Group:
         shared, extra = tree.rows(download[:2], rows)
         download = download._replace(shared=shared, extra=extra)
     places = tuple(group.positions[i] - a for i in rows)
-    return Group(places, download, group.stacked)
+    return group._replace(positions=places, download=download)
 
 
 def _scaled(stack: Tensor, factor: Tensor) -> Tensor:

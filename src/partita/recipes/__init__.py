@@ -20,7 +20,13 @@ from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_reg
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.persafl import persafl_cifar, persafl_mnist
-from partita.recipes.quadratic import ffgg_byzantine, ffgg_heterogeneity, ffgg_methods, ffgg_solver
+from partita.recipes.quadratic import (
+    ffgg_async,
+    ffgg_byzantine,
+    ffgg_heterogeneity,
+    ffgg_methods,
+    ffgg_solver,
+)
 from partita.recipes.real import ffgg_real
 from partita.recipes.study import Study, Table, Variant
 
@@ -34,6 +40,7 @@ RECIPES: dict[str, Recipe] = {
     "ffgg-solver": ffgg_solver,
     "ffgg-methods": ffgg_methods,
     "ffgg-heterogeneity": ffgg_heterogeneity,
+    "ffgg-async": ffgg_async,
     "ffgg-byzantine": ffgg_byzantine,
     "ffgg-real": ffgg_real,
     "persafl-mnist": persafl_mnist,
