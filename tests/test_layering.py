@@ -30,6 +30,8 @@ MACHINERY = (
     "begin",
     "measuring",
     "ahead",
+    "cohorts",
+    "cautions",
     "timing",
 )
 SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")

@@ -10,7 +10,6 @@ import copy
 import functools
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partita import check, draws, measuring, tree
 from partita.ahead import Ahead
 from partita.algorithms.base import as_is
+from partita.cautions import warn_about_buffers, warn_about_reset
+from partita.cohorts import discounted, joined, parts
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
@@ -31,7 +32,7 @@ from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
-from partita.schedule import Schedule, Stint, Synchronous, Turns, asynchronous, synchronous
+from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
 from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Store, open_store
 from partita.types import (
@@ -93,14 +94,14 @@ class Federation:
         self.fixed = digest(self.model, self.names)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
-            partition = self._partition(part.algorithm)
+            partition = self.partition_of(part.algorithm)
             for measure in self.measures:
                 measuring.split_of(self, measure, partition)
             steps_of(part.steps, data.clients)
             if part.cohort is not None:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
-        self._warn_about_buffers()
-        self._warn_about_reset()
+        warn_about_buffers(self)
+        warn_about_reset(self)
         self.scheduler = schedule
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
@@ -183,7 +184,7 @@ class Federation:
 
     def is_global(self, stage: int) -> bool:
         """Whether the server alone holds a whole model in this stage."""
-        return set(self.names) <= set(self._partition(self.stages[stage].algorithm).shared)
+        return set(self.names) <= set(self.partition_of(self.stages[stage].algorithm).shared)
 
     @property
     def rounds(self) -> int:
@@ -208,7 +209,7 @@ class Federation:
         """Everything of a stage that follows from the settings and `base`."""
         part = self.stages[number]
         self.stage, self.first, self.algorithm = number, first, part.algorithm
-        self.partition = self._partition(part.algorithm)
+        self.partition = self.partition_of(part.algorithm)
         self.execute_group, self.problem = make_executor(
             self.settings.executor,
             self.model,
@@ -257,8 +258,7 @@ class Federation:
 
     def _schedule(self, part: Stage) -> Schedule:
         """What a stage runs under: its own schedule, the run's, or what its method wants."""
-        usual = synchronous() if part.algorithm.asynchronous is None else asynchronous()
-        chosen: Schedule = part.schedule or self.scheduler or usual
+        chosen: Schedule = part.schedule or self.scheduler or usual()
         return chosen.of(part.algorithm)
 
     @property
@@ -284,40 +284,12 @@ class Federation:
             kept = {k: old.personal.get(k, v) for k, v in new.personal.items()}
             self.store.save(some, ClientState(kept, new.memory))
 
-    def _partition(self, algorithm: Algorithm) -> Partition:
+    def partition_of(self, algorithm: Algorithm) -> Partition:
+        """How a method splits this model."""
         partition = algorithm.partition(self.model, self.names)
         if self.settings.norm == "personal":
             partition = keep_norms(self.model, partition, self.findings.buffers)
         return partition
-
-    def _warn_about_buffers(self) -> None:
-        if self.findings.buffers and self.settings.norm is None:
-            shown = ", ".join(self.findings.buffers[:3])
-            warnings.warn(
-                f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
-                "are averaged like the layers they belong to (norm='global'); norm='personal' keeps "
-                "normalization layers with each client",
-                stacklevel=4,
-            )
-
-    def _warn_about_reset(self) -> None:
-        last = self.stages[-1]
-        keeps = last.algorithm.stateful  # else it makes its part anew, for evaluation too
-        for part in self.stages:
-            partition = self._partition(part.algorithm)
-            new = part.algorithm.init_client(tensors_of(self.model, self.names), partition)
-            if part.state == "reset" and new.memory and not partition.personal:
-                warnings.warn(
-                    f"state='reset': {part.algorithm.name} relies on what clients remember, and they forget; "
-                    "use state='keep', or another method",
-                    stacklevel=4,
-                )
-        if last.state == "reset" and keeps and self._partition(last.algorithm).personal:
-            warnings.warn(
-                "state='reset': clients forget their personal part, so they are evaluated with its start; "
-                "end with a stage partita.stage(partita.finetune(...), epochs=...) to give them one",
-                stacklevel=4,
-            )
 
     # ---- what the loop calls
 
@@ -339,7 +311,7 @@ class Federation:
     @property
     def alone(self) -> bool:
         """Whether nothing is ever shared: the method is its own local baseline."""
-        return not any(self._partition(s.algorithm).shared for s in self.stages)
+        return not any(self.partition_of(s.algorithm).shared for s in self.stages)
 
     @property
     def keeps_state(self) -> bool:
@@ -371,48 +343,19 @@ class Federation:
         return self.ahead.take(self, cohort)
 
     def discounted(self, cohort: Cohort, uploads: Upload) -> Upload:
-        """Staleness scales the delta; how many samples a client has weights it, later."""
-        scale = [self.schedule.discount(age) if age else 1.0 for age in cohort.staleness]
-        if all(s == 1.0 for s in scale):
-            return uploads
-        factor = torch.tensor(scale, dtype=torch.float64, device=self.settings.device)
-        return uploads._replace(delta={k: _scaled(x, factor) for k, x in uploads.delta.items()})
+        """The deltas, each scaled by how much its age lets it count."""
+        return discounted(uploads, [self.schedule.discount(age) if age else 1.0 for age in cohort.staleness])
 
     def parts(self, cohort: Cohort) -> Iterator[Cohort]:
         """The cohort in parts whose states fit: one, unless they are many or large."""
-        for a in range(0, len(cohort.clients), self.block):
-            if len(cohort.clients) <= self.block:
-                yield cohort
-                return
-            b = a + self.block
-            groups = tuple(_between(group, a, b) for group in cohort.groups)
-            groups = tuple(group for group in groups if group.positions)
-            yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
+        return parts(cohort, self.block)
 
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
         """The local rule for every client of the cohort, as one batch."""
         clients = np.asarray(cohort.clients)
-        group, moment = self._as_one(cohort.groups)
+        group, moment = joined(cohort.groups, self.moment(), self.first)
         uploads, states = self.execute_group(self.algorithm.local, clients, group, states, moment)
         return self.signed(uploads, cohort.clients), states
-
-    def _as_one(self, groups: tuple[Group, ...]) -> tuple[Group, Moment]:
-        """Groups that received different models, as one with a model in each row, in the cohort's order."""
-        moment = self.moment()
-        events = [self.server.version if g.event is None else g.event for g in groups]
-        if len(groups) == 1:
-            since = groups[0].download.version - self.first
-            return groups[0], moment._replace(round=events[0], stage_round=since)
-        owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
-        which = [g for _, g in owner]
-        downloads = [group.download for group in groups]
-        shared, extra = tree.stack([downloads[g][:2] for g in which])
-        device = self.settings.device
-        moment = moment._replace(
-            round=torch.tensor([events[g] for g in which], device=device),
-            stage_round=torch.tensor([downloads[g].version - self.first for g in which]),
-        )
-        return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
 
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
         """With the numbers of the clients, and their sample counts as weights."""
@@ -497,24 +440,6 @@ class Federation:
         wrong = [k for k in self.names if k not in base or base[k].shape != self.base[k].shape]
         if wrong or len(base) != len(self.names):
             raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
-
-
-def _between(group: Group, a: int, b: int) -> Group:
-    """The clients at places a to b of a cohort, counted from a."""
-    rows = [i for i, place in enumerate(group.positions) if a <= place < b]
-    download = group.download
-    if group.stacked:
-        shared, extra = tree.rows(download[:2], rows)
-        download = download._replace(shared=shared, extra=extra)
-    places = tuple(group.positions[i] - a for i in rows)
-    return group._replace(positions=places, download=download)
-
-
-def _scaled(stack: Tensor, factor: Tensor) -> Tensor:
-    """Each row times its factor; counters, such as BatchNorm's number of batches, stay whole."""
-    if not stack.is_floating_point():
-        return stack
-    return stack * factor.to(stack.dtype).reshape(-1, *[1] * (stack.dim() - 1))
 
 
 def split_tensors(tensors: Tensors) -> dict[str, Tensors]:

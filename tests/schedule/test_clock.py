@@ -95,7 +95,8 @@ def test_rounds_in_step_end_when_they_should(
     deadline: float | None, quorum: int | float, late: str, dropout: float, order: str
 ) -> None:
     delays = S.delays(upload=S.exponential(2.0), dropout=dropout)
-    turns = begin(S.synchronous(order, delays=delays, deadline=deadline, quorum=quorum, late=late), 10, 4)
+    more = {} if deadline is None else {"deadline": deadline, "quorum": quorum, "late": late}
+    turns = begin(S.synchronous(order, delays=delays, **more), 10, 4)
     now = 0.0
     for version in range(15):
         cohort = turns.next(server(version))
@@ -257,6 +258,10 @@ def test_a_clock_goes_on_from_its_facts() -> None:
         (lambda: S.synchronous(deadline=1.0), "deadline"),
         (lambda: S.synchronous(deadline=-1.0, delays=PAPER), "deadline"),
         (lambda: S.synchronous(quorum=0), "quorum"),
+        (lambda: S.synchronous(quorum=3, delays=PAPER), "quorum"),
+        (lambda: S.synchronous(late="apply", delays=PAPER), "late"),
+        (lambda: S.synchronous(delays=PAPER, deadline=1.0, staleness="sqrt"), "staleness"),
+        (lambda: S.delays(speed=3.0), "speed"),
         (lambda: S.synchronous(quorum=1.5), "quorum"),
         (lambda: S.synchronous(late="maybe"), "late"),
         (lambda: S.synchronous(staleness="root"), "staleness"),

@@ -177,7 +177,7 @@ def test_slow_classes_compute_slowly() -> None:
 
 
 def test_without_compute_steps_take_no_time() -> None:
-    made = delays(upload=1.0, speed=3.0)
+    made = delays(upload=1.0)
     assert not made.computes
     assert made.length(0, 0, 0, steps=1000) == 1.0
 
@@ -341,7 +341,7 @@ NUMBER = "a number from 0 up to"
         (lambda: delays(dropout=[0.1, 1.0]), r"delays dropout=\[0.1, 1.0\]", "a number from 0 and below 1"),
         (lambda: delays(dropout="often"), "delays dropout='often'", "one for each client"),
         (lambda: delays(upload=[1, 2]).check(3), r"delays upload=\(1.0, 2.0\)", "each of the 3 clients"),
-        (lambda: delays(speed=[1]).check(3), r"delays speed=\(1.0,\)", "each of the 3 clients"),
+        (lambda: delays(compute=1.0, speed=[1]).check(3), r"delays speed=\(1.0,\)", "each of the 3 clients"),
         (lambda: delays(dropout=[0.1]).check(3), r"delays dropout=\(0.1,\)", "each of the 3 clients"),
         (
             lambda: delays(upload=scaled(1.0, [1, 2])).check(3),

@@ -6,8 +6,9 @@ round lasts as long as the slowest of them; asynchronously 80 % of the clients a
 server acts on every arrival. All methods have the same virtual time.
 
 All methods are evaluated after the same fine-tuning: ten steps of size 0.01 on the client's own data, from
-the server's model (pfedme: from the client's own, of its last turn). Asynchronous servers take a tenth of each delta: 24 clients are at
-work on models that do not know of each other, and with β near 1, as in the paper, their sum goes too far.
+the server's model (pfedme: from the client's own, of its last turn). Asynchronous servers take a tenth of
+each delta: 24 clients are at work on models that do not know of each other, and with β near 1, as in the
+paper, their sum goes too far here.
 """
 
 from __future__ import annotations

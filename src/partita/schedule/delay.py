@@ -409,6 +409,8 @@ def delays(
     `scaled(...)` differs between clients.
     """
     down, step, up, factor = (as_delay("delays", x) for x in (download, compute, upload, speed))
+    if step == Constant(0.0) and factor != Constant(1.0):
+        raise check.fail("delays speed", speed, "1 without compute=: it is a factor of what a step takes")
     return Delays(down, step, up, factor, _dropout("delays dropout", dropout))
 
 

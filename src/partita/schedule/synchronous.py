@@ -145,4 +145,9 @@ def synchronous(
     """
     if deadline is not None and delays is None:
         raise check.fail("deadline", deadline, "None without delays=, such as delays(upload=2.0)")
+    for field, value, usual in (("quorum", quorum, 1), ("late", late, "drop")):
+        if deadline is None and value != usual:
+            raise check.fail(field, value, f"{usual!r} without deadline=: the server waits for everyone")
+    if late == "drop" and staleness is not None:
+        raise check.fail("staleness", staleness, "None with late='drop': nothing stale is applied")
     return Synchronous(order, delays, deadline, quorum, late, staleness, until)

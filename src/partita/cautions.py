@@ -1,0 +1,46 @@
+"""What a user may not have meant: warnings before a run begins."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from partita.initial import tensors_of
+
+if TYPE_CHECKING:
+    from partita.federation import Federation
+
+LEVEL = 5  # from here to the user's call of `federate`
+
+
+def warn_about_buffers(run: Federation) -> None:
+    """A model with statistics, and nothing said about them."""
+    if run.findings.buffers and run.settings.norm is None:
+        shown = ", ".join(run.findings.buffers[:3])
+        warnings.warn(
+            f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
+            "are averaged like the layers they belong to (norm='global'); norm='personal' keeps "
+            "normalization layers with each client",
+            stacklevel=LEVEL,
+        )
+
+
+def warn_about_reset(run: Federation) -> None:
+    """A method whose clients remember, and clients that forget."""
+    last = run.stages[-1]
+    keeps = last.algorithm.stateful  # else it makes its part anew, for evaluation too
+    for part in run.stages:
+        partition = run.partition_of(part.algorithm)
+        new = part.algorithm.init_client(tensors_of(run.model, run.names), partition)
+        if part.state == "reset" and new.memory and not partition.personal:
+            warnings.warn(
+                f"state='reset': {part.algorithm.name} relies on what clients remember, and they forget; "
+                "use state='keep', or another method",
+                stacklevel=LEVEL,
+            )
+    if last.state == "reset" and keeps and run.partition_of(last.algorithm).personal:
+        warnings.warn(
+            "state='reset': clients forget their personal part, so they are evaluated with its start; "
+            "end with a stage partita.stage(partita.finetune(...), epochs=...) to give them one",
+            stacklevel=LEVEL,
+        )

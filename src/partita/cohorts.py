@@ -1,0 +1,71 @@
+"""A cohort in parts that fit, and as one batch although its clients have received different models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from partita import tree
+from partita.types import Cohort, Download, Group, Moment, Upload
+
+
+def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:
+    """At most so many clients at a time; the whole cohort, if it is no larger."""
+    if len(cohort.clients) <= most:
+        if cohort.clients:
+            yield cohort
+        return
+    for a in range(0, len(cohort.clients), most):
+        b = a + most
+        groups = tuple(_between(group, a, b) for group in cohort.groups)
+        groups = tuple(group for group in groups if group.positions)
+        yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
+
+
+def _between(group: Group, a: int, b: int) -> Group:
+    """The clients at places a to b of a cohort, counted from a."""
+    rows = [i for i, place in enumerate(group.positions) if a <= place < b]
+    download = group.download
+    if group.stacked:
+        shared, extra = tree.rows(download[:2], rows)
+        download = download._replace(shared=shared, extra=extra)
+    places = tuple(group.positions[i] - a for i in rows)
+    return group._replace(positions=places, download=download)
+
+
+def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, Moment]:
+    """All groups as one, in the cohort's order, and the moment at which each client received its model.
+
+    Where these are several, the group has a model in each row and the moment a round. `first` is the version
+    at which the stage began.
+    """
+    events = [moment.round if g.event is None else g.event for g in groups]
+    since = [g.download.version - first for g in groups]
+    if len(groups) == 1:
+        return groups[0], moment._replace(round=events[0], stage_round=since[0])
+    owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
+    which = [g for _, g in owner]
+    shared, extra = tree.stack([groups[g].download[:2] for g in which])
+    device = next(iter(shared.values())).device if shared else None
+    moment = moment._replace(
+        round=torch.tensor([events[g] for g in which], device=device),
+        stage_round=torch.tensor([since[g] for g in which]),
+    )
+    return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+
+
+def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
+    """Staleness scales the delta; how many samples a client has weights it, later: they never cancel."""
+    if all(s == 1.0 for s in scale):
+        return uploads
+    factor = torch.tensor(scale, dtype=torch.float64)
+    return uploads._replace(delta={k: _scaled(x, factor) for k, x in uploads.delta.items()})
+
+
+def _scaled(stack: Tensor, factor: Tensor) -> Tensor:
+    """Each row times its factor; counters, such as BatchNorm's number of batches, stay whole."""
+    if not stack.is_floating_point():
+        return stack
+    return stack * factor.to(stack).reshape(-1, *[1] * (stack.dim() - 1))
