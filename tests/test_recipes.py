@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.recipes import RECIPES, Study
+from partita.recipes import RECIPES, Study, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.fedplus import stragglers, table_methods
 from partita.recipes.quadratic import error_table, errors
 from partita.recipes.study import Runs, Table, run_study
+from partita.schedule import Asynchronous
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
 
@@ -67,6 +68,46 @@ def test_liars_do_not_stop_a_robust_aggregator() -> None:
     assert last["same-flip4-median"] < 1e-5
     assert last["same-flip4-mean"] > 1
     assert last["own-flip-median"] > 1e-2  # honest gradients disagree: an error remains
+
+
+def test_stale_gradients_converge_where_one_theta_fits_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asynchronously slower for each gradient, much sooner on the clock, and better with more steps."""
+    monkeypatch.setattr(quadratic, "POINTS", 4)
+    some = ("same-sync-5", "same-async-5", "same-async-10")
+    runs, _ = run("ffgg-async", *some, directions=200)
+    last = {name: errors(runs[name][0])[-1] for name in some}
+    assert last["same-async-5"] < 2e-3
+    assert last["same-async-10"] < last["same-async-5"] / 5
+    clock = {name: runs[name][0].summary()["clock"] for name in some}
+    assert clock["same-async-5"]["time"] < clock["same-sync-5"]["time"] / 2
+    assert clock["same-async-5"]["staleness"]["max"] > 10
+    assert [row[0] for row in quadratic._directions(runs, clients=10).rows] == list(some)
+
+
+@NEEDS_DATA
+def test_arrivals_are_ahead_of_rounds_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persafl, "POINTS", 1)
+    monkeypatch.setattr(persafl, "K", 1)
+    runs, _ = run("persafl-mnist", "fedavg", "fedasync", time=9.0, batch=2)
+    in_step, at_once = runs["fedavg"][0].summary(), runs["fedasync"][0].summary()
+    assert (in_step["rounds"], at_once["rounds"] > 15) == (1, True)
+    assert at_once["clock"]["active"] > 3 * in_step["clock"]["active"]
+    assert all(s["clock"]["time"] <= 9.0 for s in (in_step, at_once))
+    assert len(persafl._table(runs).rows) == 2
+
+
+@NEEDS_DATA
+def test_the_eight_methods_of_persafl() -> None:
+    for name in ("persafl-mnist", "persafl-cifar"):
+        study = RECIPES[name](time=9.0)
+        assert isinstance(study, Study)
+        assert len(study.variants) == 8
+        schedules = {k: v.experiment.schedule for k, v in study.variants.items()}
+        assert [k for k, s in schedules.items() if isinstance(s, Asynchronous)] == [
+            "fedasync",
+            "persafl_maml",
+            "persafl_me",
+        ]
 
 
 def test_few_steps_of_conjugate_gradients_do() -> None:

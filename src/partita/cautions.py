@@ -25,6 +25,16 @@ def warn_about_buffers(run: Federation) -> None:
         )
 
 
+def warn_about_time(run: Federation) -> None:
+    """A stage whose time is up before it has begun."""
+    if run.schedule.done(run.server):
+        warnings.warn(
+            f"until={run.schedule.until:g}: stage {run.stage + 1} ends before anyone can report, so that the "
+            "server takes no step; use a later time, or shorter delays",
+            stacklevel=LEVEL,
+        )
+
+
 def warn_about_reset(run: Federation) -> None:
     """A method whose clients remember, and clients that forget."""
     last = run.stages[-1]

@@ -22,7 +22,7 @@ from torch import nn
 from partita import check, draws, measuring, tree
 from partita.ahead import Ahead
 from partita.algorithms.base import as_is
-from partita.cautions import warn_about_buffers, warn_about_reset
+from partita.cautions import warn_about_buffers, warn_about_reset, warn_about_time
 from partita.cohorts import discounted, joined, parts
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
@@ -204,6 +204,7 @@ class Federation:
         self.server = self.server._replace(version=version)
         if before is not None and self.algorithm.stateful:  # else every client begins alike, each time
             self._carry_over(before)
+        warn_about_time(self)
 
     def _prepare(self, number: int, first: int, time: float) -> None:
         """Everything of a stage that follows from the settings and `base`."""

@@ -239,6 +239,15 @@ def test_the_end_of_time() -> None:
     assert free.next(server(version)).time > 40.0
 
 
+def test_time_that_is_up_before_anyone_reports() -> None:
+    data = pt.data.digits(clients=4, seed=0)
+    schedule = S.synchronous(delays=S.delays(upload=5.0), until=1.0)
+    with pytest.warns(UserWarning, match="until=1: stage 1 ends before anyone can report"):
+        run = pt.federate(pt.models.mlp(64, 10), data, pt.fedavg(0.1), rounds=3, schedule=schedule)
+    assert run.summary()["rounds"] == 0
+    assert "0 rounds" in str(run.summary())
+
+
 def test_a_clock_goes_on_from_its_facts() -> None:
     asked = S.asynchronous(4, 2, delays=S.delays(upload=S.exponential(1.0), dropout=0.3), order="random")
     straight = begin(asked, 9)

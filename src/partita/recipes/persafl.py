@@ -176,8 +176,8 @@ def _table(runs: Runs) -> Table:
                 mean_std([r.summary()["test"]["personal"] for r in seeds], 100, 1),
                 mean_std([r.summary()["test"]["global"] for r in seeds], 100, 1),
                 mean_std([r.summary()["rounds"] for r in seeds], 1, 0),
-                mean_std([c["active"] for c in clock], 100, 0),
-                mean_std([c["staleness"]["mean"] for c in clock], 1, 1),
+                mean_std([c["active"] or 0.0 for c in clock], 100, 0),
+                mean_std([c["staleness"]["mean"] or 0.0 for c in clock], 1, 1),
             )
         )
     columns = ("method", "after fine-tuning", "before", "server steps", "active, %", "staleness")

@@ -31,6 +31,7 @@ Runs = Mapping[str, Sequence[Record]]
 ZETAS, TAUS = (20, 40, 80), (100, 200, 500)
 STEPS = (2, 5, 10, 20, 30, 40)
 LAM = 0.1  # of L2GD
+POINTS = 100  # evaluations
 
 
 def ffgg_solver(size: str = "small", rounds: int | None = None, seed: int = 0) -> Study:
@@ -190,7 +191,7 @@ def _variant(problem: Quadratic, rule: Algorithm, rounds: int, seed: int, **more
             loss=problem.loss,
             metric="loss",
             baselines=False,
-            evaluate_every=max(1, rounds // 100),
+            evaluate_every=max(1, rounds // POINTS),
             checkpoint_every=0,
             measures=[gradient_norm("w", exact())],
             **more,
@@ -245,17 +246,12 @@ def _directions(runs: Runs, clients: int) -> Table:
         clock = [run.summary()["clock"] for run in seeds]
         age = [mean_std([c["staleness"][k] for c in clock], digits=0) for k in ("mean", "max")]
         rows.append((name, _short(last), *found, *age, mean_std([c["time"] for c in clock], digits=0)))
-    columns = (
-        "variant",
-        "last error",
-        "gradients to 1e-1",
-        "to 1e-2",
-        "to 1e-4",
-        "staleness",
-        "largest",
-        "time",
+    columns = ("variant", "error", "to 1e-1", "to 1e-2", "to 1e-4", "stale", "most", "time")
+    note = (
+        "Error: ‖F(θ)‖ relative to the start, at the end; to: gradients that the server had received by the "
+        "first of about a hundred evaluations below it; stale, most: mean and largest staleness."
     )
-    return Table("In step and asynchronously (Figure 3)", columns, rows)
+    return Table("In step and asynchronously (Figure 3)", columns, rows, note)
 
 
 def _short(value: float) -> str:
