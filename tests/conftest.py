@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
+from typing import Any
 
 # Tests compare with numbers of the CPU; PARTITA_TEST_CUDA=1 lets tests/test_cuda.py see the GPU.
 if not os.environ.get("PARTITA_TEST_CUDA"):
@@ -11,6 +14,9 @@ if not os.environ.get("PARTITA_TEST_CUDA"):
 import hypothesis
 import pytest
 import torch
+
+import partita.settings
+from partita.execute import Auto
 
 # A test may draw as it likes: module level and each test begin from one seed, on every machine, so that
 # what passes here passes there. `make test-all` lets hypothesis search anew.
@@ -26,3 +32,31 @@ def one_seed() -> None:
 
 # One thread: the models are tiny, several test runs share a machine, and sums keep one order.
 torch.set_num_threads(1)
+
+
+# ---- what runs of a few rounds spend most of their time on, and few tests are about
+
+MEASURE = Auto._measure
+
+
+def picked(*_: Any) -> dict[str, str]:
+    return {"picked": "vmap", "why": "tests do not measure"}
+
+
+Auto._measure = picked  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`executor="auto"` measures before it picks, as it does for users; else it picks vmap at once."""
+    monkeypatch.setattr(Auto, "_measure", MEASURE)
+
+
+# every run notes the versions of its libraries: they are read from disk once
+partita.settings.version = functools.cache(partita.settings.version)  # type: ignore[attr-defined]
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()

@@ -152,7 +152,7 @@ def test_theorem_1(kind: str, solver: Any) -> None:
 
 @pytest.mark.parametrize("concurrency", [4, 8])
 def test_theorem_7(concurrency: int) -> None:
-    """min_{r<R} ‖F(θ^r)‖² ≤ 2L ‖θ̂⁰ − θ*‖² / (γR), for every R, with γ = 1/(2L √(2Mτ_max)) and stale gradients.
+    """min_{r<R} ‖F(θ^r)‖² ≤ 2L ‖θ̂⁰ − θ*‖² / (γR), for every R, with γ = 1/(2L √(2Mτ_max)), asynchronously.
 
     The paper prints √(2M) τ_max; its proof needs √(2Mτ_max), as the remark on the square root says.
     """

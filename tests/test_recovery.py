@@ -606,6 +606,7 @@ def test_baselines_do_not_depend_on_the_stage_that_is_resumed(method, tmp_path) 
     assert_same_bits(tmp_path / "run", outcome(tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("measured")
 def test_auto_goes_on_with_what_it_picked(tmp_path) -> None:
     folder = tmp_path / "run"
     stop_at(folder, 3, "memory", executor="auto")

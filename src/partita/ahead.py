@@ -8,7 +8,7 @@ here until it arrives on the virtual clock. In step, everyone reports at once an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -81,17 +81,26 @@ class Ahead:
             for k, v in tensors.items()
         }
 
-    def facts(self) -> list[tuple[int, str]]:
-        """Who waits, and with which fault."""
-        return [(client, self.why.get(client, "")) for client in self.waiting]
+    def facts(self) -> dict[str, Any]:
+        """Who waits, with which fault, and the names of the tensors in their order: it decides roundings."""
+        first = next(iter(self.waiting.values()), ())
+        return {
+            "who": [(client, self.why.get(client, "")) for client in self.waiting],
+            "names": [list(tensors) for tensors in first],
+        }
 
-    def restore(self, facts: Sequence[tuple[int, str]], tensors: Tensors) -> None:
+    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
         """Be where the checkpoint was."""
-        self.waiting = {client: tuple([{} for _ in PARTS]) for client, _ in facts}
-        self.why = {client: why for client, why in facts if why}
-        for name, value in tensors.items():
-            client, part, key = name.split("/", 2)
-            self.waiting[int(client)][PARTS.index(part)][key] = value
+        self.why = {client: why for client, why in facts["who"] if why}
+        self.waiting = {
+            client: tuple(
+                [
+                    {k: tensors[f"{client}/{part}/{k}"] for k in some}
+                    for part, some in zip(PARTS, facts["names"])
+                ]
+            )
+            for client, _ in facts["who"]
+        }
 
 
 def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:

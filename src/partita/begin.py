@@ -113,5 +113,7 @@ def _changes(old: Any, new: Any, name: str = "") -> list[str]:
     both = isinstance(old, dict) and isinstance(new, dict)
     if not both or (name and not ("name" in old and "name" in new)):
         return [f"{name and name + ': '}{old!r} -> {new!r}"[:160]]
+    if old.get("name") != new.get("name"):  # another thing altogether
+        return [f"{name and name + '.'}name: {old.get('name')!r} -> {new.get('name')!r}"]
     keys = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
     return [c for k in keys for c in _changes(old.get(k), new.get(k), f"{name and name + '.'}{k}")]

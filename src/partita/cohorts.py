@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from partita import tree
-from partita.types import Cohort, Download, Group, Moment, Upload
+from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
 
 
 def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:
@@ -54,6 +54,21 @@ def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, 
         stage_round=torch.tensor([since[g] for g in which]),
     )
     return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+
+
+def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:
+    """Stale deltas of these names, counted from what the server has now: now − (received − delta).
+
+    Statistics are no directions: a client's is where the server's should be. Many stale differences to the
+    same old mean would add up, and carry a variance below zero.
+    """
+    delta = dict(uploads.delta)
+    for name in [k for k in names if k in delta]:
+        received = torch.empty_like(delta[name])
+        for group in groups:
+            received[list(group.positions)] = group.download.shared[name]
+        delta[name] = now[name] - (received - delta[name])
+    return uploads._replace(delta=delta)
 
 
 def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -256,12 +257,23 @@ def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
             raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
 
 
-def _by_round(reference: Record, rounds: int) -> Callable[[int], float | None]:
-    """The global score to show at each round: the reference's, or its last where it ran for another time."""
-    if reference.config["settings"]["rounds"] == rounds:
-        return {row["round"]: row["test.global"] for row in reference.metrics}.get
+def _by_round(reference: Record, rounds: int) -> Callable[[int, float], float | None]:
+    """The global score to show at each round: the reference's, or its last where it ran for another time.
+
+    Runs that evaluate by virtual time do so at other rounds: then its last one until that time.
+    """
     final: float | None = reference.summary()["test"]["global"]
-    return lambda version: final  # noqa: ARG005
+    if reference.config["settings"]["rounds"] != rounds:
+        return lambda version, time: final  # noqa: ARG005
+    known = {row["round"]: row["test.global"] for row in reference.metrics}
+    times = [row["time"] for row in reference.metrics]
+    scores = list(known.values())
+
+    def at(version: int, time: float) -> float | None:
+        place = bisect.bisect_right(times, time)
+        return known[version] if version in known else scores[place - 1] if place else None
+
+    return at
 
 
 def check_manner(callbacks: object, resume: object, report: object, folder: Path | None) -> None:

@@ -23,7 +23,7 @@ from partita import check, draws, measuring, tree
 from partita.ahead import Ahead
 from partita.algorithms.base import as_is
 from partita.cautions import warn_about_buffers, warn_about_reset, warn_about_time
-from partita.cohorts import discounted, joined, parts
+from partita.cohorts import discounted, joined, parts, rebased
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
@@ -344,8 +344,10 @@ class Federation:
         return self.ahead.take(self, cohort)
 
     def discounted(self, cohort: Cohort, uploads: Upload) -> Upload:
-        """The deltas, each scaled by how much its age lets it count."""
-        return discounted(uploads, [self.schedule.discount(age) if age else 1.0 for age in cohort.staleness])
+        """The deltas, each scaled by how much its age lets it count; statistics from where they are now."""
+        if any(cohort.staleness):
+            uploads = rebased(uploads, cohort.groups, self.server.shared, self.problem.buffers)
+        return discounted(uploads, [self.schedule.discount(age) for age in cohort.staleness])
 
     def parts(self, cohort: Cohort) -> Iterator[Cohort]:
         """The cohort in parts whose states fit: one, unless they are many or large."""

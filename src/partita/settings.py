@@ -167,7 +167,10 @@ def _every(every: Any) -> int | float | None:
         return None
     if isinstance(every, float):
         return check.number("evaluate_every", every, low=0, open_low=True)
-    return check.integer("evaluate_every", every, low=1)
+    try:
+        return check.integer("evaluate_every", every, low=1)
+    except ValueError as error:
+        raise ValueError(f"{error}, or virtual time such as 2.5") from None
 
 
 def _baselines(baselines: Any) -> bool | tuple[str, ...]:

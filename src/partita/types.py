@@ -103,6 +103,7 @@ class Cohort(NamedTuple):
     late       who was too late, so that its upload is dropped
     lost       whose upload never arrives
     activity   virtual time that clients were at work since the last cohort, all of them together
+    bytes_down sent to clients since then, also to those who will never report
     """
 
     clients: tuple[int, ...]
@@ -113,6 +114,7 @@ class Cohort(NamedTuple):
     late: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     activity: float = 0.0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True)

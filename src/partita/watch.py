@@ -45,7 +45,7 @@ class Watch:
     def __init__(self, run: Federation, what: str, callbacks: Sequence[Callback]) -> None:
         self.run, self.what, self.callbacks = run, what, callbacks
         # for methods without a global model: the score of the global baseline by round
-        self.reference: Callable[[int], float | None] = lambda version: None  # noqa: ARG005
+        self.reference: Callable[[int, float], float | None] = lambda version, time: None  # noqa: ARG005
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
@@ -107,7 +107,7 @@ class Watch:
             "time": cohort.time,
             "seconds": round(self.elapsed, 3),
             "train_loss": self._train_loss(),
-            "test.global": self._global(version, weight),
+            "test.global": self._global(version, cohort.time, weight),
             "test.personal": mean_score(self.personal_scores, weight),
             **self.timing.next_row(run.data.clients),
             "excluded": [run.data.names[c] for c in sorted(self.excluded)],
@@ -184,14 +184,14 @@ class Watch:
 
     def _evaluation_due(self, version: int, time: float) -> bool:
         """Every so many rounds, or, for a number that is not whole, every so much virtual time."""
-        every = self.run.settings.evaluate_every
-        if every is None:
-            until = self.run.schedule.until
-            every = max(1, self.run.rounds // 10) if until is None else until / 10
+        every, until = self.run.settings.evaluate_every, self.run.schedule.until
+        if every is None and version % max(1, self.run.rounds // 10) == 0:
+            return True
         if isinstance(every, int):
             return version % every == 0
+        step = until / 10 if every is None and until is not None else every
         before = self.rows[-1]["time"] if self.rows else 0.0
-        return time // every > before // every
+        return step is not None and time // step > before // step
 
     def _checkpoint_due(self, version: int) -> bool:
         if self.run.store.overlay_bytes > OVERLAY_BYTES:
@@ -202,9 +202,7 @@ class Watch:
     # ---- numbers
 
     def _count(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
-        for group in cohort.groups:
-            sent = tree.nbytes(group.download[:2])
-            self.counters["bytes_down"] += sent if group.stacked else sent * len(group.positions)
+        self.counters["bytes_down"] += cohort.bytes_down
         self.counters["bytes_up"] += tree.nbytes((uploads.delta, uploads.extra))
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
@@ -237,10 +235,10 @@ class Watch:
         total = self.counters["loss_weight"]
         return self.counters["loss_sum"] / total if total else None
 
-    def _global(self, version: int, weight: np.ndarray) -> float | None:
+    def _global(self, version: int, time: float, weight: np.ndarray) -> float | None:
         if self.global_scores is not None:
             return mean_score(self.global_scores, weight)
-        return self.reference(version)
+        return self.reference(version, time)
 
     def _tell(self, cohort: Cohort, usable: Sequence[bool]) -> None:
         if not self.callbacks:

@@ -520,6 +520,7 @@ def test_a_model_with_draws_of_its_own_is_told(recwarn) -> None:
 # ---- auto
 
 
+@pytest.mark.usefixtures("measured")
 def test_auto_picks_and_says_why(tmp_path) -> None:
     out = tmp_path / "run"
     auto = run("auto", models.mlp(6, 5, 4), numbers(6), ALT, out=out)
@@ -534,6 +535,7 @@ def test_auto_picks_and_says_why(tmp_path) -> None:
         assert "vmap" in pick["why"]
 
 
+@pytest.mark.usefixtures("measured")
 def test_auto_picks_for_every_stage(tmp_path) -> None:
     out = tmp_path / "run"
     method = pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=1), pt.stage(ALT, rounds=1))

@@ -233,6 +233,98 @@ def test_asynchronous_partial_robust_attacked_and_resumed(tmp_path: Path, how: s
     assert [[c[k] for k in same] for c in resumed.clients] == [[c[k] for k in same] for c in straight.clients]
 
 
+@pytest.mark.parametrize("after", [2, 4])
+@pytest.mark.parametrize(
+    ("aggregate", "attack"),
+    [("geometric_median", "sign_flip"), ("centered_clipping", "sign_flip"), ("mean", "gaussian")],
+)
+def test_the_order_of_names_survives_a_resume(
+    tmp_path: Path, aggregate: str, attack: str, after: int
+) -> None:
+    """What sums over all names, or draws by their places, rounds and draws as if nothing had happened."""
+    combine = (
+        pt.aggregate.centered_clipping(1.0) if "clip" in aggregate else getattr(pt.aggregate, aggregate)()
+    )
+    algorithm = pt.fedavg(lr=0.2, aggregate=combine)
+    settings = HARD | {"attack": getattr(pt.attack, attack)(), "rounds": 8}
+    straight = federate(algorithm, DOUBLE, **settings)
+    with pytest.raises(RuntimeError):
+        federate(algorithm, DOUBLE, **settings, out=tmp_path, callbacks=[Stop("fedavg", "error", after)])
+    resumed = federate(algorithm, DOUBLE, **settings, out=tmp_path, resume=True)
+    assert_same_bits(tensors(resumed), tensors(straight))
+
+
+def test_statistics_stay_what_they_are_under_staleness() -> None:
+    """Running variances are means of clients' variances, however many stale ones arrive: never negative."""
+    torch.manual_seed(0)
+    x, y = 0.1 * torch.randn(200, 6), torch.randint(0, 4, (200,))
+    data = pt.data.from_arrays(x, y, torch.arange(200) % 20, test=0.2)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 4))
+    for buffer, staleness in ((1, None), (3, "sqrt")):
+        run = pt.federate(
+            model,
+            data,
+            pt.fedavg(lr=0.05),
+            rounds=60,
+            steps=3,
+            batch=4,
+            norm="global",
+            schedule=S.asynchronous(15, buffer, staleness, RANDOM),
+            baselines=False,
+        )
+        variance = run.shared["1.running_var"]
+        assert (variance > 0).all()
+        assert (variance < 1).all()
+        assert run.shared["1.num_batches_tracked"] > 0
+
+
+def test_a_function_of_the_staleness_counts_from_zero_on_and_is_checked() -> None:
+    start = federate(
+        pt.fedavg(lr=0.2), DOUBLE, rounds=1, cohort=1, schedule=S.asynchronous(staleness=lambda _: 0.0)
+    )
+    model = start_model()
+    assert all(np.array_equal(v.numpy(), model[k]) for k, v in start.shared.items())
+    for wrong in (float("nan"), -1.0, "much"):
+        with pytest.raises(ValueError, match=r"staleness\(0\)="):
+            federate(pt.fedavg(lr=0.2), DOUBLE, schedule=S.asynchronous(staleness=lambda _, w=wrong: w))
+
+
+def test_what_is_sent_is_counted_even_if_it_never_comes_back() -> None:
+    slow = S.delays(upload=[1.0, *[9.0] * (N - 1)])
+    schedule = S.synchronous(delays=slow, deadline=2.0)
+    one = federate(pt.fedavg(lr=0.1), DOUBLE, rounds=3, cohort=None, schedule=schedule)
+    all_ = federate(pt.fedavg(lr=0.1), DOUBLE, rounds=3, cohort=None)
+    assert one.summary()["clock"]["late"] == 3 * (N - 1)
+    assert one.summary()["bytes_down"] == all_.summary()["bytes_down"]
+    assert one.summary()["bytes_up"] == all_.summary()["bytes_up"] // N
+
+
+def test_the_global_baseline_is_shown_at_every_time() -> None:
+    data = pt.data.digits(clients=6, seed=0)
+    run = pt.federate(
+        pt.models.mlp(64, 10, 10),
+        data,
+        pt.fedalt("output", lr=0.1),
+        rounds=200,
+        steps=2,
+        batch=8,
+        schedule=S.asynchronous(delays=S.delays(compute=S.exponential(0.3)), until=8.0),
+        evaluate_every=1.0,
+    )
+    assert (
+        sum(row["test.global"] is None for row in run.metrics) <= 1
+    )  # before the baseline's first evaluation
+
+
+def test_about_ten_evaluations_by_rounds_or_by_time() -> None:
+    schedule = S.asynchronous(delays=RANDOM, until=1e6)
+    run = federate(pt.fedavg(lr=0.1), rounds=50, schedule=schedule, evaluate_every=None)
+    assert len(run.metrics) == 10
+    schedule = S.asynchronous(delays=RANDOM, until=40.0)
+    run = federate(pt.fedavg(lr=0.1), rounds=10**6, schedule=schedule, evaluate_every=None)
+    assert 9 <= len(run.metrics) <= 11
+
+
 def test_a_robust_buffer_resists_what_the_mean_does_not() -> None:
     """Asynchronous, partial, with a liar in every third buffer."""
     data = pt.data.digits(clients=12, partition=pt.data.label_skew(classes=5), seed=0)

@@ -281,6 +281,7 @@ def test_a_clock_goes_on_from_its_facts() -> None:
         (lambda: S.asynchronous(order="turns"), "order"),
         (lambda: S.asynchronous(max_staleness=-1), "max_staleness"),
         (lambda: begin(S.asynchronous(11), 10), "concurrency"),
+        (lambda: begin(S.synchronous(delays=PAPER, deadline=1.0, quorum=5), 10, 4), "quorum"),
         (lambda: begin(S.asynchronous(delays=S.delays(upload=[1.0, 2.0])), 3), "upload"),
     ],
 )

@@ -74,7 +74,6 @@ def l2gd(
 
 def tails(now: Moment, p: float) -> int:
     """How often the coin of this round says "local step" before it says p: the same for all clients."""
-    assert isinstance(now.round, int)  # in step
     assert isinstance(now.round, int)  # it runs in step only
     return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1
 

@@ -7,6 +7,7 @@ It is a loop over `federate` and nothing else. A variant may begin with the mode
 from __future__ import annotations
 
 import fnmatch
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,6 +172,10 @@ def _run(
         experiment = replace(experiment, model=_continued(experiment, before))
     baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
     again = resume and folder is not None and (folder / "config.json").exists()
+    if again and experiment.checkpoint_every == 0:  # nothing to go on from: it begins anew
+        assert folder is not None
+        shutil.rmtree(folder)
+        again = False
     return experiment.run(**{"baselines": baselines, "report": False, **options}, out=folder, resume=again)
 
 

@@ -92,7 +92,7 @@ class Arrivals(OnClock[Asynchronous]):
         if self.asked.order == "same" and self.clock.sent:
             chosen = [*self.clock.back]
         else:
-            chosen = self.clock.idle(free, self.stint.first + self.clock.fills)
+            chosen = self.clock.idle(free, self.clock.draw(server.version))
         if chosen:
             self.clock.send(server, chosen)
 

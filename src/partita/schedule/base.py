@@ -7,17 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from partita import check
 from partita.options import Option
 from partita.schedule.clock import Clock
 from partita.schedule.delay import DELAYS, Delays
-from partita.server.staleness import ALLOWED, NAMED, Staleness, as_staleness
+from partita.server.staleness import ALLOWED, NAMED, Staleness, as_given, as_staleness
 from partita.types import Algorithm, Cohort, ServerState, Tensors
-
-
-def _stale(field: str, value: Any) -> Any:
-    as_staleness(field, value)
-    return value
-
 
 Discount = Annotated[
     str | Staleness | None,
@@ -25,7 +20,7 @@ Discount = Annotated[
         "s(τ): how much a delta counts that is τ server steps old (None: as the method wants, or 'constant')",
         choices=tuple(NAMED),
         allowed=ALLOWED,
-        check=_stale,
+        check=as_given,
     ),
 ]
 Waits = Annotated[
@@ -135,6 +130,7 @@ class OnClock(Generic[T]):
     asked: T
     stint: Stint
     clock: Clock
+    peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
 
     @property
     def time(self) -> float:
@@ -156,10 +152,12 @@ class OnClock(Generic[T]):
         raise NotImplementedError
 
     def _peek(self, server: ServerState) -> float:
-        """When the next cohort reports: found out on a copy."""
-        ahead = copy.copy(self)
-        ahead.clock = self.clock.copy()
-        return ahead.next(server).time
+        """When the next cohort reports: found out on a copy, once for each step."""
+        if self.peeked[0] != server.version:
+            ahead = copy.copy(self)
+            ahead.clock = self.clock.copy()
+            self.peeked = (server.version, ahead.next(server).time)
+        return self.peeked[1]
 
     def flying(self) -> Cohort:
         """Who is at work and will report later."""
@@ -167,7 +165,8 @@ class OnClock(Generic[T]):
 
     def discount(self, staleness: int) -> float:
         """How much a delta counts that is so many server steps old."""
-        return as_staleness("staleness", self.asked.staleness)(staleness)
+        found = as_staleness("staleness", self.asked.staleness)(staleness)
+        return check.number(f"staleness({staleness})", found, low=0)
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint has to hold, beside tensors."""

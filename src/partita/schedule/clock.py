@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from partita import draws
+from partita import check, draws, tree
 from partita.schedule.delay import Delays
 from partita.types import Cohort, Download, Group, ServerState, Tensors
 
@@ -48,7 +48,7 @@ class Clock:
     steps: Callable[[int], int]
     now: float = 0.0
     sent: int = 0  # turns so far
-    fills: int = 0  # times that some left together
+    fills: int = 0  # times that some left together with the newest version
     flights: list[Flight] = field(default_factory=list)  # a heap
     busy: list[int] = field(default_factory=list)  # clients at work, or whose upload was not used yet; sorted
     back: list[int] = field(default_factory=list)  # who may leave again, since some left
@@ -57,6 +57,7 @@ class Clock:
     again: dict[int, int] = field(default_factory=dict)  # how often each client received the newest version
     newest: int = -1
     activity: float = 0.0  # time that clients were at work since it was last asked for
+    traffic: int = 0  # bytes that were sent to clients since then
 
     # ---- who leaves
 
@@ -71,6 +72,10 @@ class Clock:
         chosen = rng.choice(there, count, replace=False, shuffle=False)
         return [self._idle(i) for i in chosen.tolist()]
 
+    def draw(self, version: int) -> int:
+        """The number of the next draw: the version, or that plus so much for each further one with it."""
+        return version + (AGAIN * self.fills if version == self.newest else 0)
+
     def _idle(self, place: int) -> int:
         """The client at this place among those that are free."""
         if not self.busy:
@@ -81,13 +86,14 @@ class Clock:
     def send(self, server: ServerState, chosen: Iterable[int]) -> list[Flight]:
         """These clients ask now, and receive the server's model."""
         if server.version != self.newest:
-            self.newest = server.version
+            self.newest, self.fills = server.version, 0
             self.again.clear()
         flights = [self._flight(client, server.version) for client in chosen]
         self.fills += 1
         self.back.clear()
         if flights:
             self.models[server.version] = (server.shared, server.extra)
+            self.traffic += tree.nbytes(self.models[server.version]) * len(flights)
             self.users[server.version] = self.users.get(server.version, 0) + len(flights)
         for flight in flights:
             heapq.heappush(self.flights, flight)
@@ -99,7 +105,7 @@ class Clock:
         self.again[client] = before + 1
         event = version + AGAIN * before
         steps = self.steps(client) if self.delays.computes else 0
-        length = self.delays.length(self.seed, event, client, steps)
+        length = check.number("delays", self.delays.length(self.seed, event, client, steps), low=0)
         lost = self.delays.lost(self.seed, event, client)
         self.sent += 1
         return Flight(self.now + length, self.sent, client, event, self.now, lost)
@@ -148,8 +154,9 @@ class Clock:
             late=tuple([f.client for f in late]),
             lost=tuple([f.client for f in lost]),
             activity=self.activity,
+            bytes_down=self.traffic,
         )
-        self.activity = 0.0
+        self.activity, self.traffic = 0.0, 0
         for flight in (*landed, *late, *lost):
             self._forget(flight.version)
         return found
@@ -201,8 +208,10 @@ class Clock:
             "back": self.back,
             "newest": self.newest,
             "activity": self.activity,
+            "traffic": self.traffic,
             "again": sorted(self.again.items()),
             "flights": [list(f) for f in self.flights],
+            "names": [list(tensors) for tensors in next(iter(self.models.values()), ())],
         }
 
     def tensors(self) -> Tensors:
@@ -218,11 +227,15 @@ class Clock:
         """Be where the checkpoint was."""
         self.now, self.sent, self.newest = facts["now"], facts["sent"], facts["newest"]
         self.fills, self.back = facts["fills"], facts["back"]
-        self.activity, self.again = facts["activity"], dict(facts["again"])
+        self.activity, self.traffic = facts["activity"], facts["traffic"]
+        self.again = dict(facts["again"])
         self.flights = [Flight(*f) for f in facts["flights"]]
         self.busy = sorted(f.client for f in self.flights)  # between two cohorts
-        self.models = {f.version: ({}, {}) for f in self.flights}
         self.users = dict(Counter(f.version for f in self.flights))
-        for name, value in tensors.items():
-            version, part, key = name.split("/", 2)
-            self.models[int(version)][0 if part == "shared" else 1][key] = value
+        self.models = {}
+        for version in self.users:  # with the names in the order that they had
+            shared, extra = (
+                {k: tensors[f"{version}/{part}/{k}"] for k in names}
+                for part, names in zip(("shared", "extra"), facts["names"])
+            )
+            self.models[version] = (shared, extra)

@@ -305,7 +305,7 @@ def trace(path: Annotated[str | Path, Option("the file", example="delays.csv")])
     With devices, each client is one of them, drawn once, and waits as long as that one did. The first line
     may be a heading.
     """
-    digest = hashlib.sha256(_text(str(path)).encode()).hexdigest()[:16]
+    digest = _digest(str(path))
     _recorded(str(path), digest)
     return Trace(str(path), digest)
 
@@ -410,7 +410,8 @@ def delays(
     """
     down, step, up, factor = (as_delay("delays", x) for x in (download, compute, upload, speed))
     if step == Constant(0.0) and factor != Constant(1.0):
-        raise check.fail("delays speed", speed, "1 without compute=: it is a factor of what a step takes")
+        shown = factor.value if isinstance(factor, Constant) else factor
+        raise check.fail("delays speed", shown, "1 without compute=: it is a factor of what a step takes")
     return Delays(down, step, up, factor, _dropout("delays dropout", dropout))
 
 
@@ -424,9 +425,15 @@ def _text(path: str) -> str:
         raise check.fail("delay path", path, f"a readable file ({error})") from None
 
 
+def _digest(path: str) -> str:
+    return hashlib.sha256(_text(path).encode()).hexdigest()[:16]
+
+
 @functools.lru_cache(maxsize=16)
-def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:  # noqa: ARG001
+def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:
     """The values of a file by device; one device if it names none."""
+    if _digest(path) != digest:
+        raise check.fail("delay path", path, "the file as it was when the run began")
     devices: dict[str, list[float]] = {}
     columns = 0
     for number, row in _rows(path):

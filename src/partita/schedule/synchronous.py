@@ -33,8 +33,10 @@ class Synchronous:
     staleness: Staleness | str | None
     until: float | None
 
-    def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
-        """A ValueError if it does not fit so many clients."""
+    def check(self, clients: int, cohort: int) -> None:
+        """A ValueError if it does not fit so many clients, or so many at a time."""
+        if isinstance(self.quorum, int):
+            check.integer("quorum", self.quorum, low=1, high=cohort)
         if self.delays is not None:
             self.delays.check(clients)
 

@@ -92,7 +92,7 @@ def as_staleness(field: str, value: Any) -> Staleness:
     raise check.fail(field, value, f"one of {names}{check.meant(value, NAMED)}, or {ALLOWED}")
 
 
-def _as_given(field: str, value: Any) -> Any:
+def as_given(field: str, value: Any) -> Any:
     as_staleness(field, value)
     return value
 
@@ -103,6 +103,6 @@ Stale = Annotated[
         "s(τ), how much a delta counts that is τ server steps old (None: 'constant')",
         choices=tuple(NAMED),
         allowed=ALLOWED,
-        check=_as_given,
+        check=as_given,
     ),
 ]
