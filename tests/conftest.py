@@ -10,6 +10,9 @@ from typing import Any
 # Tests compare with numbers of the CPU; PARTITA_TEST_CUDA=1 lets tests/test_cuda.py see the GPU.
 if not os.environ.get("PARTITA_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# One thread: the models are tiny, several test runs share a machine, and sums keep one order.
+for library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
 
 import hypothesis
 import pytest
@@ -30,7 +33,6 @@ def one_seed() -> None:
     torch.manual_seed(0)
 
 
-# One thread: the models are tiny, several test runs share a machine, and sums keep one order.
 torch.set_num_threads(1)
 
 
