@@ -21,6 +21,8 @@ import torch
 import partita.settings
 from partita.execute import Auto
 
+torch.set_num_threads(1)
+
 # A test may draw as it likes: module level and each test begin from one seed, on every machine, so that
 # what passes here passes there. `make test-all` lets hypothesis search anew.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -33,10 +35,7 @@ def one_seed() -> None:
     torch.manual_seed(0)
 
 
-torch.set_num_threads(1)
-
-
-# ---- what runs of a few rounds spend most of their time on, and few tests are about
+# ---- what runs of a few rounds spend much of their time on, and few tests are about
 
 MEASURE = Auto._measure
 

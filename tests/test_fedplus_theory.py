@@ -85,7 +85,7 @@ def run(psi: Penalty, rounds: int, **settings: Any) -> State:
 
 
 @functools.cache
-def history(kind: str, cohort: int | None, steps: int | tuple[int, ...], rounds: int = 12) -> list[State]:
+def history(kind: str, cohort: int | None, steps: int | tuple[int, ...], rounds: int = 8) -> list[State]:
     """The state after every round: shorter runs are beginnings of longer ones."""
     psi = KINDS[kind].psi
     return [run(psi, t, cohort=cohort, steps=steps, over="all") for t in range(rounds + 1)]
@@ -183,7 +183,7 @@ def test_every_round_descends_enough(kind: str, cohort: int | None, steps: Any) 
 @pytest.mark.parametrize("cohort", [None, 2])
 def test_gradients_vanish(kind: str, cohort: int | None) -> None:
     """Equation 17. Here f_k is convex, so the limit is the minimum of F_σ."""
-    end = run(KINDS[kind].psi, 100, cohort=cohort, over="all", steps=5)
+    end = run(KINDS[kind].psi, 70, cohort=cohort, over="all", steps=5)
     gradients = [local_gradient(kind, k, end) for k in range(CLIENTS)]
     assert np.abs(gradients).max() < 1e-5
     value = objective(kind, end.own)
@@ -195,7 +195,7 @@ def test_gradients_vanish(kind: str, cohort: int | None) -> None:
 
 # ---- Corollary 1: fixed points, of everyone and a long run
 
-LONG = {"cohort": None, "rounds": 60, "steps": 8}
+LONG = {"cohort": None, "rounds": 40, "steps": 8}
 EYE = np.eye(DIM)
 
 
