@@ -11,8 +11,7 @@ from typing import Any
 if not os.environ.get("PARTITA_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # One thread: the models are tiny, several test runs share a machine, and sums keep one order.
-for library in ("OMP", "MKL", "OPENBLAS"):
-    os.environ[f"{library}_NUM_THREADS"] = "1"
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 import hypothesis
 import pytest

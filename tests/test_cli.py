@@ -45,7 +45,7 @@ def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe of most commands with little to do: what they write does not depend on how long they train."""
+    """The recipe of most commands with little to do: what they write is the same."""
 
     def small(clients: int = 8, classes: int = 3, test: float = 0.4, seed: int = 0) -> Experiment:
         return replace(digits(clients, classes, test, seed), rounds=3, steps=1)

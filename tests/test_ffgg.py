@@ -142,7 +142,7 @@ def test_theorem_1(kind: str, solver: Any) -> None:
     """min_{r<R} ‖F(θ^r)‖² ≤ L ‖θ⁰ − θ*‖² / (γR), for every R, with γ = 1/L."""
     problem = pt.data.quadratic(clients=8, kind=kind, n=60, d_theta=8, d_w=4)
     L = problem.constants.ell
-    found = iterates(problem, lambda **o: pt.ffgg("w", 1 / L, solver, **o), rounds=60)
+    found = iterates(problem, lambda **o: pt.ffgg("w", 1 / L, solver, **o), rounds=25)
     least, away = torch.inf, (found[0] - problem.theta_star).square().sum().item()
     for R, theta in enumerate(found, start=1):
         least = min(least, problem.F(theta).mean(0).square().sum().item())
@@ -211,7 +211,7 @@ def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
     gamma = c.gamma_byzantine(good, len(liars))
     lies = {"attack": attack, "byzantine": liars} if attack else {}
     found = iterates(
-        problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 100, **lies
+        problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 80, **lies
     )
     away = [(theta - problem.theta_star).square().sum().item() for theta in found]
     for R, distance in enumerate(away):

@@ -15,6 +15,7 @@ import partita as pt
 from partita.aggregate.screen import NOT_FINITE, TOO_LARGE, faults, screen, unfit
 from partita.algorithms import METHODS
 from partita.callbacks import Callback
+from partita.schedule import Stint, Turns
 from partita.types import Aggregator, Attack, Cohort, ServerState, Upload
 from test_every_algorithm import CASES, make
 
@@ -293,18 +294,25 @@ class Without:
     def __init__(self, client: int) -> None:
         self.client = client
 
-    def begin(self, **settings: int) -> Any:
-        self.turns = pt.schedule.synchronous().begin(**settings)
+    def check(self, clients: int, cohort: int) -> None:
+        """Any number fits."""
+
+    def of(self, algorithm: Any) -> Without:  # noqa: ARG002
         return self
 
-    def done(self, server: ServerState) -> bool:
-        return self.turns.done(server)
+    def begin(self, stint: Stint) -> Turns:
+        turns = pt.schedule.synchronous().begin(stint)
+        whole = turns.next
 
-    def next(self, server: ServerState) -> Cohort:
-        found = self.turns.next(server)
-        chosen = tuple(c for c in found.clients if c != self.client)
-        group = found.groups[0]._replace(positions=tuple(range(len(chosen))))
-        return found._replace(clients=chosen, groups=(group,), staleness=(0,) * len(chosen))
+        def others(server: ServerState) -> Cohort:
+            found = whole(server)
+            chosen = tuple(c for c in found.clients if c != self.client)
+            group = found.groups[0]._replace(positions=tuple(range(len(chosen))))
+            left = {"staleness": (0,) * len(chosen), "delays": found.delays[: len(chosen)]}
+            return found._replace(clients=chosen, groups=(group,), **left)
+
+        turns.next = others
+        return turns
 
 
 def assert_as_if_it_were_not_there(method: Any, client: int = BAD, bad: Any = None, **options: Any) -> Any:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.algorithms import METHODS
+from partita.schedule import Stint, Turns
 from partita.settings import liars
-from partita.types import Algorithm, Attack, Upload
+from partita.types import Algorithm, Attack, Cohort, ServerState, Upload
 from test_every_algorithm import CASES, make
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
@@ -127,17 +128,24 @@ class Only:
     def __init__(self, client: int) -> None:
         self.client = client
 
-    def begin(self, **settings: int) -> Any:
-        self.turns = pt.schedule.synchronous().begin(**settings)
+    def check(self, clients: int, cohort: int) -> None:
+        """Any number fits."""
+
+    def of(self, algorithm: Algorithm) -> Only:  # noqa: ARG002
         return self
 
-    def done(self, server: Any) -> bool:
-        return bool(self.turns.done(server))
+    def begin(self, stint: Stint) -> Turns:
+        turns = pt.schedule.synchronous().begin(stint)
+        whole = turns.next
 
-    def next(self, server: Any) -> Any:
-        found = self.turns.next(server)
-        group = found.groups[0]._replace(positions=(0,))
-        return found._replace(clients=(self.client,), groups=(group,), staleness=(0,))
+        def one(server: ServerState) -> Cohort:
+            found = whole(server)
+            group = found.groups[0]._replace(positions=(0,))
+            alone = {"staleness": (0,), "delays": found.delays[:1]}
+            return found._replace(clients=(self.client,), groups=(group,), **alone)
+
+        turns.next = one
+        return turns
 
 
 @every_attack
@@ -364,20 +372,21 @@ class Stop(pt.callbacks.Callback):
 
 
 @every_attack
-@pytest.mark.parametrize("how", ["error", "ctrl-c"])
-def test_resumed_equals_straight(attack: Attack, how: str, tmp_path: Path) -> None:
-    for name, method in {"alt": pt.fedalt("output", LR), "stages": STAGES}.items():
-        same: dict[str, Any] = {"attack": attack, "checkpoint_every": 2, "rounds": 5, "cohort": 4}
-        same |= {"byzantine": 0.34, "seed": 5}
-        with pytest.raises((KeyboardInterrupt, RuntimeError)):
-            federate(method, out=tmp_path / name, callbacks=[Stop(how, 3)], **same)
-        resumed = federate(method, out=tmp_path / name, resume=True, **same)
-        straight = federate(method, **same)
-        assert_same(tensors(resumed), tensors(straight))
-        assert rows(resumed) == rows(straight)
-        assert resumed.clients == straight.clients
-        for key in ("excluded", "excluded_why", "byzantine", "test"):
-            assert resumed.summary()[key] == straight.summary()[key]
+@pytest.mark.parametrize(
+    ("method", "how"), [(pt.fedalt("output", LR), "error"), (STAGES, "ctrl-c")], ids=["alt", "stages"]
+)
+def test_resumed_equals_straight(attack: Attack, method: Algorithm, how: str, tmp_path: Path) -> None:
+    same: dict[str, Any] = {"attack": attack, "checkpoint_every": 2, "rounds": 5, "cohort": 4}
+    same |= {"byzantine": 0.34, "seed": 5}
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
+        federate(method, out=tmp_path / "run", callbacks=[Stop(how, 3)], **same)
+    resumed = federate(method, out=tmp_path / "run", resume=True, **same)
+    straight = federate(method, **same)
+    assert_same(tensors(resumed), tensors(straight))
+    assert rows(resumed) == rows(straight)
+    assert resumed.clients == straight.clients
+    for key in ("excluded", "excluded_why", "byzantine", "test"):
+        assert resumed.summary()[key] == straight.summary()[key]
 
 
 def test_a_run_goes_on_under_the_same_attack_only(tmp_path: Path) -> None:
