@@ -606,12 +606,12 @@ S = pt.schedule
         ),
         (
             "asynchronous(order='same', staleness=pt.server.hinge(a=10, b=4), max_staleness=3, "
-            "delays=delays(constant(2), speed=classes([(0.9, 1), (0.1, 10)])))",
+            "delays=delays(constant(2), compute=1, speed=classes([(0.9, 1), (0.1, 10)])))",
             S.asynchronous(
                 order="same",
                 staleness=pt.server.hinge(10, 4),
                 max_staleness=3,
-                delays=S.delays(S.constant(2), speed=S.classes([(0.9, 1), (0.1, 10)])),
+                delays=S.delays(S.constant(2), compute=1, speed=S.classes([(0.9, 1), (0.1, 10)])),
             ),
         ),
     ],

@@ -319,7 +319,7 @@ def assert_as_if_it_were_not_there(method: Any, client: int = BAD, bad: Any = No
     """The server and all other clients have the bits of a run that never picks this one."""
     given = {**options, "attack": None, "byzantine": ()}
     expected = run(data(), method, "loop", **given, schedule=Without(client))
-    got = run(bad or data(), method, "loop", **options)
+    got = run(bad or data(), method, "loop", **options, schedule=pt.schedule.synchronous())
     assert list(got.summary()["excluded_why"]) == ["eve"]
     same = [(got.shared, expected.shared)]
     for i in {0, 1, 2, 3} - {client}:
