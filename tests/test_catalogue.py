@@ -105,11 +105,14 @@ def option_of(part: Any, name: str) -> tuple[list[str], Option]:
     return words(kind).split(" | "), option
 
 
+SLOW = pt.schedule.delays(upload=1.0)
 # options that are good or bad only beside others
 BESIDE: dict[Any, dict[str, Any]] = {
     (pt.schedule.uniform, "low"): {"high": 1e12},
     (pt.schedule.uniform, "high"): {"low": 0.0},
-    (pt.schedule.synchronous, "deadline"): {"delays": pt.schedule.delays(upload=1.0)},
+    (pt.schedule.synchronous, "deadline"): {"delays": SLOW},
+    (pt.schedule.synchronous, "late"): {"delays": SLOW, "deadline": 1.0},
+    (pt.schedule.synchronous, "staleness"): {"delays": SLOW, "deadline": 1.0, "late": "apply"},
 }
 
 
