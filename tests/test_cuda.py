@@ -57,15 +57,35 @@ def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: objec
     )
 
 
+def on_the_clock() -> pt.schedule.Schedule:
+    delays = pt.schedule.delays(download=1.0, upload=pt.schedule.exponential(2.0))
+    return pt.schedule.asynchronous(concurrency=4, buffer=2, delays=delays)
+
+
+def test_the_clock_runs_as_on_the_cpu() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model, data, method = (
+        pt.models.mlp(12, 8, 4),
+        make_data((12,)),
+        pt.persafl_me(lr=0.1, lam=5.0, inner_lr=0.05, inner_steps=3),
+    )
+    options = {"rounds": 9, "steps": 2, "batch": 4, "schedule": on_the_clock(), "baselines": False}
+    cpu, gpu = (pt.federate(model, data, method, device=d, **options) for d in ("cpu", "cuda"))
+    assert [row["time"] for row in cpu.metrics] == [row["time"] for row in gpu.metrics]
+    for name, value in cpu.shared.items():
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("schedule", [None, on_the_clock()], ids=["rounds", "asynchronous"])
 @pytest.mark.parametrize("store", ["memory", "disk"])
-def test_resume_has_the_same_bits(store: str, tmp_path: object) -> None:
+def test_resume_has_the_same_bits(store: str, schedule: pt.schedule.Schedule, tmp_path: object) -> None:
     class Stop(pt.callbacks.Callback):
         def round(self, event: pt.callbacks.Event) -> None:
             if event.round == 3:
                 raise InterruptedError
 
     options = {"rounds": 5, "cohort": 3, "epochs": 1, "batch": 4, "baselines": False, "device": "cuda"}
-    options |= {"executor": "vmap", "store": store, "checkpoint_every": 1}
+    options |= {"executor": "vmap", "store": store, "checkpoint_every": 1, "schedule": schedule}
     model, data, method = pt.models.mlp(12, 8, 4), make_data((12,)), pt.fedsim(personal="output", lr=0.1)
     straight = pt.federate(model, data, method, out=f"{tmp_path}/a", **options)
     with pytest.raises(InterruptedError):

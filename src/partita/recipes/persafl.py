@@ -46,7 +46,9 @@ POINTS = 10  # evaluations
 MOST = 10**6  # server steps: time ends first
 
 
-def methods(lam: float, alpha: float, beta: float, inner_lr: float, mu: float = 0.1) -> dict[str, Algorithm]:
+def methods(
+    lam: float, alpha: float, beta: float, inner_lr: float, tune: int, mu: float = 0.1
+) -> dict[str, Algorithm]:
     """The eight of Figure 2; the last three run asynchronously."""
     rules = {
         "fedavg": fedavg(ETA),
@@ -58,7 +60,7 @@ def methods(lam: float, alpha: float, beta: float, inner_lr: float, mu: float = 
         "persafl_maml": persafl_maml(ETA, alpha, server_lr=beta),
         "persafl_me": persafl_me(ETA, lam, inner_lr, K, server_lr=beta),
     }
-    return {name: tuned(rule, lr=ETA, steps=K) for name, rule in rules.items()}
+    return {name: tuned(rule, lr=ETA, steps=tune) for name, rule in rules.items()}
 
 
 def persafl_mnist(
@@ -68,6 +70,7 @@ def persafl_mnist(
     alpha: float = 0.01,
     beta: float = 0.1,
     inner_lr: float = 0.03,
+    tune: int = 10,
     cohort: int = 6,
     batch: int | None = None,
     seed: int = 0,
@@ -80,13 +83,14 @@ def persafl_mnist(
     alpha     α of perfedavg and persafl_maml (the paper picks 0.002, 0.005 or 0.01)
     beta      the server's step, of the asynchronous methods (the paper picks 0.8, 1 or 1.2)
     inner_lr  step size of the inner steps of pfedme and persafl_me
+    tune      steps of the fine-tuning before an evaluation
     cohort    clients in a round of the synchronous methods
     batch     samples in a step
     """
     few = check.choice("size", size, SIZES) == "small"
     source = _dealt("mnist", 5, few, seed)
     model = models.mnist_cnn(10, width=0.25 if few else 1.0, seed=seed)
-    rules = methods(lam, alpha, beta, inner_lr)
+    rules = methods(lam, alpha, beta, inner_lr, tune)
     end = time or (150.0 if few else 300.0)
     return _study(model, source, rules, end, cohort, batch or (16 if few else 32), seed)
 
@@ -98,6 +102,7 @@ def persafl_cifar(
     alpha: float = 0.01,
     beta: float = 0.1,
     inner_lr: float = 0.03,
+    tune: int = 10,
     cohort: int = 6,
     batch: int | None = None,
     seed: int = 0,
@@ -110,13 +115,14 @@ def persafl_cifar(
     alpha     α of perfedavg and persafl_maml (the paper picks 0.002, 0.005 or 0.01)
     beta      the server's step, of the asynchronous methods (the paper picks 0.8, 1 or 1.2)
     inner_lr  step size of the inner steps of pfedme and persafl_me
+    tune      steps of the fine-tuning before an evaluation
     cohort    clients in a round of the synchronous methods
     batch     samples in a step
     """
     few = check.choice("size", size, SIZES) == "small"
     source = _dealt("cifar10", 3, few, seed)
     model = models.cifar_cnn(10, width=0.25 if few else 1.0, seed=seed)
-    rules = methods(lam, alpha, beta, inner_lr)
+    rules = methods(lam, alpha, beta, inner_lr, tune)
     end = time or (150.0 if few else 1500.0)
     return _study(model, source, rules, end, cohort, batch or (16 if few else 32), seed)
 
