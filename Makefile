@@ -26,6 +26,7 @@ lint: .venv/.dev
 bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in the same run
 	$(BIN)/python bench/rounds.py
 	$(BIN)/python bench/aggregators.py
+	$(BIN)/python bench/asynchronous.py
 
 docs: .venv/.dev     ## builds the documents into site/
 	$(BIN)/mkdocs build --strict

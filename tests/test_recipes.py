@@ -91,8 +91,7 @@ def test_stale_gradients_converge_where_one_theta_fits_all(monkeypatch: pytest.M
 @NEEDS_DATA
 def test_arrivals_are_ahead_of_rounds_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persafl, "POINTS", 1)
-    monkeypatch.setattr(persafl, "K", 1)
-    runs, _ = run("persafl-mnist", "fedavg", "fedasync", time=9.0, batch=2)
+    runs, _ = run("persafl-mnist", "fedavg", "fedasync", time=9.0, batch=2, tune=1)
     in_step, at_once = runs["fedavg"][0].summary(), runs["fedasync"][0].summary()
     assert (in_step["rounds"], at_once["rounds"] > 15) == (1, True)
     assert at_once["clock"]["active"] > 3 * in_step["clock"]["active"]
