@@ -12,7 +12,19 @@ from collections.abc import Mapping as _Mapping
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
-from partita import aggregate, attack, callbacks, data, measures, models, psi, schedule, server, track
+from partita import (
+    aggregate,
+    attack,
+    callbacks,
+    capacity,
+    data,
+    measures,
+    models,
+    psi,
+    schedule,
+    server,
+    track,
+)
 from partita.algorithms import (
     apfl,
     coordinate_median_fedavg,
@@ -61,6 +73,7 @@ __all__ = [
     "apfl",
     "attack",
     "callbacks",
+    "capacity",
     "cg",
     "coordinate_median_fedavg",
     "data",

@@ -86,7 +86,18 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(left, ignore_errors=True)
 
 
-PARTS = ("algorithm", "settings", "schedule", "attack", "measures", "loss", "metric", "model", "data")
+PARTS = (
+    "algorithm",
+    "settings",
+    "schedule",
+    "attack",
+    "capacity",
+    "measures",
+    "loss",
+    "metric",
+    "model",
+    "data",
+)
 
 
 def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:

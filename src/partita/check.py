@@ -47,6 +47,19 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
     return n
 
 
+def size(field: str, value: Any) -> int:
+    """Bytes from '8GiB', '500MB' or a number of them."""
+    units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    if isinstance(value, str):
+        text = value.strip().upper()
+        unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
+        try:
+            value = int(float(text.removesuffix(unit)) * units.get(unit, 1))
+        except (ValueError, OverflowError):
+            raise fail(field, value, "a number of bytes such as 500000000, '500MB' or '8GiB'") from None
+    return integer(field, value, low=1)
+
+
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
     """One of a few words, with a suggestion on a typo."""
     words = list(allowed)

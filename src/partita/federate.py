@@ -23,7 +23,7 @@ from partita.record import Record, write_page
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings, liars
-from partita.types import Algorithm, Attack, Cohort, Measure, ServerState, Tensors, Upload
+from partita.types import Algorithm, Attack, Capacity, Cohort, Measure, ServerState, Tensors, Upload
 from partita.watch import Interrupt, Watch
 
 NOTHING: tuple[Upload, list[str]] = (Upload({}), [])
@@ -71,7 +71,8 @@ def _advance(run: Federation, uploads: Upload) -> tuple[ServerState, Tensors]:
         run.whole = set(run.names) <= set(uploads.delta)
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
     combined = run.aggregate(uploads, key)
-    return run.server_rule.step(run.server, combined), combined.metrics
+    moved = run.server_rule.step(run.server, combined)
+    return run.devices.settled(run.server, moved, uploads), combined.metrics
 
 
 def federate(
@@ -91,6 +92,7 @@ def federate(
     schedule: Schedule | None = None,
     attack: Attack | None = None,
     byzantine: float | Sequence[int | str] = (),
+    capacity: Capacity | None = None,
     norm: str | None = None,
     executor: str = "auto",
     device: str = "auto",
@@ -129,6 +131,7 @@ def federate(
     attack      what dishonest clients do: `partita.attack.sign_flip()` and the like
     byzantine   who they are: a share of the clients, or their numbers or names; they are marked in
                 clients.csv, and all scores are of the honest ones
+    capacity    what devices can hold: `partita.capacity.depth({"strong": 0, "weak": 2})` and the like
     norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
@@ -174,6 +177,8 @@ def federate(
     given = baselines if isinstance(baselines, Mapping) else {}
     _check_baselines(given, data)
     check.schedule("schedule", schedule)
+    if capacity is not None and not isinstance(capacity, Capacity):
+        raise check.fail("capacity", capacity, "partita.capacity.depth(...), width(...) or fjord(...)")
     folder = None if out is None else check.path("out", out)
     check_manner(callbacks, resume, report, folder)
     check_measures(measures)
@@ -191,6 +196,7 @@ def federate(
         schedule=schedule,
         attack=attack,
         measures=measures,
+        capacity=capacity,
         folder=folder,
     )
     try:

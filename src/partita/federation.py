@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from partita import check, draws, measuring, tree
+from partita import check, draws, measuring, statistics, tree
 from partita.ahead import Ahead
 from partita.algorithms.base import as_is
 from partita.cautions import warn_about_buffers, warn_about_reset, warn_about_time
 from partita.cohorts import discounted, joined, parts, rebased
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
+from partita.devices import Devices
 from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
 from partita.execute.base import client_steps
 from partita.initial import digest, own_copy, tensors_of
@@ -38,6 +39,7 @@ from partita.store import Store, open_store
 from partita.types import (
     Algorithm,
     Attack,
+    Capacity,
     ClientState,
     Cohort,
     Download,
@@ -77,6 +79,7 @@ class Federation:
         schedule: Schedule | None = None,
         attack: Attack | None = None,
         measures: Sequence[Measure] = (),
+        capacity: Capacity | None = None,
         folder: Path | None = None,
     ) -> None:
         self.settings, self.folder = settings, folder
@@ -107,6 +110,8 @@ class Federation:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
+        self.devices = Devices(self, capacity)
+        self.measured = -1  # the version whose statistics the server has (norm="static")
         self.held: int | None = None  # the handle that keeps others out of the folder
         self.stage = -1
         self.whole = True  # whether what the server holds was last trained as one model
@@ -139,6 +144,7 @@ class Federation:
             metric=self.metric,
             schedule=schedule,
             attack=self.attack,
+            capacity=self.devices.capacity,
             folder=folder,
         )
 
@@ -211,7 +217,7 @@ class Federation:
         part = self.stages[number]
         self.stage, self.first, self.algorithm = number, first, part.algorithm
         self.partition = self.partition_of(part.algorithm)
-        self.execute_group, self.problem = make_executor(
+        whole, self.problem = make_executor(
             self.settings.executor,
             self.model,
             self.data,
@@ -220,9 +226,11 @@ class Federation:
             self.base,
             memory=self.settings.memory,
             picks=self.picks,
+            tracks=self.settings.norm != "static",
         )
+        self.execute_group = self.devices.executor(whole)
         self.rule = self.algorithm.local(self.problem)
-        self.aggregate = self.algorithm.aggregate(self.problem)
+        self.aggregate = self.devices.aggregate(self.algorithm.aggregate(self.problem))
         self.server_rule = self.algorithm.server(self.problem)
         self.deployment = deployment(self.algorithm.personalize)
         models = {"global": global_model, "personal": self.algorithm.personalize}
@@ -231,6 +239,8 @@ class Federation:
             for role, personalize in models.items()
             for split in SPLITS
         }
+        everyone = global_model if self.is_global(number) else self.algorithm.personalize
+        self.statistics_rule = statistics.rule(everyone)
         self.measure_rules = {m.name: measuring.rule(self, m) for m in self.measures}
         new = self.algorithm.init_client(self.base, self.partition)
         self.store_names = (*new.personal, *new.memory)
@@ -254,6 +264,7 @@ class Federation:
                 seed=self.settings.seed,
                 time=time,
                 steps=lambda client: client_steps(self.rule, np.array([client]), self.data, self.moment()),
+                received=None if self.devices.alike else self.devices.received,
             )
         )
 
@@ -302,12 +313,13 @@ class Federation:
     @property
     def has_personal(self) -> bool:
         """Whether a client's model differs from the server's: by its own part, or by steps at the end."""
-        return bool(self.partition.personal or self.algorithm.personalize(self.problem).phases)
+        own = self.partition.personal or self.algorithm.personalize(self.problem).phases
+        return bool(own or self.devices.narrow)
 
     @property
     def computed(self) -> bool:
         """Whether a client's model is more than the server's with its own part in place."""
-        return self.algorithm.personalize is not as_is
+        return self.algorithm.personalize is not as_is or self.devices.narrow
 
     @property
     def alone(self) -> bool:
@@ -372,6 +384,7 @@ class Federation:
 
     def scores(self, role: str, split: str = "test") -> np.ndarray:
         """Each client's mean metric on its samples, by the 'global' or its 'personal' model."""
+        statistics.refresh(self)
         found = np.full(self.data.clients, np.nan)
         counts = self.data.ranges(split)[:, 1]
         rule = self.evaluations[role, split]
@@ -391,7 +404,7 @@ class Federation:
         states, moment = self.load([client]), self.moment("model")
         upload, _ = self.execute_group(self.deployment, np.array([client]), group, states, moment)
         tensors: Tensors = tree.row({**upload.delta}, 0)
-        return tensors
+        return {**self.base, **self.server.shared, **tensors}
 
     # ---- checkpoints
 

@@ -15,9 +15,9 @@ import torch
 from partita import check, draws
 from partita.psi import Penalty
 from partita.schedule import synchronous
-from partita.types import Aggregator, Algorithm, Attack, Measure, ServerOptimizer, Stage, Work
+from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
 
-STATES, NORMS = ("keep", "reset"), ("global", "personal")
+STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap")
 
 
@@ -118,7 +118,7 @@ def describe(value: Any) -> Any:
     """A JSON-able description of options: what is needed to write them down again."""
     if isinstance(value, Algorithm):
         return {"name": value.name, **describe(value.options)}
-    if isinstance(value, Aggregator | Attack | Measure | Penalty | ServerOptimizer):
+    if isinstance(value, Aggregator | Attack | Capacity | Measure | Penalty | ServerOptimizer):
         return {"name": value.name, **describe(value.options)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -146,19 +146,7 @@ def versions() -> dict[str, str]:
 
 def parse_bytes(memory: Any) -> int | None:
     """'8GiB', '500MB' or a number of bytes."""
-    if memory is None:
-        return None
-    units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    if isinstance(memory, str):
-        text = memory.strip().upper()
-        unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
-        try:
-            memory = int(float(text.removesuffix(unit)) * units.get(unit, 1))
-        except (ValueError, OverflowError):
-            raise check.fail(
-                "memory", memory, "a number of bytes such as 500000000, '500MB' or '8GiB'"
-            ) from None
-    return check.integer("memory", memory, low=1)
+    return None if memory is None else check.size("memory", memory)
 
 
 def _every(every: Any) -> int | float | None:

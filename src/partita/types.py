@@ -211,6 +211,10 @@ class Problem(Protocol):
         """∇²f(params) d on the batch, for a direction d in some of the parameters."""
         ...
 
+    def statistics(self, params: Tensors, batch: Batch) -> Tensors:
+        """The buffers after a pass in training mode, BatchNorm's as means over all batches so far."""
+        ...
+
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Metric and loss of each sample, in evaluation mode."""
         ...
@@ -248,6 +252,37 @@ class Attack(NamedTuple):
     forge: Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]] | None
     poison: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None
     options: Mapping[str, Any]
+
+
+class Share(NamedTuple):
+    """What the devices of one class hold of a model.
+
+    model   the part that they train. Its tensors have the names that they have in the whole model, and its
+            shape, or the leading part of it
+    pieces  what the samples pass before, forwards only: one piece after another, never two at a time
+    widths  for ordered dropout: the shapes, by name, of narrower models inside of `model`
+    """
+
+    name: str
+    model: nn.Module
+    pieces: tuple[nn.Module, ...] = ()
+    widths: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+
+
+class Capacity(NamedTuple):
+    """What devices can hold: a few classes of them, and which client is in which.
+
+    shares  (model, a batch of samples) -> what each class holds
+    assign  (clients, seed) -> for each client the number of its class
+    record  where what a piece put out waits for the next one: 'memory' or 'disk'
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shares: Callable[[nn.Module, Tensor], tuple[Share, ...]]
+    assign: Callable[[int, int], Sequence[int]]
+    options: Mapping[str, Any]
+    record: str = "memory"
 
 
 class ServerOptimizer(NamedTuple):
@@ -291,6 +326,7 @@ class Algorithm:
     asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
                  may be empty) runs under one unless the run says otherwise
     in_step      why it cannot run under an asynchronous schedule ('': it can)
+    whole_models why every client must hold the whole model ('': it need not)
     """
 
     name: str
@@ -303,6 +339,7 @@ class Algorithm:
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
     in_step: str = ""
+    whole_models: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita import tree
 from partita.callbacks import Callback, Event
 from partita.federation import Federation
 from partita.measuring import measured
@@ -203,7 +202,7 @@ class Watch:
 
     def _count(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
         self.counters["bytes_down"] += cohort.bytes_down
-        self.counters["bytes_up"] += tree.nbytes((uploads.delta, uploads.extra))
+        self.counters["bytes_up"] += self.run.devices.sent(uploads)
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
         self.timing.count(cohort)
@@ -259,6 +258,7 @@ class Watch:
             "settings": describe(dataclasses.asdict(run.settings)),
             "schedule": _one(describe(run.schedules)),
             "attack": describe(run.attack),
+            "capacity": describe(run.devices.capacity),
             "measures": describe(run.measures),
             "loss": run.findings.loss.name,
             "metric": run.findings.metric.name,

@@ -1,65 +1,99 @@
 """Aggregation over those who hold a tensor, or a part of it: clients of different capacity.
 
-    Δ[c] = aggregator(Δ_i[c] : i holds c)   for every coordinate c,   0 if nobody holds it
+    Δ[c] = aggregate(Δ_i[c] : i holds c)   for every coordinate c,   0 if nobody in the cohort holds it
 
-Coordinates that the same clients hold are handled together, as one vector.
+Coordinates that the same classes of devices hold are handled together, as one vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from partita.types import Aggregator, Combined, Tensors
+from partita import tree
+from partita.types import Tensors, Upload
 
-WORD = 31  # rows of a pattern that fit beside the number of a group in 64 bits
+Shapes = Mapping[str, tuple[int, ...]]
+Aggregate = Callable[[Upload, Tensor], Upload]
 
 
-def over_holders(
-    aggregator: Aggregator, deltas: Tensors, weight: Tensor, key: Tensor, holders: Mapping[str, Tensor]
-) -> Combined:
-    """The aggregator on each group of coordinates with the weights of its holders, all others having none.
+class Held(NamedTuple):
+    """Coordinates that the same classes hold: by name, which of the flattened tensor (None: all)."""
 
-    holders: a bool tensor for a name, [clients] or, where clients hold parts of it, in the shape of its
-    stack; names that it lacks are held by all. With several groups their notes begin with `group0.`, ...
+    classes: frozenset[int]
+    columns: Mapping[str, Tensor | None]
+
+
+def held_by(whole: Shapes, classes: Sequence[Shapes], device: torch.device | str = "cpu") -> list[Held]:
+    """Who holds what. A class has the leading part of a tensor, in the shape that it says, or none of it."""
+    found: dict[frozenset[int], dict[str, Tensor | None]] = {}
+    for name, shape in whole.items():
+        kinds = torch.zeros(shape, dtype=torch.int64)
+        for number, part in enumerate(classes):
+            if name in part:
+                kinds[tuple(slice(0, n) for n in part[name])] += 1 << number
+        for bits in torch.unique(kinds).tolist():
+            columns = (kinds.reshape(-1) == bits).nonzero().squeeze(1)
+            everywhere = len(columns) == kinds.numel()
+            holders = frozenset(i for i in range(len(classes)) if bits >> i & 1)
+            found.setdefault(holders, {})[name] = None if everywhere else columns.to(device)
+    return [Held(classes, columns) for classes, columns in found.items() if classes]
+
+
+def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int]) -> Aggregate:
+    """The method's own aggregation, on each part of the model over those who hold it.
+
+    kinds: the class of each client. What nobody in the cohort holds is not in the result, or zero.
     """
-    groups: dict[tuple[bool, ...], dict[str, Tensor | None]] = {}
-    for name, delta in deltas.items():
-        held = holders.get(name, torch.ones(len(weight), dtype=torch.bool))
-        for pattern, where in _patterns(held).items():
-            groups.setdefault(pattern, {})[name] = where if where is None else where.to(delta.device)
-    out = {k: torch.zeros_like(d[0]).reshape(-1) for k, d in deltas.items()}
-    notes: Tensors = {}
-    for number, (pattern, parts) in enumerate(groups.items()):
-        some = {k: _part(deltas[k], where) for k, where in parts.items()}
-        mask = torch.tensor(pattern, device=weight.device)
-        done = aggregator.combine(some, torch.where(mask, weight, 0.0), key)
-        for k, where in parts.items():
-            out[k][slice(None) if where is None else where] = done.delta[k].reshape(-1)
-        prefix = f"group{number}." if len(groups) > 1 else ""
-        notes |= {f"{prefix}{k}": v for k, v in done.notes.items()}
-    return Combined({k: v.reshape(deltas[k].shape[1:]) for k, v in out.items()}, notes)
+
+    def combine(uploads: Upload, key: Tensor) -> Upload:
+        assert uploads.client is not None
+        classes = [kinds[c] for c in uploads.client.tolist()]
+        delta: Tensors = {}
+        extra: Tensors = {}
+        notes: Tensors = {}
+        for number, part in enumerate(held):
+            rows = [i for i, kind in enumerate(classes) if kind in part.classes]
+            some = _part(uploads, part, rows) if rows else None
+            if some is None:
+                continue
+            done = aggregate(some, key)
+            _fill(delta, done.delta, uploads.delta, part)
+            _fill(extra, done.extra, uploads.extra, part)
+            prefix = f"part{number}." if len(held) > 1 else ""
+            notes |= {f"{prefix}{k}": v for k, v in done.metrics.items()}
+        weight = uploads.weight
+        return Upload(delta, weight=None if weight is None else weight.sum(), extra=extra, metrics=notes)
+
+    return combine
 
 
-def _part(delta: Tensor, where: Tensor | None) -> Tensor:
-    """Some columns of a stack, or all of them as they are."""
-    return delta if where is None else delta.reshape(len(delta), -1)[:, where]
+def _part(uploads: Upload, part: Held, rows: list[int]) -> Upload | None:
+    """Some columns of some clients; nothing if no one sends any of these names."""
+    some: Upload = uploads if len(rows) == len(uploads.client) else tree.rows(uploads, rows)  # type: ignore[arg-type]
+    delta, extra = (_columns(x, part) for x in (some.delta, some.extra))
+    return some._replace(delta=delta, extra=extra) if delta or extra else None
 
 
-def _patterns(held: Tensor) -> dict[tuple[bool, ...], Tensor | None]:
-    """Who holds what: for each set of holders its columns (None: all)."""
-    if held.dim() == 1:
-        return {tuple(held.tolist()): None}
-    flat = held.reshape(len(held), -1)
-    group = torch.zeros(flat.shape[1], dtype=torch.int64, device=flat.device)
-    for begin in range(0, len(flat), WORD):  # equal numbers: the same holders among the rows so far
-        for row in flat[begin : begin + WORD]:
-            group = 2 * group + row
-        group = torch.unique(group, return_inverse=True)[1]
-    found: dict[tuple[bool, ...], Tensor | None] = {}
-    for number in range(int(group.max()) + 1 if len(group) else 0):
-        columns = (group == number).nonzero().squeeze(1)
-        found[tuple(flat[:, columns[0]].tolist())] = None if len(columns) == len(group) else columns
+def _columns(stacks: Tensors, part: Held) -> Tensors:
+    found = {}
+    for name, where in part.columns.items():
+        if name in stacks:
+            x = stacks[name]
+            found[name] = x if where is None else x.reshape(len(x), -1)[:, where]
     return found
+
+
+def _fill(whole: Tensors, values: Tensors, stacks: Tensors, part: Held) -> None:
+    """Puts what was aggregated in its place."""
+    for name, value in values.items():
+        where = part.columns[name]
+        if where is None:
+            whole[name] = value
+            continue
+        if name not in whole:
+            whole[name] = value.new_zeros(stacks[name].shape[1:])
+        whole[name].view(-1)[where] = value.reshape(-1)

@@ -87,7 +87,11 @@ def fedplus(
     algorithm = compose(local, common, partition=partition)
     if over == "all":
         return replace(
-            algorithm, aggregate=_all_of(common.weighting), server=remember(common), in_step=REMEMBERS
+            algorithm,
+            aggregate=_all_of(common.weighting),
+            server=remember(common),
+            in_step=REMEMBERS,
+            whole_models="with over='all' the server keeps every client's last whole model",
         )
     return algorithm
 

@@ -11,10 +11,10 @@ from torch import nn
 from partita import tree
 from partita.data import FederatedData
 from partita.execute.auto import Auto
-from partita.execute.base import Bound, Build, Executor
+from partita.execute.base import Bound, Build, Executor, Runner
 from partita.execute.loop import Loop
 from partita.execute.probe import Findings, examine, why_not_stackable
-from partita.execute.problem import ModelProblem, reference, stacked
+from partita.execute.problem import Change, ModelProblem, reference, stacked
 from partita.execute.vmap import Vmap
 from partita.types import Moment, Partition, Tensors
 
@@ -31,13 +31,17 @@ def make_executor(
     *,
     memory: int | None = None,
     picks: dict[str, dict[str, str]] | None = None,
-) -> tuple[Executor, ModelProblem]:
+    label: str = "",
+    change: Change | None = None,
+    tracks: bool = True,
+) -> tuple[Runner, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
     loss, metric, buffers, sample_bytes = findings
-    loop = Loop(Bound(reference(model, partition, loss, metric, buffers, data.clients), data))
+    given = (model, partition, loss, metric, buffers, data.clients, change, tracks)
+    loop = Loop(Bound(reference(*given), data))
     if kind == "loop":
         return loop, loop.bound.problem
-    problem = stacked(model, partition, loss, metric, buffers, data.clients)
+    problem = stacked(*given)
     reason = why_not_stackable(loop.bound.problem, problem, params, data)
     if reason is not None:
         warnings.warn(
@@ -57,7 +61,7 @@ def make_executor(
     )
     if kind == "vmap":
         return vmap, problem
-    return Auto((vmap, loop), picks if picks is not None else {}), problem
+    return Auto((vmap, loop), picks if picks is not None else {}, label=label), problem
 
 
 def _memory(device: torch.device) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from partita import tree
-from partita.execute.base import Build, Executor
+from partita.data import FederatedData
+from partita.execute.base import Bound, Build, Executor, Runner
 from partita.types import ClientState, Download, Group, Moment, Upload
 
 QUICK = 0.05  # seconds for one step of two clients, below which a trial may be generous
@@ -22,15 +23,25 @@ class Auto:
     `picks` says what was decided and why; a resumed run starts with the picks of the run it goes on with.
     """
 
-    candidates: tuple[Executor, ...]
+    candidates: tuple[Runner, ...]
     picks: dict[str, dict[str, str]] = field(default_factory=dict)
     name: str = "auto"
+    label: str = ""  # of a class of devices: its picks are its own
+
+    @property
+    def bound(self) -> Bound:
+        """What the first of them works on."""
+        return self.candidates[0].bound
+
+    def on(self, data: FederatedData) -> Auto:
+        """The same on other samples."""
+        return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
         """Run by the executor that was picked for this role."""
-        role = f"{moment.role}, stage {moment.stage}"
+        role = f"{self.label}{moment.role}, stage {moment.stage}"
         if role not in self.picks:
             if len(clients) < 2:
                 return self.candidates[-1](build, clients, group, states, moment)

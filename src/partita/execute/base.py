@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,17 @@ class Executor(Protocol):
     ) -> tuple[Upload, ClientState]: ...
 
 
+class Runner(Executor, Protocol):
+    """An executor on data that may be exchanged."""
+
+    @property
+    def bound(self) -> Bound: ...
+
+    def on(self, data: FederatedData) -> Runner:
+        """The same on other samples."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A problem, the data it is solved on, and the rules bound to it so far."""
@@ -42,6 +53,10 @@ class Bound:
         if build not in self.rules:
             self.rules[build] = build(self.problem)
         return self.rules[build]
+
+    def on(self, data: FederatedData) -> Bound:
+        """The same problem and rules on other samples."""
+        return replace(self, data=data)
 
     def rates(self, phase: Phase, moment: Moment) -> tuple[tuple[Tensor, ...], bool]:
         """The phase's learning rates in this round, and whether they have a row for each client.

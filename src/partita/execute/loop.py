@@ -6,13 +6,14 @@ import contextlib
 import ctypes
 import functools
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from partita import tree
+from partita.data import FederatedData
 from partita.execute.base import Bound, Build
 from partita.execute.plan import Plan, plans, start_keys
 from partita.execute.stack import flatten, unflatten
@@ -54,6 +55,10 @@ class Loop:
                     row[i].copy_(x)
         uploads, states = unflatten(spec, iter(rows))
         return uploads, states
+
+    def on(self, data: FederatedData) -> Loop:
+        """The same on other samples."""
+        return replace(self, bound=self.bound.on(data))
 
     def _memory(self, k: int, n: int, x: Any, moment: Moment) -> Any:
         """Room for n rows like x. That of an earlier round is used again once nobody holds it any more:

@@ -73,6 +73,12 @@ def examine(
     return Findings(criterion, measure, changed, saved // len(x))
 
 
+def saved_bytes(model: nn.Module, data: FederatedData) -> int:
+    """What a forward pass keeps for the backward pass, for each sample."""
+    x, _ = _samples(data, SAMPLES, int(np.argmax(data.train[:, 1])))
+    return _forward(stackable(model).train(), x)[1] // len(x)
+
+
 def why_not_stackable(
     loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData
 ) -> str | None:

@@ -9,16 +9,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from partita import tree
-from partita.execute.stackable import context, stackable
+from partita.execute.stackable import averaging, context, stackable, static
 from partita.measure.criteria import Criterion
 from partita.types import Batch, Partition, Tensors
+
+
+class Change(Protocol):
+    """Something that a step does to the model before it looks at the batch, such as ordered dropout."""
+
+    def __call__(self, tensors: Tensors, key: Tensor) -> Tensors:
+        """The tensors that it changes."""
+        ...
+
+    def kept(self, name: str, new: Tensor, old: Tensor, key: Tensor) -> Tensor:
+        """A buffer after the pass."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +47,8 @@ class ModelProblem:
     differentiate: Callable[..., tuple[Tensors, tuple[Tensor, Tensors]]]
     owns_gradients: bool
     clients: int = 1
+    change: Change | None = None
+    measuring: nn.Module | None = None
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -59,10 +73,28 @@ class ModelProblem:
         def f(moving: Tensors) -> tuple[Tensor, Tensors]:
             # one dictionary: a module that assigns a new buffer finds its way back through it
             tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
+            if self.change is not None:
+                tensors |= self.change(tensors, batch.key)
             output = functional_call(self.training, tensors, (batch.x,))
-            return _mean(self.loss, output, batch), tree.pick(tensors, self.buffers)
+            return _mean(self.loss, output, batch), self._after(params, tensors, batch)
 
         return f
+
+    def _after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
+        """The buffers after the pass; those of channels that took no part stay as they were."""
+        found = tree.pick(tensors, self.buffers)
+        if self.change is None:
+            return found
+        return {k: self.change.kept(k, v, params[k], batch.key) for k, v in found.items()}
+
+    def statistics(self, params: Tensors, batch: Batch) -> Tensors:
+        """The buffers after a pass in training mode, BatchNorm's as means over all batches so far."""
+        assert self.measuring is not None
+        with torch.no_grad():
+            given = context(self.measuring, batch.key, batch.mask)
+            tensors = {**params, **{k: params[k].clone() for k in self.buffers}, **given}
+            functional_call(self.measuring, tensors, (batch.x,))
+        return tree.pick(tensors, self.buffers)
 
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Metric and loss of each sample, zero where the batch is padded."""
@@ -84,9 +116,11 @@ def reference(
     metric: Criterion,
     buffers: tuple[str, ...],
     clients: int = 1,
+    change: Change | None = None,
+    tracks: bool = True,
 ) -> ModelProblem:
     """For one client at a time: any module, plain autograd."""
-    return _build(module, partition, loss, metric, buffers, _autograd, True, clients)
+    return _build(module, partition, loss, metric, buffers, _autograd, True, clients, change, tracks)
 
 
 def stacked(
@@ -96,9 +130,11 @@ def stacked(
     metric: Criterion,
     buffers: tuple[str, ...],
     clients: int = 1,
+    change: Change | None = None,
+    tracks: bool = True,
 ) -> ModelProblem:
     """For many clients at once under `vmap`."""
-    return _build(module, partition, loss, metric, buffers, _functional, False, clients)
+    return _build(module, partition, loss, metric, buffers, _functional, False, clients, change, tracks)
 
 
 def _build(
@@ -110,12 +146,28 @@ def _build(
     differentiate: Callable[..., Any],
     owns_gradients: bool,
     clients: int,
+    change: Change | None,
+    tracks: bool,
 ) -> ModelProblem:
     names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
     training = stackable(module).requires_grad_(False).train()
     evaluation = _share(training).eval()
+    measuring = averaging(_share(training))
+    if not tracks:
+        static(training)
     return ModelProblem(
-        names, buffers, partition, loss, metric, training, evaluation, differentiate, owns_gradients, clients
+        names,
+        buffers,
+        partition,
+        loss,
+        metric,
+        training,
+        evaluation,
+        differentiate,
+        owns_gradients,
+        clients,
+        change,
+        measuring,
     )
 
 

@@ -72,6 +72,7 @@ class MaskedBatchNorm(nn.Module):
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         self.eps, self.momentum = norm.eps, norm.momentum
+        self.tracks = True
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(norm, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -81,14 +82,14 @@ class MaskedBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
             return self._torch(x, training=False, rate=0.0)
-        if self.training and self.num_batches_tracked is not None:
+        if self.training and self.tracks and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.batch_mask.dim() == 0 and self.momentum is not None and x.numel() > x.shape[1]:
             return self._torch(x, training=True, rate=self.momentum)
         return self._masked(x)
 
     def _torch(self, x: Tensor, training: bool, rate: float) -> Tensor:
-        mean, var = self.running_mean, self.running_var
+        mean, var = (self.running_mean, self.running_var) if self.tracks or not training else (None, None)
         return F.batch_norm(x, mean, var, self.weight, self.bias, training, rate, self.eps)
 
     def _masked(self, x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class MaskedBatchNorm(nn.Module):
         count = mask.sum() * x[0, 0].numel()
         mean = (x * mask).sum(axes, keepdim=True) / count
         var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
-        if self.training:
+        if self.training and self.tracks:
             unbiased = var.flatten() * count / (count - 1).clamp(min=1)
             self._track(mean.flatten().detach(), unbiased.detach())
         y = (x - mean) * torch.rsqrt(var + self.eps)
@@ -117,6 +118,22 @@ class MaskedBatchNorm(nn.Module):
 def stackable(module: nn.Module) -> nn.Module:
     """A copy of the module with keyed dropout and masked BatchNorm."""
     return _swap(copy.deepcopy(module), {})
+
+
+def static(module: nn.Module) -> nn.Module:
+    """The same module, whose BatchNorm layers leave their statistics alone: batches speak for themselves."""
+    for norm in module.modules():
+        if isinstance(norm, MaskedBatchNorm):
+            norm.tracks = False
+    return module
+
+
+def averaging(module: nn.Module) -> nn.Module:
+    """The same module, whose BatchNorm statistics are means over all batches since they were zero."""
+    for norm in module.modules():
+        if isinstance(norm, MaskedBatchNorm):
+            norm.momentum = None
+    return module
 
 
 def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:

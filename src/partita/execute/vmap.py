@@ -7,13 +7,14 @@ cohort is cut into chunks that fit the memory budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita import tree
+from partita.data import FederatedData
 from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Plan, count_steps, plans, start_keys
 from partita.execute.stack import Stack, join, lift
@@ -51,6 +52,10 @@ class Vmap:
         joined = tree.cat(parts)
         uploads, states = joined if same else tree.rows(joined, back)
         return uploads, states
+
+    def on(self, data: FederatedData) -> Vmap:
+        """The same on other samples."""
+        return replace(self, bound=self.bound.on(data))
 
     def chunk(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> int:
         """How many clients fit the budget, by the largest batch of the rule's phases."""

@@ -9,7 +9,7 @@ itself which of them count as its input and output part.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,8 @@ class Blocks(nn.Sequential):
 
     input_part: tuple[str, ...]
     output_part: tuple[str, ...]
+    at_width: Callable[[float], Blocks] | None = None
+    """The same model with this share of its channels, if it knows how."""
 
     def __init__(
         self,
@@ -47,6 +49,12 @@ class Blocks(nn.Sequential):
         for field, part in (("input_part", self.input_part), ("output_part", self.output_part)):
             if not set(part) <= set(blocks):
                 raise check.fail(field, part, f"names among {', '.join(map(repr, blocks))}")
+
+
+def scalable(model: Blocks, width: float, make: Callable[[float], Blocks]) -> Blocks:
+    """A model that knows its narrow forms: `make` builds it at any width, and it has this one."""
+    model.at_width = lambda share: make(share * width)
+    return model
 
 
 def layers(**children: nn.Module) -> nn.Sequential:

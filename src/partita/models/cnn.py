@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from partita import check
-from partita.models.blocks import Blocks, Image, layers, seeded
+from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 
 
 def leaf_cnn(classes: int = 62, *, seed: int = 0) -> Blocks:
@@ -36,16 +36,20 @@ def mnist_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, s
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
-    a, b, c = _widths(width, 32, 64, 512)
-    with seeded(seed):
-        return Blocks(
-            {
-                "conv1": _conv(nn.Conv2d(1, a, 5), size=28),
-                "conv2": _conv(nn.Conv2d(a, b, 5)),
-                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 4 * 4, c), relu=nn.ReLU()),
-                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(c, classes)),
-            }
-        )
+
+    def make(width: float) -> Blocks:
+        a, b, c = _widths(width, 32, 64, 512)
+        with seeded(seed):
+            return Blocks(
+                {
+                    "conv1": _conv(nn.Conv2d(1, a, 5), size=28),
+                    "conv2": _conv(nn.Conv2d(a, b, 5)),
+                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 4 * 4, c), relu=nn.ReLU()),
+                    "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(c, classes)),
+                }
+            )
+
+    return scalable(make(width), width, make)
 
 
 def cifar_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:
@@ -58,18 +62,22 @@ def cifar_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, s
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
-    a, b, c, d, e = _widths(width, 32, 64, 128, 256, 128)
-    with seeded(seed):
-        return Blocks(
-            {
-                "conv1": _conv(nn.Conv2d(3, a, 3, padding=1), size=32),
-                "conv2": _conv(nn.Conv2d(a, b, 3, padding=1)),
-                "conv3": _conv(nn.Conv2d(b, c, 3, padding=1)),
-                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(c * 4 * 4, d), relu=nn.ReLU()),
-                "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(d, e), relu=nn.ReLU()),
-                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(e, classes)),
-            }
-        )
+
+    def make(width: float) -> Blocks:
+        a, b, c, d, e = _widths(width, 32, 64, 128, 256, 128)
+        with seeded(seed):
+            return Blocks(
+                {
+                    "conv1": _conv(nn.Conv2d(3, a, 3, padding=1), size=32),
+                    "conv2": _conv(nn.Conv2d(a, b, 3, padding=1)),
+                    "conv3": _conv(nn.Conv2d(b, c, 3, padding=1)),
+                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(c * 4 * 4, d), relu=nn.ReLU()),
+                    "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(d, e), relu=nn.ReLU()),
+                    "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(e, classes)),
+                }
+            )
+
+    return scalable(make(width), width, make)
 
 
 def _widths(width: float, *full: int) -> list[int]:

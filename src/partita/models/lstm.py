@@ -77,3 +77,10 @@ class BiLSTM(nn.Module):
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
         return torch.cat((h[0], h[1]), -1)
+
+    def activations(self, x: Tensor) -> int:
+        """What `partita.capacity.memory` counts: 10 values for each word, direction and unit.
+
+        Four gates before and after their nonlinearity, c and h.
+        """
+        return 10 * 2 * x.shape[0] * x.shape[1] * self.recurrent.shape[-1]

@@ -15,6 +15,7 @@ from partita import check
 from partita.recipes import experiment
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
+from partita.recipes.embracing import embracing_capacity
 from partita.recipes.experiment import Experiment
 from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
 from partita.recipes.memory import partial_memory
@@ -49,6 +50,7 @@ RECIPES: dict[str, Recipe] = {
     "fedplus-regression": fedplus_regression,
     "fedplus-synthetic": fedplus_synthetic,
     "fedplus-collapse": fedplus_collapse,
+    "embracing-capacity": embracing_capacity,
 }
 
 __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]

@@ -55,7 +55,8 @@ class Asynchronous:
 
     def begin(self, stint: Stint) -> Arrivals:
         """At work."""
-        clock = Clock(stint.clients, stint.seed, as_delays("delays", self.delays), stint.steps, stint.time)
+        delays = as_delays("delays", self.delays)
+        clock = Clock(stint.clients, stint.seed, delays, stint.steps, stint.time, received=stint.received)
         return Arrivals(self, stint, clock)
 
 

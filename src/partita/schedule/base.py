@@ -41,6 +41,7 @@ class Stint(NamedTuple):
 
     cohort  clients that the run wants at a time
     steps   how many local steps a client takes in a turn
+    received  bytes that a client downloads (None: the server's whole model)
     """
 
     clients: int
@@ -50,6 +51,7 @@ class Stint(NamedTuple):
     seed: int
     time: float
     steps: Callable[[int], int]
+    received: Callable[[int], int] | None = None
 
 
 class Turns(Protocol):

@@ -58,6 +58,7 @@ class Clock:
     newest: int = -1
     activity: float = 0.0  # time that clients were at work since it was last asked for
     traffic: int = 0  # bytes that were sent to clients since then
+    received: Callable[[int], int] | None = None  # bytes that a client downloads (None: the whole model)
 
     # ---- who leaves
 
@@ -93,12 +94,17 @@ class Clock:
         self.back.clear()
         if flights:
             self.models[server.version] = (server.shared, server.extra)
-            self.traffic += tree.nbytes(self.models[server.version]) * len(flights)
+            self.traffic += self._bytes(server.version, flights)
             self.users[server.version] = self.users.get(server.version, 0) + len(flights)
         for flight in flights:
             heapq.heappush(self.flights, flight)
             bisect.insort(self.busy, flight.client)
         return flights
+
+    def _bytes(self, version: int, flights: Sequence[Flight]) -> int:
+        if self.received is None:
+            return tree.nbytes(self.models[version]) * len(flights)
+        return sum([self.received(f.client) for f in flights])
 
     def _flight(self, client: int, version: int) -> Flight:
         before = self.again.get(client, 0)

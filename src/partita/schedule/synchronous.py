@@ -48,7 +48,8 @@ class Synchronous:
 
     def begin(self, stint: Stint) -> Rounds:
         """At work."""
-        clock = Clock(stint.clients, stint.seed, as_delays("delays", self.delays), stint.steps, stint.time)
+        delays = as_delays("delays", self.delays)
+        clock = Clock(stint.clients, stint.seed, delays, stint.steps, stint.time, received=stint.received)
         return Rounds(self, stint, clock)
 
 

@@ -1,0 +1,12 @@
+"""Clients whose devices differ: what a part of a model takes in training, and what each class of them trains.
+
+depth   weak devices train the last blocks only (EmbracingFL)
+width   weak devices train the first channels of every layer (HeteroFL; also called `heterofl`)
+fjord   the same with a random width in each step (ordered dropout)
+"""
+
+from partita.capacity.depth import depth
+from partita.capacity.memory import Memory, fit, memory, pieces
+from partita.capacity.width import fjord, heterofl, width
+
+__all__ = ["Memory", "depth", "fit", "fjord", "heterofl", "memory", "pieces", "width"]

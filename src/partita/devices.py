@@ -1,0 +1,230 @@
+"""What clients can hold: the classes of devices of a run, and what each of them means for the loop.
+
+Without `capacity=` there is one class, which holds everything, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partita import check, draws, tree
+from partita.aggregate.holders import Aggregate, Held, held_by, over_holders
+from partita.execute import Executor, make_executor
+from partita.execute.classes import Classes, Part
+from partita.execute.ordered import ordered
+from partita.execute.probe import saved_bytes
+from partita.execute.stackable import stackable
+from partita.types import Capacity, Download, Partition, ServerState, Share, Tensors, Upload
+
+if TYPE_CHECKING:
+    from partita.federation import Federation
+
+LEVEL = 5  # from here to the user's call of `federate`
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Devices:
+    """The classes of a run, with the clients of each."""
+
+    def __init__(self, run: Federation, capacity: Capacity | None) -> None:
+        self.run, self.capacity = run, capacity
+        self.kinds = np.zeros(run.data.clients, dtype=np.int64)
+        self.shares: tuple[Share, ...] = (Share("", run.model),)
+        if capacity is not None:
+            self.shares = capacity.shares(run.model, _sample(run))
+            self.kinds = np.asarray(capacity.assign(run.data.clients, run.settings.seed), dtype=np.int64)
+        self.shapes = [_shapes(share.model, run.names) for share in self.shares]
+        self.whole = [not s.pieces and not s.widths and s.model is run.model for s in self.shares]
+        self._received: dict[tuple[int, int], int] = {}
+        self.used = [int(k) for k in np.unique(self.kinds)]
+        if capacity is not None:
+            self._check(capacity)
+
+    @property
+    def alike(self) -> bool:
+        """Whether every client holds the whole model."""
+        return all(self.whole[k] for k in self.used)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether some clients have another model than the server's, in the same names."""
+        full = _shapes(self.run.model, self.run.names)
+        return any(self.shapes[k][name] != full[name] for k in self.used for name in self.shapes[k])
+
+    def _check(self, capacity: Capacity) -> None:
+        if capacity.record == "disk" and self.run.settings.device != "cpu":
+            raise check.fail("capacity record", "disk", "'memory' with device='cuda'")
+        for part in self.run.stages:
+            reason = part.algorithm.whole_models
+            if reason and not self.alike:
+                raise check.fail(
+                    "capacity",
+                    capacity.name,
+                    f"devices that hold the whole model for {part.algorithm.name}: {reason}",
+                )
+            self._check_personal(self.run.partition_of(part.algorithm))
+        full = _shapes(self.run.model, self.run.names)
+        nobody = [k for k in full if all(self.shapes[c].get(k) != full[k] for c in self.used)]
+        if nobody:
+            warnings.warn(
+                f"capacity: no client holds all of {nobody[0]}{' and others' if nobody[1:] else ''}, so that "
+                "it stays as it was at the start; let some clients be of a larger class",
+                stacklevel=LEVEL,
+            )
+
+    def _check_personal(self, partition: Partition) -> None:
+        """What never leaves a client must be there: a client cannot keep what it does not hold."""
+        if not partition.shared:  # alone: what a device does not hold stays as it was at the start
+            return
+        mine = set(partition.personal) - set(partition.shared)
+        for kind in self.used:
+            lost = sorted(mine - set(self.shapes[kind]))
+            if lost:
+                share = self.shares[kind]
+                raise check.fail(
+                    "personal",
+                    lost[0],
+                    f"a part that all devices train: clients of the class {share.name!r} do not hold it",
+                )
+
+    # ---- what the loop asks
+
+    def executor(self, whole: Executor) -> Executor:
+        """An executor that gives each client its class's part of the model."""
+        if self.alike:
+            return whole
+        sent = self._sent()
+        parts = {k: self._part(k, sent) for k in self.used if not self.whole[k]}
+        kinds = np.where(np.isin(self.kinds, list(parts)), self.kinds, -1)
+        return Classes(whole, parts, kinds)
+
+    def _sent(self) -> Upload:
+        """What the method's clients send: of one that has taken no step, for its names and shapes."""
+        run = self.run
+        shared = tree.pick(run.base, run.partition.shared)
+        extra = run.algorithm.server(run.problem).init(shared).extra
+        download = Download(shared, extra, 0, draws.key(0, "start", 0, device=run.settings.device))
+        state = run.algorithm.init_client(run.base, run.partition)
+        rule = run.algorithm.local(replace(run.problem, owns_gradients=False))
+        return rule.finish(rule.start(download, state), download, state)[0]
+
+    def _part(self, kind: int, sent: Upload) -> Part:
+        run, share = self.run, self.shares[kind]
+        names, shapes = set(self.shapes[kind]), self.shapes[kind]
+        region = {k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()}
+        partition = Partition(*(tuple(k for k in part if k in names) for part in run.partition))
+        findings = run.findings._replace(buffers=tuple(k for k in run.findings.buffers if k in names))
+        part = Part(
+            executor=None,  # type: ignore[arg-type]
+            region=region,
+            sent=sent,
+            shapes={k: v.shape for k, v in run.base.items()},
+            pieces=tuple(stackable(p).requires_grad_(False).eval() for p in share.pieces),
+            open_pieces=tuple(stackable(p).requires_grad_(False).train() for p in share.pieces),
+            base=run.base,
+            static=run.settings.norm == "static",
+            disk=self.capacity is not None and self.capacity.record == "disk",
+        )
+        held = part.held(run.base, stacked=False)
+        data = part.trial(run.data, run.base) if share.pieces else run.data
+        runner, _ = make_executor(
+            run.settings.executor,
+            share.model,
+            data,
+            partition,
+            findings._replace(sample_bytes=saved_bytes(share.model, data)),
+            held,
+            memory=run.settings.memory,
+            picks=run.picks,
+            label=f"{share.name}, ",
+            tracks=run.settings.norm != "static",
+            change=ordered(share.widths, held, findings.buffers) if share.widths else None,
+        )
+        return replace(part, executor=runner.on(run.data))
+
+    def aggregate(self, rule: Aggregate) -> Aggregate:
+        """Each part of the model over those who hold it."""
+        if self.alike:
+            return rule
+        return over_holders(rule, self.held, self.kinds.tolist())
+
+    @functools.cached_property
+    def held(self) -> list[Held]:
+        """Who holds what."""
+        full = _shapes(self.run.model, self.run.names)
+        device = self.run.settings.device
+        return held_by(full, self.shapes, device)
+
+    def settled(self, before: ServerState, after: ServerState, uploads: Upload) -> ServerState:
+        """What nobody in the cohort holds stays as it was, whatever momentum the server has."""
+        if self.alike or uploads.client is None:
+            return after
+        there = {int(self.kinds[c]) for c in uploads.client.tolist()}
+        shared = dict(after.shared)
+        for part in self.held:
+            if not part.classes & there:
+                for name, where in part.columns.items():
+                    if name in shared and name in before.shared:
+                        shared[name] = _put_back(shared[name], before.shared[name], where)
+        return after._replace(shared=shared)
+
+    # ---- what it costs
+
+    def received(self, client: int) -> int:
+        """Bytes that a client of its class downloads: its part, and the pieces that its samples pass."""
+        kind = int(self.kinds[client])
+        if (self.run.stage, kind) not in self._received:
+            self._received[self.run.stage, kind] = self._down(kind)
+        return self._received[self.run.stage, kind]
+
+    def _down(self, kind: int) -> int:
+        server = self.run.server
+        down = self._bytes(kind, server.shared) + self._bytes(kind, server.extra)
+        frozen = [k for p in self.shares[kind].pieces for k, _ in (*p.named_parameters(), *p.named_buffers())]
+        return down + tree.nbytes({k: server.shared[k] for k in frozen if k in server.shared})
+
+    def sent(self, uploads: Upload) -> int:
+        """Bytes that these clients have uploaded."""
+        if self.alike or uploads.client is None:
+            return tree.nbytes((uploads.delta, uploads.extra))
+        one = tree.row((uploads.delta, uploads.extra), 0) if len(uploads.client) else ({}, {})
+        each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
+        return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
+
+    def _bytes(self, kind: int, tensors: Tensors) -> int:
+        shapes, total = self.shapes[kind], 0
+        for name, value in tensors.items():
+            plain = name.split("/")[-1]
+            if plain in shapes:
+                total += int(np.prod(shapes[plain], dtype=np.int64)) * value.element_size()
+            elif plain not in self.run.base:
+                total += value.numel() * value.element_size()
+        return total
+
+
+def _put_back(now: Tensor, before: Tensor, where: Tensor | None) -> Tensor:
+    if where is None:
+        return before
+    found = now.clone()
+    found.view(-1)[where] = before.reshape(-1)[where]
+    return found
+
+
+def _shapes(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {k: tuple(there[k].shape) for k in names if k in there}
+
+
+def _sample(run: Federation) -> Tensor:
+    client = int(np.argmax(run.data.train[:, 1]))
+    start, length = run.data.train[client].tolist()
+    rows = torch.arange(start, start + min(length, 4), device=run.data.x.device)
+    return run.data.gather(rows)[0]
