@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from partita import aggregate, attack, check, data, measures, models, psi, schedule, server
+from partita import aggregate, attack, capacity, check, data, measures, models, psi, schedule, server
 from partita.algorithms import METHODS, stage, tuned
 from partita.data.real import READERS, real
 from partita.local import solvers
@@ -65,6 +65,14 @@ run = pt.federate(
     pt.models.mlp(64, 64, 10), data, method, rounds=20, cohort=5, steps=5, batch=16, schedule=schedule
 )
 print(run.summary()["clock"])"""
+WEAK = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, capacity={}
+)
+print(run.clients[0]["class"], run.summary()["classes"])"""
 DATA = "import partita as pt\n\ndata = {}\nprint(data)"
 MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
 STAGES = """pt.pipeline(
@@ -202,6 +210,13 @@ KINDS = {
         LYING,
         "pt.attack.{}",
         "attack={}' --set 'byzantine=0.2",
+    ),
+    "capacities": Kind(
+        "capacities of devices",
+        lambda: _public(capacity, "depth", "width"),
+        WEAK,
+        "pt.capacity.{}",
+        "capacity={}",
     ),
     "measures": Kind(
         "measures",

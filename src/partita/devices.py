@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from partita import check, draws, tree
 from partita.aggregate.holders import Aggregate, Held, held_by, over_holders
+from partita.capacity.blocks import still
+from partita.capacity.memory import footprint
 from partita.execute import Executor, make_executor
 from partita.execute.classes import Classes, Part
 from partita.execute.ordered import ordered
 from partita.execute.probe import saved_bytes
-from partita.execute.stackable import stackable
+from partita.execute.stackable import by_batch, stackable
 from partita.types import Capacity, Download, Partition, ServerState, Share, Tensors, Upload
 
 if TYPE_CHECKING:
@@ -58,6 +60,16 @@ class Devices:
         """Whether some clients have another model than the server's, in the same names."""
         full = _shapes(self.run.model, self.run.names)
         return any(self.shapes[k][name] != full[name] for k in self.used for name in self.shapes[k])
+
+    def lacks(self, names: Collection[str]) -> bool:
+        """Whether there are clients that do not hold all of these."""
+        return any(name not in self.shapes[k] for k in self.used for name in names)
+
+    def narrow_model(self, client: int) -> nn.Module | None:
+        """The model that a client holds, if it is another one than the server's."""
+        share, full = self.shares[int(self.kinds[client])], _shapes(self.run.model, self.run.names)
+        shapes = _shapes(share.model, self.run.names)
+        return share.model if any(shapes[k] != full[k] for k in shapes) else None
 
     def _check(self, capacity: Capacity) -> None:
         if capacity.record == "disk" and self.run.settings.device != "cpu":
@@ -128,7 +140,7 @@ class Devices:
             sent=sent,
             shapes={k: v.shape for k, v in run.base.items()},
             pieces=tuple(stackable(p).requires_grad_(False).eval() for p in share.pieces),
-            open_pieces=tuple(stackable(p).requires_grad_(False).train() for p in share.pieces),
+            open_pieces=tuple(by_batch(stackable(p).requires_grad_(False)) for p in share.pieces),
             base=run.base,
             static=run.settings.norm == "static",
             disk=self.capacity is not None and self.capacity.record == "disk",
@@ -180,7 +192,10 @@ class Devices:
 
     def received(self, client: int) -> int:
         """Bytes that a client of its class downloads: its part, and the pieces that its samples pass."""
-        kind = int(self.kinds[client])
+        return self.received_by(int(self.kinds[client]))
+
+    def received_by(self, kind: int) -> int:
+        """The same for a client of this class."""
         if (self.run.stage, kind) not in self._received:
             self._received[self.run.stage, kind] = self._down(kind)
         return self._received[self.run.stage, kind]
@@ -198,6 +213,41 @@ class Devices:
         one = tree.row((uploads.delta, uploads.extra), 0) if len(uploads.client) else ({}, {})
         each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
         return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
+
+    @functools.cached_property
+    def memory(self) -> list[tuple[int, float]]:
+        """For each class the bytes 2p + 2a that training takes, and its share of the whole model's."""
+        run = self.run
+        batch = run.stages[-1].batch or int(run.data.train[:, 1].max())
+        size = max(v.element_size() for v in run.base.values())
+        x = _sample(run)[:1]
+
+        def total(share: Share) -> int:
+            inside = x
+            with torch.no_grad():
+                for piece in share.pieces:
+                    inside = still(piece)(inside)
+            p, a = footprint(share.model, inside)
+            return size * (2 * p + 2 * a * batch)
+
+        whole = total(Share("", run.model))
+        return [(found, found / whole) for found in map(total, self.shares)]
+
+    def described(self, client: int) -> dict[str, Any]:
+        """What clients.csv has about a client's device."""
+        if self.capacity is None:
+            return {"class": None, "capacity": 1.0, "memory": None}
+        kind = int(self.kinds[client])
+        size, share = self.memory[kind]
+        return {"class": self.shares[kind].name, "capacity": round(share, 6), "memory": size}
+
+    def sent_by(self, kind: int) -> int:
+        """Bytes that a client of this class uploads, if it sends all that it shares."""
+        return self._bytes(kind, tree.pick(self.run.base, self.run.partition.shared))
+
+    def parameters(self, kind: int) -> int:
+        """Numbers that a device of this class trains or tracks."""
+        return sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes[kind].values())
 
     def _bytes(self, kind: int, tensors: Tensors) -> int:
         shapes, total = self.shapes[kind], 0

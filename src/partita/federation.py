@@ -319,7 +319,8 @@ class Federation:
     @property
     def computed(self) -> bool:
         """Whether a client's model is more than the server's with its own part in place."""
-        return self.algorithm.personalize is not as_is or self.devices.narrow
+        both = set(self.partition.shared) & set(self.partition.personal)  # some may hold no copy of their own
+        return self.algorithm.personalize is not as_is or self.devices.narrow or self.devices.lacks(both)
 
     @property
     def alone(self) -> bool:

@@ -9,10 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from partita import check, tree
+from partita import check, draws, tree
+from partita.data import FederatedData, arrays
+from partita.data.federated import SPLITS
 from partita.measures.ended import ENDED
+from partita.measures.probe import PROBE
 from partita.partition import split
-from partita.types import ClientState, Cohort, Download, Group, LocalRule, Measure, Partition, Upload
+from partita.types import (
+    ClientState,
+    Cohort,
+    Download,
+    Group,
+    LocalRule,
+    Measure,
+    Partition,
+    Probe,
+    Tensors,
+    Upload,
+)
 
 if TYPE_CHECKING:
     from partita.federation import Federation
@@ -34,19 +48,22 @@ def measured(run: Federation, cohort: Cohort, uploads: Upload, good: Sequence[bo
 def rule(run: Federation, measure: Measure) -> Callable[[Any], LocalRule]:
     """The measure's rule on its own split of the model; the same object for a whole stage."""
     partition = split_of(run, measure, run.partition)
+    if measure.probe is not None:
+        _try(run, measure, measure.probe)
     return lambda problem: measure.client(replace(problem, partition=partition), run.algorithm)
 
 
 def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:
-    """The server's model for all, and a personal part of the measure's split as at the start."""
+    """The server's model for all, and the clients' states, or a personal part as at the start."""
     clients = np.flatnonzero(run.honest & (run.data.train[:, 1] > 0))
     partition = split_of(run, measure, run.partition)
     shared = tree.pick(run.server.shared, partition.shared)
-    download = Download(shared, run.server.extra, run.server.version)
+    download = Download(shared, {**run.server.extra, **_probe(run, measure)}, run.server.version)
     new = ClientState(tree.pick(run.base, partition.personal), {})
 
     def block(places: list[int]) -> tuple[Group, ClientState]:
-        return Group(tuple(range(len(places))), download), tree.expand(new, len(places))
+        own = run.load(clients[places].tolist()) if measure.own else tree.expand(new, len(places))
+        return Group(tuple(range(len(places))), download), own
 
     return _execute(run, measure, clients, block)
 
@@ -58,10 +75,10 @@ def _of_cohort(
     able = run.honest & (run.data.train[:, 1] > 0)
     there = [i for i, c in enumerate(cohort.clients) if good[i] and able[c]]
     clients = np.asarray([cohort.clients[i] for i in there], dtype=np.int64)
+    now = (run.server.shared, {**run.server.extra, **_probe(run, measure)})
 
     def block(places: list[int]) -> tuple[Group, ClientState]:
         some = [there[i] for i in places]
-        now = (run.server.shared, run.server.extra)
         shared, extra = tree.expand(now, len(some))
         download = Download(shared, {**extra, **_ended(cohort, uploads, some)}, run.server.version)
         return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places].tolist())
@@ -86,10 +103,13 @@ def _execute(
     clients: np.ndarray,
     block: Callable[[list[int]], tuple[Group, ClientState]],
 ) -> dict[str, Any]:
-    """The rule for these clients, as many at once as their states and uploads fit."""
+    """The rule for these clients, as many at once as their states and uploads (and a probe's outputs) fit."""
     found: list[Upload] = []
     moment, build = run.moment(f"measure {measure.name}"), run.measure_rules[measure.name]
-    some = max(1, min(run.block, BLOCK_BYTES // max(1, tree.nbytes(run.base))))
+    width = tree.nbytes(run.base)
+    if measure.probe is not None:
+        width += measure.probe.batch * run.findings.sample_bytes
+    some = max(1, min(run.block, BLOCK_BYTES // max(1, width)))
     for a in range(0, len(clients), some):
         places = list(range(a, min(a + some, len(clients))))
         group, states = block(places)
@@ -101,6 +121,8 @@ def _execute(
 
 def split_of(run: Federation, measure: Measure, partition: Partition) -> Partition:
     """The split that a measure looks at, under a method with this one; a ValueError if they do not agree."""
+    if measure.own:
+        return partition
     if measure.personal is None:  # what is shared and kept as a copy too is shared
         mine = tuple(k for k in partition.personal if k not in set(partition.shared))
         return Partition(partition.shared, mine)
@@ -113,3 +135,51 @@ def split_of(run: Federation, measure: Measure, partition: Partition) -> Partiti
             f"a split whose shared part is shared by the method too ({lost[0]} is not)",
         )
     return found
+
+
+# ---- samples for all clients
+
+
+def _probe(run: Federation, measure: Measure) -> Tensors:
+    """The samples of the measure's probe as the model takes them, on the run's device."""
+    if measure.probe is None:
+        return {}
+    if isinstance(measure.probe.x, int):
+        return {PROBE: run.data.gather(_unseen(run.data, measure.probe.x, run.settings.seed))[0]}
+    x = arrays.features(measure.probe.x)
+    arrays.finite("x", x, lambda row: "the probe")  # noqa: ARG005
+    x, like = arrays.decode(x), arrays.decode(run.data.x[:1])
+    both = x.is_floating_point() and like.is_floating_point()
+    return {PROBE: x.to(like.device, like.dtype if both else x.dtype)}
+
+
+def _unseen(data: FederatedData, count: int, seed: int) -> torch.Tensor:
+    """Rows among the clients' test samples that no client trains on, drawn by the seed."""
+    there = {name: np.zeros(len(data.x), dtype=bool) for name in SPLITS}
+    for name, rows in there.items():
+        for start, length in data.ranges(name).tolist():
+            rows[start : start + length] = True
+    free = np.flatnonzero(there["test"] & ~there["train"])
+    if count > len(free):
+        reason = "so many of the clients' test samples are none that a client trains on"
+        raise check.fail("x", count, f"samples, or at most {len(free)}: {reason}")
+    return torch.from_numpy(np.sort(draws.generator(seed, "probe").choice(free, count, replace=False)))
+
+
+def _try(run: Federation, measure: Measure, probe: Probe) -> None:
+    """Refuses samples that the model does not take, and blocks that it does not have, before any work."""
+    try:
+        x = _probe(run, measure)[PROBE][:2]
+        _pass(run, x)
+        run.problem.outputs(run.base, x, probe.blocks)
+    except ValueError as error:
+        raise ValueError(f"measure {measure.name} {error}") from error
+
+
+def _pass(run: Federation, x: torch.Tensor) -> None:
+    try:
+        run.problem.outputs(run.base, x, ())
+    except Exception as error:  # any module may fail in its own way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        given = f"samples of shape {list(x.shape[1:])}, {x.dtype}"
+        raise check.fail("x", given, f"samples that the model takes: {reason}") from error

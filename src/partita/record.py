@@ -20,7 +20,9 @@ CLIENT_COLUMNS = (
     "client",
     "n_train",
     "n_test",
+    "class",
     "capacity",
+    "memory",
     "byzantine",
     "local",
     "global",
@@ -36,7 +38,8 @@ CLIENT_COLUMNS = (
 )
 TOO_FAR = (NOT_FINITE, TOO_LARGE)
 MODELS = ("local", "global", "personal")
-_KINDS: dict[str, type] = dict.fromkeys(("n_train", "n_test", "byzantine", "reports", "late", "lost"), int)
+_COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
+_KINDS: dict[str, type] = {"class": str, **dict.fromkeys(_COUNTS, int)}
 
 
 class Summary(dict[str, Any]):
@@ -52,7 +55,7 @@ class Summary(dict[str, Any]):
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
-        lines += self._clock()
+        lines += [*self._clock(), *self._classes()]
         if liars := self.get("byzantine"):
             lines.append(f"  {liars['clients']} clients lie ({liars['attack']}); scores are of the others")
         if self["excluded"]:
@@ -75,6 +78,15 @@ class Summary(dict[str, Any]):
         text += f", staleness {age['mean']:.1f} (at most {age['max']})" if age["max"] else ""
         counts = [f"{clock[k]} uploads {k}" for k in ("late", "lost") if clock[k]]
         return ["; ".join([text, *counts])]
+
+    def _classes(self) -> list[str]:
+        """How each class of devices does."""
+        found = []
+        for name, facts in (self.get("classes") or {}).items():
+            score = facts["test"]["personal"]
+            text = f"  {name}: {facts['clients']} clients, {facts['capacity']:.0%} of the memory"
+            found.append(f"{text}, {self['metric']} {_number(score)}")
+        return found
 
     def _excluded(self, most: int = 5) -> str:
         """Who, and why; with a guess where honest clients diverged."""

@@ -23,7 +23,9 @@ def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> 
     """Everything about a finished run that can be written down as numbers."""
     scores = _scores(run, watch, references)
     rows = _client_rows(run, watch, scores)
-    return Record(watch.rows, rows, watch.config(), _summary(run, watch, scores))
+    summary = _summary(run, watch, scores)
+    summary["classes"] = _classes(run, rows, scores)
+    return Record(watch.rows, rows, watch.config(), summary)
 
 
 def _scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
@@ -69,7 +71,7 @@ def _client_rows(run: Federation, watch: Watch, scores: Scores) -> list[dict[str
             "client": name,
             "n_train": int(run.data.train[i, 1]),
             "n_test": int(run.data.test[i, 1]),
-            "capacity": 1.0,
+            **run.devices.described(i),
             "byzantine": int(not honest[i]),
             **{column: cell(column, i) for column in measured},
             **watch.timing.client(i),
@@ -146,6 +148,30 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
         peak_memory=_peak_memory(run.settings.device),
     )
+
+
+def _classes(run: Federation, rows: list[dict[str, Any]], scores: Scores) -> dict[str, Any] | None:
+    """Class by class of devices: how many, what they hold and send, how long a turn takes, how they score."""
+    devices = run.devices
+    if devices.capacity is None:
+        return None
+    found = {}
+    for kind in devices.used:
+        mine = [row for row, k in zip(rows, devices.kinds) if k == kind]
+        delays = [row["delay"] for row in mine if row["delay"] is not None]
+        weight = np.where(devices.kinds == kind, run.test_weight, 0)
+        found[devices.shares[kind].name] = {
+            "clients": len(mine),
+            "capacity": mine[0]["capacity"],
+            "memory": mine[0]["memory"],
+            "parameters": devices.parameters(kind),
+            "bytes_down": devices.received_by(kind),
+            "bytes_up": devices.sent_by(kind),
+            "reports": sum(row["reports"] for row in mine),
+            "delay": sum(delays) / len(delays) if delays else None,
+            "test": {model: mean_score(scores[model], weight) for model in MODELS},
+        }
+    return found
 
 
 def _count(tensors: Tensors) -> int:

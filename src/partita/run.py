@@ -31,7 +31,8 @@ class Client:
 
     def model(self) -> nn.Module:
         """The model that this client is evaluated with, ready to use."""
-        return self._run.filled(self._run.personalized(self.number))
+        run = self._run
+        return run.filled(run.personalized(self.number), run.narrow and run.narrow(self.number))
 
     def __repr__(self) -> str:
         return f"Client({self.name!r}, personal={list(self.personal)}, memory={list(self.memory)})"
@@ -49,6 +50,7 @@ class Run(Record):
     store: Store
     module: nn.Module | None
     personalized: Callable[[int], Tensors]
+    narrow: Callable[[int], nn.Module | None] | None
     write: Callable[[Path], None]
 
     @classmethod
@@ -74,6 +76,7 @@ class Run(Record):
             store=run.store,
             module=run.model,
             personalized=run.personal_model,
+            narrow=run.devices.narrow_model,
             write=write,
         )
 
@@ -87,13 +90,14 @@ class Run(Record):
         """The server's model; where a part of it is personal, that part is as at the start."""
         return self.filled({**self.base, **self.shared})
 
-    def filled(self, tensors: Tensors) -> nn.Module:
-        """A copy of the model with these tensors."""
-        if self.module is None:
+    def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
+        """A copy of the model, or of the narrow one that a client holds, with these tensors."""
+        module = module or self.module
+        if module is None:
             raise ValueError(
                 "model=None: expected partita.load(folder, model=...) with the model that was trained"
             )
-        model = copy.deepcopy(self.module)
+        model = copy.deepcopy(module)
         there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
         if wrong:
@@ -147,6 +151,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         store=store,
         module=model,
         personalized=personalized,
+        narrow=None,
         write=write,
     )
 

@@ -219,6 +219,10 @@ class Problem(Protocol):
         """Metric and loss of each sample, in evaluation mode."""
         ...
 
+    def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
+        """What the named submodules (None: the model's blocks) put out for x, in evaluation mode."""
+        ...
+
 
 class Combined(NamedTuple):
     """One delta per name, and what the aggregator has to say about it: iterations, who was chosen."""
@@ -344,6 +348,19 @@ class Algorithm:
     stages: tuple[Stage, ...] = ()
 
 
+class Probe(NamedTuple):
+    """Samples that every client passes through its model, to look at what is inside.
+
+    x       the samples as data are stored, or how many to take of the clients' test samples
+    blocks  the submodules to look at (None: the model's blocks)
+    batch   how many samples pass at a time
+    """
+
+    x: Any
+    blocks: tuple[str, ...] | None = None
+    batch: int = 32
+
+
 class Measure(NamedTuple):
     """Something to follow during a run beside scores; clients compute it as they compute an evaluation.
 
@@ -354,6 +371,8 @@ class Measure(NamedTuple):
     personal   the split that it looks at, where that is not the method's own
     of_cohort  only those who have just reported take part. `download.extra` then also holds, for the names
                that a client sent, the model that it ended with ('ended/NAME')
+    own        clients bring their own states, as to an evaluation; else the personal part is as at the start
+    probe      samples for all clients. `download.extra` then also holds them, as a model takes them ('probe')
     """
 
     name: str
@@ -363,6 +382,8 @@ class Measure(NamedTuple):
     personal: Any = None
     of_cohort: bool = False
     reduce: Callable[[Upload], Upload] | None = None
+    own: bool = False
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,10 @@ class Held(NamedTuple):
 
 
 def held_by(whole: Shapes, classes: Sequence[Shapes], device: torch.device | str = "cpu") -> list[Held]:
-    """Who holds what. A class has the leading part of a tensor, in the shape that it says, or none of it."""
+    """Who holds what. A class has the leading part of a tensor, in the shape that it says, or none of it.
+
+    What no class holds is among it, too, with no classes.
+    """
     found: dict[frozenset[int], dict[str, Tensor | None]] = {}
     for name, shape in whole.items():
         kinds = torch.zeros(shape, dtype=torch.int64)
@@ -40,22 +43,25 @@ def held_by(whole: Shapes, classes: Sequence[Shapes], device: torch.device | str
             everywhere = len(columns) == kinds.numel()
             holders = frozenset(i for i in range(len(classes)) if bits >> i & 1)
             found.setdefault(holders, {})[name] = None if everywhere else columns.to(device)
-    return [Held(classes, columns) for classes, columns in found.items() if classes]
+    return [Held(classes, columns) for classes, columns in found.items()]
 
 
 def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int]) -> Aggregate:
     """The method's own aggregation, on each part of the model over those who hold it.
 
-    kinds: the class of each client. What nobody in the cohort holds is not in the result, or zero.
+    kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
+    and `extra` is zero. What is no tensor of the model is everybody's.
     """
+    known = {name for part in held for name in part.columns}
 
     def combine(uploads: Upload, key: Tensor) -> Upload:
         assert uploads.client is not None
         classes = [kinds[c] for c in uploads.client.tolist()]
+        others = {k: None for k in (*uploads.delta, *uploads.extra) if k not in known}
         delta: Tensors = {}
         extra: Tensors = {}
         notes: Tensors = {}
-        for number, part in enumerate(held):
+        for number, part in enumerate((*held, Held(frozenset(classes), others))):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
             some = _part(uploads, part, rows) if rows else None
             if some is None:
@@ -65,7 +71,8 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
             _fill(extra, done.extra, uploads.extra, part)
             prefix = f"part{number}." if len(held) > 1 else ""
             notes |= {f"{prefix}{k}": v for k, v in done.metrics.items()}
-        weight = uploads.weight
+        nothing = {k: v.new_zeros(v.shape[1:]) for k, v in uploads.extra.items() if k not in extra}
+        extra, weight = extra | nothing, uploads.weight
         return Upload(delta, weight=None if weight is None else weight.sum(), extra=extra, metrics=notes)
 
     return combine

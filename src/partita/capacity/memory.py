@@ -167,6 +167,13 @@ def pieces(
     return tuple(tuple(block.row.name for block in piece) for piece in made)
 
 
+def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
+    """p and a of any model on one sample (a batch of one), of whatever it is made of."""
+    with torch.no_grad():
+        activations, _ = _count(still(model), x.clone())
+    return sum(p.numel() for p in model.parameters() if p.requires_grad), activations
+
+
 class _Block(NamedTuple):
     """A block as it was run.
 
@@ -257,17 +264,17 @@ def _run(model: nn.Module, names: Sequence[str], x: Any) -> list[tuple[int, int]
 
 
 def _count(block: nn.Module, x: Any) -> tuple[int, Any]:
-    """The activations of a block, and its output."""
+    """The activations of a block of a model that nobody else uses, and its output."""
     counts: list[tuple[nn.Module, Any]] = []
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         counts.append((module, _activations(module, args, kwargs, output)))
 
     told = {m for own in block.modules() if _declares(own) for m in own.modules() if m is not own}
-    handles = [m.register_forward_hook(hook, with_kwargs=True) for m in block.modules() if m not in told]
+    for module in block.modules():
+        if module not in told:
+            module.register_forward_hook(hook, with_kwargs=True)
     output = block(x)
-    for handle in handles:
-        handle.remove()
     return sum(check.integer(f"{type(m).__name__}.activations", n, low=0) for m, n in counts), output
 
 

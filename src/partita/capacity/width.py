@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import torch
 from torch import Tensor, nn
 
 from partita import check
@@ -112,7 +113,17 @@ def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | No
             f"a model with the same names, of at most the same shapes: it differs in {wrong[0]}",
         )
     first = next(model.parameters())
-    return made.to(first.device, first.dtype).train(model.training)
+    return _like(model, made.to(first.device, first.dtype).train(model.training))
+
+
+def _like(model: nn.Module, narrow: nn.Module) -> nn.Module:
+    """The narrow model with the whole one's numbers, and with what does not train there frozen here, too."""
+    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for name, value in (*narrow.named_parameters(), *narrow.named_buffers()):
+            value.copy_(whole[name][tuple(slice(0, n) for n in value.shape)])
+            value.requires_grad_(whole[name].requires_grad)
+    return narrow
 
 
 def _inside(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -17,7 +17,7 @@ from partita import attack, catalogue
 from partita.algorithms import METHODS
 from partita.catalogue import KINDS, Facts
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import SCHEDULES
+from partita.recipes.experiment import CAPACITIES, SCHEDULES
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
 
@@ -39,14 +39,16 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_set(incomplete: str) -> list[str]:
-    """Keys for `--set`, and what may follow `algorithm=`, `attack=` and `schedule=`."""
+    """Keys for `--set`, and what may follow `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
     methods = [f"algorithm={name}" for name in METHODS if name != "pipeline"]
     attacks = [f"attack={name}" for name in attack.__all__]
     schedules = [f"schedule={name}" for name in SCHEDULES]
+    capacities = [f"capacity={name}" for name in CAPACITIES]
     of_methods = [f"algorithm.{k}=" for m in METHODS.values() for k in inspect.signature(m).parameters]
     of_recipes = [f"{k}=" for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]
     fields = [f"{f.name}=" for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
-    found = dict.fromkeys([*fields, *of_recipes, *sorted(of_methods), *sorted(methods), *attacks, *schedules])
+    words = (*sorted(methods), *attacks, *schedules, *capacities)
+    found = dict.fromkeys([*fields, *of_recipes, *sorted(of_methods), *words])
     return [key for key in found if key.startswith(incomplete) and key != "algorithm.stages="]
 
 

@@ -168,16 +168,16 @@ class Part:
         self, pieces: Sequence[nn.Module], shared: Tensors, data: FederatedData, rows: Tensor, size: int
     ) -> Tensor:
         def batches() -> Iterator[Tensor]:
-            for i in range(0, max(len(rows), 1), max(1, size)):
+            for i in range(0, max(len(rows), 1), size):
                 yield data.gather(rows[i : i + size])[0]
 
         def fetch(names: Sequence[str]) -> Tensors:
-            # statistics are written to by a pass in training mode: a copy
+            # a module may write to its statistics: a copy
             there = {k: shared.get(k, self.base.get(k)) for k in names}
             return {k: v.clone() if k in buffers else v for k, v in there.items() if v is not None}
 
         buffers = {k for piece in pieces for k, _ in piece.named_buffers()}
-        return passed(pieces, fetch, batches(), len(rows), disk=self.disk)
+        return passed(pieces, fetch, batches(), len(rows), disk=self.disk, size=size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from partita import tree
+from partita.execute.outputs import outputs
 from partita.execute.stackable import averaging, context, stackable, static
 from partita.measure.criteria import Criterion
 from partita.types import Batch, Partition, Tensors
@@ -107,6 +108,11 @@ class ModelProblem:
         zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
         real = batch.mask > 0
         return torch.where(real, metric, zero.to(metric.dtype)), torch.where(real, loss, zero)
+
+    def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
+        """What the named submodules (None: the model's blocks) put out for these samples."""
+        given = context(self.evaluation, torch.zeros((), dtype=torch.int64, device=x.device), None)
+        return outputs(self.evaluation, (params, given), x, names)
 
 
 def reference(

@@ -22,22 +22,32 @@ Fetch = Callable[[Sequence[str]], Tensors]
 
 
 def passed(
-    pieces: Sequence[nn.Module], fetch: Fetch, batches: Iterator[Tensor], rows: int, *, disk: bool = False
+    pieces: Sequence[nn.Module],
+    fetch: Fetch,
+    batches: Iterator[Tensor],
+    rows: int,
+    *,
+    disk: bool = False,
+    size: int = SAMPLES,
 ) -> Tensor:
     """The record of the last piece, a row for each sample.
 
     pieces   blocks without tensors of their own: only their structure is used
     batches  the samples, `rows` of them in all
     disk     whether records lie in files; only a batch at a time is in memory then
+    size     of a batch, from the second piece on
     """
     record: Tensor | None = None
     for piece in pieces:
-        given = (
-            batches if record is None else (record[i : i + SAMPLES] for i in range(0, max(rows, 1), SAMPLES))
-        )
+        given = batches if record is None else _batches(record, size)
         record = _recorded(_through(piece, fetch, given), rows, disk)
     assert record is not None, "no pieces"
     return record
+
+
+def _batches(record: Tensor, size: int) -> Iterator[Tensor]:
+    """The rows in batches; of no rows an empty one, for the shape of what comes out."""
+    return (record[i : i + size] for i in range(0, max(len(record), 1), size))
 
 
 @torch.no_grad()
@@ -57,6 +67,7 @@ def _recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
     for x in parts:
         record[at : at + len(x)] = x
         at += len(x)
+        del x  # before the next batch passes
     return record
 
 

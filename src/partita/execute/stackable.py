@@ -95,7 +95,7 @@ class MaskedBatchNorm(nn.Module):
     def _masked(self, x: Tensor) -> Tensor:
         axes = [0, *range(2, x.dim())]
         mask = self.batch_mask.to(x.dtype).expand(x.shape[0]).reshape(-1, *[1] * (x.dim() - 1))
-        count = mask.sum() * x[0, 0].numel()
+        count = mask.sum() * x.shape[2:].numel()
         mean = (x * mask).sum(axes, keepdim=True) / count
         var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
         if self.training and self.tracks:
@@ -126,6 +126,15 @@ def static(module: nn.Module) -> nn.Module:
         if isinstance(norm, MaskedBatchNorm):
             norm.tracks = False
     return module
+
+
+def by_batch(module: nn.Module) -> nn.Module:
+    """The same module in evaluation mode, whose BatchNorm layers go by each batch's own statistics."""
+    module.eval()
+    for norm in module.modules():
+        if isinstance(norm, MaskedBatchNorm):
+            norm.train()
+    return static(module)
 
 
 def averaging(module: nn.Module) -> nn.Module:

@@ -3,5 +3,6 @@
 from partita.measures.aggregation_change import aggregation_change
 from partita.measures.gradient_norm import gradient_norm
 from partita.measures.line_loss import line_loss
+from partita.measures.svcca import svcca
 
-__all__ = ["aggregation_change", "gradient_norm", "line_loss"]
+__all__ = ["aggregation_change", "gradient_norm", "line_loss", "svcca"]

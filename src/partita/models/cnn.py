@@ -8,23 +8,28 @@ from partita import check
 from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 
 
-def leaf_cnn(classes: int = 62, *, seed: int = 0) -> Blocks:
+def leaf_cnn(classes: int = 62, *, width: float = 1.0, seed: int = 0) -> Blocks:
     """The FEMNIST network of LEAF (Caldas et al. 2018), as in EmbracingFL (Lee et al. 2024, section 6.2).
 
     28×28×1 → conv 5×5, 32 → pool 2 → conv 5×5, 64 → pool 2 → dense 2048 → dense 62. Convolutions keep the
     size (padding 2). Blocks `conv1`, `conv2`, `dense1`, `output`: 6,603,710 parameters, of which 6,551,614
-    are left without the convolutions and 127,038 in the last layer (Table 1).
+    are left without the convolutions and 127,038 in the last layer (Table 1). `width` scales all widths.
     """
     check.integer("classes", classes, low=1)
-    with seeded(seed):
-        return Blocks(
-            {
-                "conv1": _conv(nn.Conv2d(1, 32, 5, padding=2), size=28),
-                "conv2": _conv(nn.Conv2d(32, 64, 5, padding=2)),
-                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(64 * 7 * 7, 2048), relu=nn.ReLU()),
-                "output": layers(linear=nn.Linear(2048, classes)),
-            }
-        )
+
+    def make(width: float) -> Blocks:
+        a, b, c = _widths(width, 32, 64, 2048)
+        with seeded(seed):
+            return Blocks(
+                {
+                    "conv1": _conv(nn.Conv2d(1, a, 5, padding=2), size=28),
+                    "conv2": _conv(nn.Conv2d(a, b, 5, padding=2)),
+                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 7 * 7, c), relu=nn.ReLU()),
+                    "output": layers(linear=nn.Linear(c, classes)),
+                }
+            )
+
+    return scalable(make(width), width, make)
 
 
 def mnist_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from torch import nn
 
 from partita import check
-from partita.models.blocks import Blocks, layers, seeded
+from partita.models.blocks import Blocks, layers, scalable, seeded
 
 
 def logistic(inputs: int, classes: int, *, seed: int = 0) -> Blocks:
@@ -28,6 +29,15 @@ def mlp(*widths: int, seed: int = 0) -> Blocks:
         raise check.fail("widths", widths, "at least the number of inputs and the number of outputs")
     for width in widths:
         check.integer("widths", width, low=1)
+
+    def make(width: float) -> Blocks:
+        hidden = [max(1, math.floor(width * w)) for w in widths[1:-1]]
+        return _mlp((widths[0], *hidden, widths[-1]), seed)
+
+    return scalable(make(1.0), 1.0, make)
+
+
+def _mlp(widths: tuple[int, ...], seed: int) -> Blocks:
     with seeded(seed):
         blocks = {}
         for i, (before, after) in enumerate(pairwise(widths), start=1):

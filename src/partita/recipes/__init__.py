@@ -29,7 +29,9 @@ from partita.recipes.quadratic import (
     ffgg_solver,
 )
 from partita.recipes.real import ffgg_real
+from partita.recipes.similarity import embracing_svcca
 from partita.recipes.study import Study, Table, Variant
+from partita.recipes.weak import embracing_mix, embracing_norm, embracing_scaling
 
 Recipe = Callable[..., Experiment | Study]
 RECIPES: dict[str, Recipe] = {
@@ -51,6 +53,10 @@ RECIPES: dict[str, Recipe] = {
     "fedplus-synthetic": fedplus_synthetic,
     "fedplus-collapse": fedplus_collapse,
     "embracing-capacity": embracing_capacity,
+    "embracing-scaling": embracing_scaling,
+    "embracing-mix": embracing_mix,
+    "embracing-norm": embracing_norm,
+    "embracing-svcca": embracing_svcca,
 }
 
 __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]

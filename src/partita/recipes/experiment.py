@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from partita import aggregate, attack, check, measures, psi, schedule, server
+from partita import aggregate, attack, capacity, check, measures, psi, schedule, server
 from partita.algorithms import METHODS, pipeline, tuned
 from partita.data import FederatedData
 from partita.federate import federate
@@ -25,7 +25,7 @@ from partita.options import bind, signature
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.server.staleness import as_staleness
-from partita.types import Algorithm, Attack, Measure
+from partita.types import Algorithm, Attack, Capacity, Measure
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -35,12 +35,14 @@ def _functions(module: ModuleType) -> Functions:
     return {name: part for name, part in found.items() if inspect.isfunction(part)}
 
 
+CAPACITIES = ("depth", "fjord", "heterofl", "width")
 MODULES = {
     "server": _functions(server),
     "aggregate": _functions(aggregate),
     "psi": _functions(psi),
     "solver": _functions(solvers),
     "attack": _functions(attack),
+    "capacity": {n: f for n, f in _functions(capacity).items() if n in CAPACITIES},
     "measures": _functions(measures),
     "schedule": _functions(schedule),
 }
@@ -72,6 +74,7 @@ class Experiment:
     checkpoint_every: int | None = None
     schedule: Schedule | None = None
     attack: Attack | None = None
+    capacity: Capacity | None = None
     byzantine: float | Sequence[int | str] = ()
     measures: Sequence[Measure] = ()
 

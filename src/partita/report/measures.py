@@ -119,6 +119,13 @@ def _words(name: str, key: str) -> Words:
         if last is not None:  # of an aggregator inside another one, or of some layers
             return last._replace(title=f"{last.title} ({key})")
         return Words(f"Aggregation: {key}", key, "What the aggregator said in the round of each evaluation.")
+    if name == "svcca":
+        return Words(
+            f"Similarity of {key} across clients",
+            "SVCCA",
+            "How alike what this layer puts out is for any two clients' models, on the same samples; 1: the "
+            "same up to a linear map. A layer that stays alike need not be shared.",
+        )
     return Words(f"{name}: {key}", key, f"What the measure {name} found at each evaluation.")
 
 

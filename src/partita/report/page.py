@@ -9,6 +9,7 @@ from importlib import import_module, resources
 from partita.report import compare
 from partita.report import figures as draw
 from partita.report.cost import cost
+from partita.report.devices import devices
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
 from partita.report.html import Safe, choice, data, figure, how, join, section, tag, text
@@ -46,7 +47,8 @@ def page(runs: Runs, title: str | None = None) -> str:
             "violins_train": draw.violins(clients, higher, "_train"),
         }
     )
-    figures = drawn | followed | timed
+    bars, classes = devices(runs)
+    figures = drawn | followed | timed | bars
     start = _start(runs, clients, higher)
     body = join(
         [
@@ -56,6 +58,7 @@ def page(runs: Runs, title: str | None = None) -> str:
             _clients(clients, higher, figures, start, over_seeds(runs)),
             _distribution(clients, higher, figures, start),
             hurt(runs, clients),
+            classes,
             measured,
             cost(runs),
             settings(runs),
