@@ -127,7 +127,7 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    kind = "(server |aggregate |attack |measure |delays? )?"
+    kind = "(server |aggregate |attack |capacity |measure |delays? )?"
     with pytest.raises(ValueError, match=rf"^{kind}{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]

@@ -381,8 +381,8 @@ TABLE = [
     Wrong("device is a number", fed(device=3.5), "device=3.5: ", "'auto', 'cpu' or 'cuda'"),
     Wrong("store misspelt", fed(store="dsk"), "store='dsk': ", "(did you mean 'disk'?)"),
     Wrong("state misspelt", fed(state="kept"), "state='kept': ", "(did you mean 'keep'?)"),
-    Wrong("norm is a layer", fed(norm="batch"), "norm='batch': ", "'global', 'personal'"),
-    Wrong("norm is a boolean", fed(norm=True), "norm=True: ", "'global', 'personal'"),
+    Wrong("norm is a layer", fed(norm="batch"), "norm='batch': ", "'global', 'static', 'personal'"),
+    Wrong("norm is a boolean", fed(norm=True), "norm=True: ", "'global', 'static', 'personal'"),
     Wrong("baselines is a word", fed(baselines="yes"), "baselines='yes': ", "True"),
     Wrong("schedule is a word", fed(schedule="sync"), "schedule='sync': ", "partita.schedule.synchronous()"),
     Wrong(

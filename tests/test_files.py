@@ -31,7 +31,18 @@ METRICS = [
     "bytes_down",
 ]
 CLIENTS = [
-    *["client", "n_train", "n_test", "capacity", "byzantine", "local", "global", "personal"],
+    *[
+        "client",
+        "n_train",
+        "n_test",
+        "class",
+        "capacity",
+        "memory",
+        "byzantine",
+        "local",
+        "global",
+        "personal",
+    ],
     *["global_train", "personal_train", "distance", "label_shift"],
     *["reports", "delay", "late", "lost"],
 ]
@@ -52,7 +63,7 @@ SUMMARY = [
     "excluded_why",
     "byzantine",
 ]
-DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
+DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory", "classes"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 

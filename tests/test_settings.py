@@ -115,8 +115,8 @@ def test_a_seed_that_is_too_large(tmp_path, seed) -> None:
     [
         ("state", "kept", "'keep', 'reset' (did you mean 'keep'?)"),
         ("state", None, "'keep', 'reset'"),
-        ("norm", "globl", "'global', 'personal' (did you mean 'global'?)"),
-        ("norm", True, "'global', 'personal'"),
+        ("norm", "globl", "'global', 'static', 'personal' (did you mean 'global'?)"),
+        ("norm", True, "'global', 'static', 'personal'"),
         ("executor", "vmpa", "'auto', 'loop', 'vmap' (did you mean 'vmap'?)"),
         ("executor", None, "'auto', 'loop', 'vmap'"),
         ("store", "dsk", "'auto', 'memory', 'disk' (did you mean 'disk'?)"),

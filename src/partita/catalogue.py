@@ -405,6 +405,8 @@ def _is_real(part: Callable[..., Any]) -> bool:
 
 
 def _quoted(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_quoted(k)}: {_quoted(v)}' for k, v in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

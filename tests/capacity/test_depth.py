@@ -49,8 +49,7 @@ METHODS = {
 def test_if_all_are_strong_nothing_changes(method, executor) -> None:
     options: dict[str, Any] = {"rounds": 2, "cohort": 4, "executor": executor}
     plain = federate(mlp(), digits(), METHODS[method], **options)
-    strong = depth({"strong": 0}), width({"strong": 1.0}), depth({"strong": 0, "weak": 1}, ["strong"] * 6)
-    for capacity in strong:
+    for capacity in (depth({"strong": 0, "weak": 1}, ["strong"] * 6), width({"strong": 1.0})):
         run = federate(mlp(), digits(), METHODS[method], capacity=capacity, **options)
         assert_same(everything(run), everything(plain))
         bytes_ = [{k: row[k] for k in ("bytes_up", "bytes_down", "test.personal")} for row in run.metrics]
@@ -313,7 +312,7 @@ def test_statistics_of_frozen_blocks_are_averaged_over_the_strong() -> None:
 
 
 @pytest.mark.parametrize("norm", ["global", "static"])
-@pytest.mark.parametrize("sizes", [SIZES, (30, 0, 90, 0, 65, 1), (30, 0, 0, 23, 0, 0)])
+@pytest.mark.parametrize("sizes", [(30, 0, 90, 7, 65, 1), (30, 0, 0, 23, 0, 0)])
 def test_loop_equals_vmap(norm, sizes) -> None:
     """With ragged clients, some without data; also where no weak one has any."""
     runs = [

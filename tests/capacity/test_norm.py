@@ -94,10 +94,9 @@ def test_training_does_not_depend_on_when_one_evaluates(capacity) -> None:
             executor="vmap",
             evaluate_every=every,
         ).shared
-        for every in (1, 3, 100)
+        for every in (1, 100)
     ]
-    assert_same(found[0], found[1])
-    assert_same(found[0], found[2])
+    assert_same(*found)
     assert not torch.equal(found[0]["output.linear.bias"], convs().output.linear.bias)
 
 
@@ -119,7 +118,7 @@ def test_stale_clients_do_not_depend_on_when_one_evaluates() -> None:
         )
         for every in (1, 100)
     ]
-    assert max(row["staleness_max"] for row in found[0].metrics) > 0
+    assert found[0].summary()["clock"]["staleness"]["max"] > 0
     assert_same(*(run.shared for run in found))
 
 
@@ -266,10 +265,9 @@ def test_the_choices_differ() -> None:
     assert not set(runs["personal"].client(0).personal) & set(runs["personal"].shared)
     assert set(statistics(runs["personal"].client(0).personal)) == set(statistics(runs["global"].shared))
     assert "stem.norm.weight" in runs["personal"].client(0).personal
-    for a, b in itertools.combinations(runs.values(), 2):
-        assert not torch.equal(
-            a.client(0).model().stem.norm.running_mean, b.client(0).model().stem.norm.running_mean
-        )
+    means = [run.client(0).model().stem.norm.running_mean for run in runs.values()]
+    for a, b in itertools.combinations(means, 2):
+        assert not torch.equal(a, b)
 
 
 def test_a_model_with_statistics_and_nothing_chosen() -> None:

@@ -47,7 +47,6 @@ def inside(shape: tuple[int, ...]) -> tuple[slice, ...]:
 def narrow(make: Callable[[], Blocks], tensors: Tensors, p: float) -> nn.Module:
     """Plainly: the model of this width, with the first numbers of each of these tensors."""
     whole = make()
-    assert whole.at_width is not None
     model = copy.deepcopy(whole if p == 1 else whole.at_width(p))
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -105,7 +104,6 @@ def test_each_coordinate_is_averaged_over_its_holders() -> None:
         convs(), digits(), pt.fedavg(lr=0.1), capacity=width(THREE, THREE_KINDS), norm="global"
     )
     whole, n = convs(), np.array(SIZES, dtype=np.float64)
-    assert whole.at_width is not None
     parts = {kind: shapes(whole if p == 1 else whole.at_width(p)) for kind, p in THREE.items()}
     checked = 0
     for name, old in round.before.items():
@@ -330,10 +328,17 @@ def test_bytes_are_those_of_the_slices() -> None:
     assert twice.metrics[-1]["bytes_down"] == twice.metrics[-1]["bytes_up"] == 2 * (2 * whole + 4 * half)
 
 
-@executors
-@pytest.mark.parametrize("capacity", [heterofl, fjord])
-@pytest.mark.parametrize("norm", ["global", "static", "personal"])
-def test_the_model_of_a_weak_client_is_narrow(norm, capacity, executor) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "norm", "executor"),
+    [
+        (heterofl, "global", "loop"),
+        (heterofl, "static", "vmap"),
+        (fjord, "static", "loop"),
+        (fjord, "global", "vmap"),
+        (fjord, "personal", "vmap"),
+    ],
+)
+def test_the_model_of_a_weak_client_is_narrow(capacity, norm, executor) -> None:
     """It has the score that the run reports for it; the global score is the whole model's."""
     data = digits(test=40)
     run = federate(
@@ -398,9 +403,7 @@ def plain(a: int = 16, extra: bool = False) -> nn.Module:
 
 def test_what_is_no_width_is_refused() -> None:
     for rates in ({}, 0.5, ["weak"], None):
-        with pytest.raises(
-            ValueError, match=r"capacity rates=.*: expected the width of each class: {'strong'"
-        ):
+        with pytest.raises(ValueError, match=r"capacity rates=.*: expected the width of each class"):
             width(rates)
     for value in (0, -0.5, 1.5, "half", float("nan")):
         with pytest.raises(ValueError, match=r"capacity rates\['weak'\]=.*0.* 1"):

@@ -41,11 +41,11 @@ def mlp() -> Blocks:
     return pt.models.mlp(64, 32, 16, 10)
 
 
-def convs(width: float = 1.0) -> Blocks:
+def convs() -> Blocks:
     """Two convolutions with BatchNorm, in three blocks. Smooth, so that roundings stay small."""
 
-    def make(share: float) -> Blocks:
-        a, b = (max(1, int(share * c)) for c in (8, 12))
+    def make(width: float) -> Blocks:
+        a, b = (max(1, int(width * c)) for c in (8, 12))
         with seeded(0):
             return Blocks(
                 {
@@ -62,7 +62,7 @@ def convs(width: float = 1.0) -> Blocks:
                 }
             )
 
-    return seen(scalable(make(width), width, make))
+    return seen(scalable(make(1.0), 1.0, make))
 
 
 def resnet() -> Blocks:
@@ -84,10 +84,11 @@ def seen(model: Blocks) -> Blocks:
 
 
 class Round(NamedTuple):
-    """What the server had, who trained on it, and what each of them made of it."""
+    """What the server had, who trained now, what each had received and when, and what it made of it."""
 
     before: Tensors
     clients: tuple[int, ...]
+    received: dict[int, tuple[Tensors, int]]
     uploads: Upload
     states: ClientState
 
@@ -111,8 +112,14 @@ def rounds(
 
     def spy(self: Federation, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
         before = {k: v.clone() for k, v in {**self.base, **self.server.shared}.items()}
+        version = self.server.version
+        received = {
+            cohort.clients[i]: ({**before, **g.download.shared}, version if g.event is None else g.event)
+            for g in cohort.groups
+            for i in g.positions
+        }
         done = execute(self, cohort, states)
-        found.append(Round(before, cohort.clients, *tree.map_tensors(torch.clone, done)))
+        found.append(Round(before, cohort.clients, received, *tree.map_tensors(torch.clone, done)))
         return done
 
     with pytest.MonkeyPatch.context() as patch:

@@ -30,10 +30,20 @@ Assigned = Annotated[
 ]
 
 
+CUTS = "{'strong': 0, 'moderate': 4, 'weak': 7}"
+
+
 def _cuts(field: str, value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping) or not value:
-        raise check.fail(field, value, "blocks that each class leaves out: {'strong': 0, 'weak': 7}")
+        raise check.fail(field, value, f"blocks that each class leaves out, such as {CUTS}")
     return {str(k): check.integer(f"{field}[{k!r}]", n, low=0) for k, n in value.items()}
+
+
+def _blocks(field: str, value: Any) -> tuple[str, ...]:
+    words = isinstance(value, Sequence) and not isinstance(value, str) and value
+    if not words or not all(isinstance(name, str) for name in value):
+        raise check.fail(field, value, "names of modules, in order: ['features', 'head']")
+    return tuple(value)
 
 
 @checked("capacity ")
@@ -42,7 +52,7 @@ def depth(
         Mapping[str, int],
         Option(
             "how many of the model's first blocks each class does not train",
-            allowed="{'strong': 0, 'moderate': 4, 'weak': 7}",
+            allowed=CUTS,
             check=_cuts,
             example={"strong": 0, "weak": 1},
         ),
@@ -54,7 +64,11 @@ def depth(
     ] = None,
     blocks: Annotated[
         Sequence[str] | None,
-        Option("the model's blocks, for one that is no nn.Sequential", allowed="names of modules, in order"),
+        Option(
+            "the model's blocks, for one that is no nn.Sequential",
+            allowed="names of modules, in order",
+            check=_blocks,
+        ),
     ] = None,
     record: Annotated[
         str, Option("where the output of the frozen blocks waits during a round", choices=RECORDS)

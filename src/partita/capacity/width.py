@@ -24,9 +24,12 @@ from partita.types import Capacity, Share
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+RATES = "{'strong': 1.0, 'moderate': 0.45, 'weak': 0.2}"
+
+
 def _rates(field: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping) or not value:
-        raise check.fail(field, value, "the width of each class: {'strong': 1.0, 'weak': 0.2}")
+        raise check.fail(field, value, f"the width of each class, such as {RATES}")
     return {
         str(k): check.number(f"{field}[{k!r}]", p, low=0, high=1, open_low=True) for k, p in value.items()
     }
@@ -36,7 +39,7 @@ Rates = Annotated[
     Mapping[str, float],
     Option(
         "the share of each layer's channels that a class holds",
-        allowed="{'strong': 1.0, 'moderate': 0.45, 'weak': 0.2}",
+        allowed=RATES,
         check=_rates,
         example={"strong": 1.0, "weak": 0.5},
     ),
@@ -91,8 +94,8 @@ def _capacity(
 
 def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | None) -> nn.Module:
     """The model of this width; its tensors are leading parts of the whole model's."""
-    make = build or getattr(model, "at_width", None)
-    if make is None:
+    make = build or (model.at_width if getattr(model, "_made", None) else None)
+    if not callable(make):
         raise check.fail(
             "capacity build",
             build,

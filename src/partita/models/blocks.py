@@ -32,8 +32,7 @@ class Blocks(nn.Sequential):
 
     input_part: tuple[str, ...]
     output_part: tuple[str, ...]
-    at_width: Callable[[float], Blocks] | None = None
-    """The same model with this share of its channels, if it knows how."""
+    _made: tuple[Callable[..., Blocks], float] | None = None
 
     def __init__(
         self,
@@ -50,10 +49,17 @@ class Blocks(nn.Sequential):
             if not set(part) <= set(blocks):
                 raise check.fail(field, part, f"names among {', '.join(map(repr, blocks))}")
 
+    def at_width(self, share: float) -> Blocks:
+        """The same model with the first channels only of every layer, this share of them."""
+        if self._made is None:
+            raise check.fail("width", share, "a model of this package that has a width, or build=...")
+        make, width = self._made
+        return make(width=share * width)
 
-def scalable(model: Blocks, width: float, make: Callable[[float], Blocks]) -> Blocks:
-    """A model that knows its narrow forms: `make` builds it at any width, and it has this one."""
-    model.at_width = lambda share: make(share * width)
+
+def scalable(model: Blocks, width: float, make: Callable[..., Blocks]) -> Blocks:
+    """A model that knows its narrow forms: `make(width=...)` builds it at any width, and it has this one."""
+    model._made = (make, width)
     return model
 
 

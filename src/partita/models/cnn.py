@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from partita import check
@@ -16,20 +18,17 @@ def leaf_cnn(classes: int = 62, *, width: float = 1.0, seed: int = 0) -> Blocks:
     are left without the convolutions and 127,038 in the last layer (Table 1). `width` scales all widths.
     """
     check.integer("classes", classes, low=1)
-
-    def make(width: float) -> Blocks:
-        a, b, c = _widths(width, 32, 64, 2048)
-        with seeded(seed):
-            return Blocks(
-                {
-                    "conv1": _conv(nn.Conv2d(1, a, 5, padding=2), size=28),
-                    "conv2": _conv(nn.Conv2d(a, b, 5, padding=2)),
-                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 7 * 7, c), relu=nn.ReLU()),
-                    "output": layers(linear=nn.Linear(c, classes)),
-                }
-            )
-
-    return scalable(make(width), width, make)
+    a, b, c = _widths(width, 32, 64, 2048)
+    with seeded(seed):
+        model = Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(1, a, 5, padding=2), size=28),
+                "conv2": _conv(nn.Conv2d(a, b, 5, padding=2)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 7 * 7, c), relu=nn.ReLU()),
+                "output": layers(linear=nn.Linear(c, classes)),
+            }
+        )
+    return scalable(model, width, partial(leaf_cnn, classes, seed=seed))
 
 
 def mnist_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:
@@ -41,20 +40,17 @@ def mnist_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, s
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
-
-    def make(width: float) -> Blocks:
-        a, b, c = _widths(width, 32, 64, 512)
-        with seeded(seed):
-            return Blocks(
-                {
-                    "conv1": _conv(nn.Conv2d(1, a, 5), size=28),
-                    "conv2": _conv(nn.Conv2d(a, b, 5)),
-                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 4 * 4, c), relu=nn.ReLU()),
-                    "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(c, classes)),
-                }
-            )
-
-    return scalable(make(width), width, make)
+    a, b, c = _widths(width, 32, 64, 512)
+    with seeded(seed):
+        model = Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(1, a, 5), size=28),
+                "conv2": _conv(nn.Conv2d(a, b, 5)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(b * 4 * 4, c), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(c, classes)),
+            }
+        )
+    return scalable(model, width, partial(mnist_cnn, classes, dropout=dropout, seed=seed))
 
 
 def cifar_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, seed: int = 0) -> Blocks:
@@ -67,22 +63,19 @@ def cifar_cnn(classes: int = 10, *, width: float = 1.0, dropout: float = 0.25, s
     """
     check.integer("classes", classes, low=1)
     check.number("dropout", dropout, low=0.0, high=1.0)
-
-    def make(width: float) -> Blocks:
-        a, b, c, d, e = _widths(width, 32, 64, 128, 256, 128)
-        with seeded(seed):
-            return Blocks(
-                {
-                    "conv1": _conv(nn.Conv2d(3, a, 3, padding=1), size=32),
-                    "conv2": _conv(nn.Conv2d(a, b, 3, padding=1)),
-                    "conv3": _conv(nn.Conv2d(b, c, 3, padding=1)),
-                    "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(c * 4 * 4, d), relu=nn.ReLU()),
-                    "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(d, e), relu=nn.ReLU()),
-                    "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(e, classes)),
-                }
-            )
-
-    return scalable(make(width), width, make)
+    a, b, c, d, e = _widths(width, 32, 64, 128, 256, 128)
+    with seeded(seed):
+        model = Blocks(
+            {
+                "conv1": _conv(nn.Conv2d(3, a, 3, padding=1), size=32),
+                "conv2": _conv(nn.Conv2d(a, b, 3, padding=1)),
+                "conv3": _conv(nn.Conv2d(b, c, 3, padding=1)),
+                "dense1": layers(flatten=nn.Flatten(), linear=nn.Linear(c * 4 * 4, d), relu=nn.ReLU()),
+                "dense2": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(d, e), relu=nn.ReLU()),
+                "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(e, classes)),
+            }
+        )
+    return scalable(model, width, partial(cifar_cnn, classes, dropout=dropout, seed=seed))
 
 
 def _widths(width: float, *full: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 from torch import nn
@@ -29,20 +30,17 @@ def mlp(*widths: int, seed: int = 0) -> Blocks:
         raise check.fail("widths", widths, "at least the number of inputs and the number of outputs")
     for width in widths:
         check.integer("widths", width, low=1)
-
-    def make(width: float) -> Blocks:
-        hidden = [max(1, math.floor(width * w)) for w in widths[1:-1]]
-        return _mlp((widths[0], *hidden, widths[-1]), seed)
-
-    return scalable(make(1.0), 1.0, make)
+    return scalable(_mlp(widths, seed), 1.0, partial(_mlp, widths, seed))
 
 
-def _mlp(widths: tuple[int, ...], seed: int) -> Blocks:
+def _mlp(widths: tuple[int, ...], seed: int, width: float = 1.0) -> Blocks:
+    hidden = [max(1, math.floor(width * w)) for w in widths[1:-1]]
+    sizes = (widths[0], *hidden, widths[-1])
     with seeded(seed):
         blocks = {}
-        for i, (before, after) in enumerate(pairwise(widths), start=1):
+        for i, (before, after) in enumerate(pairwise(sizes), start=1):
             first = {"flatten": nn.Flatten()} if i == 1 else {}
-            last = {"relu": nn.ReLU()} if i < len(widths) - 1 else {}
+            last = {"relu": nn.ReLU()} if i < len(sizes) - 1 else {}
             name = f"hidden{i}" if last else "output"
             blocks[name] = layers(**first, linear=nn.Linear(before, after), **last)
         return Blocks(blocks)
