@@ -1,0 +1,153 @@
+"""The recipes of EmbracingFL: who is there, what they hold, what the tables say."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import partita as pt
+from partita.recipes import RECIPES, Study, similarity, weak
+
+NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
+FEW: dict[str, Any] = {"clients": 8, "rounds": 1}
+
+
+def study(name: str, **options: Any) -> Study:
+    made = RECIPES[name](**options)
+    assert isinstance(made, Study)
+    return made
+
+
+@NEEDS_DATA
+def test_weak_clients_are_added_to_the_same_strong_ones() -> None:
+    made = study("embracing-scaling", **FEW)
+    assert list(made.variants) == [
+        "strong-only",
+        *(f"{kind}-{added}" for added in (16, 32, 64, 112) for kind in ("depth", "width")),
+    ]
+    everyone = made.variants["depth-112"].experiment.data
+    assert (everyone.train[:, 1] > 0).all()
+    for added in (0, 16, 32, 64, 112):
+        name = f"depth-{added}" if added else "strong-only"
+        experiment = made.variants[name].experiment
+        present = 1 + added // 16
+        assert (experiment.data.train[:, 1] > 0).sum() == present
+        assert (experiment.data.train[:present] == everyone.train[:present]).all()
+        assert (experiment.data.test == everyone.test).all()
+        assert experiment.cohort is None
+        assert experiment.capacity is not None
+        assert list(experiment.capacity.assign(8, 0)) == [0] + [1] * 7
+        assert experiment.norm == "global"
+    assert made.variants["width-16"].experiment.norm == "static"
+
+
+@NEEDS_DATA
+def test_mixes_have_the_papers_shares() -> None:
+    made = study("embracing-mix", cases=(1, 8), narrow=(7,), clients=32, rounds=5)
+    assert list(made.variants) == ["depth-1", "depth-8", "width-7"]
+    found = {}
+    for name, variant in made.variants.items():
+        capacity = variant.experiment.capacity
+        assert capacity is not None
+        numbers = np.asarray(capacity.assign(32, 0))
+        found[name] = {c: int((numbers == i).sum()) for i, c in enumerate(capacity.classes)}
+        assert variant.experiment.cohort == 8
+    assert found == {
+        "depth-1": {"strong": 32},
+        "depth-8": {"strong": 8, "moderate": 8, "weak": 16},
+        "width-7": {"strong": 4, "weak": 28},
+    }
+
+
+@NEEDS_DATA
+def test_it_runs_and_the_table_has_the_paper_beside_it() -> None:
+    made = study("embracing-norm", **FEW)
+    runs = {}
+    for name in ("width-static", "depth-global"):
+        experiment = made.variants[name].experiment
+        runs[name] = [experiment.run(progress=False, executor="loop", batch=4, steps=1)]
+        classes = runs[name][0].summary()["classes"]
+        assert {k: v["clients"] for k, v in classes.items()} == {"strong": 1, "weak": 7}
+    table = weak._norms({**runs, "width-global": runs["width-static"], "depth-static": runs["depth-global"]})
+    assert [row[0] for row in table.rows] == list(weak.PAPER_NORM)
+    assert [row[2] for row in table.rows] == ["64.01", "19.21", "74.49", "77.34"]
+
+
+@NEEDS_DATA
+def test_two_writers_to_a_client() -> None:
+    writers = pt.data.real("femnist", clients=6, seed=0)
+    paired = weak._paired(writers, 3)
+    for i in range(3):
+        for split in ("train", "test"):
+            x, y = paired.client(i, split)
+            both = [writers.client(j, split) for j in (2 * i, 2 * i + 1)]
+            assert torch.equal(x, torch.cat([b[0] for b in both]))
+            assert torch.equal(y, torch.cat([b[1] for b in both]))
+    assert paired.names == tuple(f"{a}+{b}" for a, b in zip(writers.names[::2], writers.names[1::2]))
+
+
+def test_weak_readers_see_the_second_half_of_the_words() -> None:
+    model = pt.models.bilstm(20, embedding=4, hidden=3)
+    held = weak._capacity("imdb", "depth", {"strong": 1, "moderate": 1, "weak": 1})
+    x = torch.randint(0, 20, (2, 6))
+    shares = {s.name: s for s in held.shares(model, x)}
+    assert [len(shares[k].pieces) for k in ("strong", "moderate", "weak")] == [0, 1, 2]
+    seen = nn.Sequential(*shares["weak"].pieces)(x)
+    assert torch.equal(seen, model.embedding(x[:, 3:]))
+
+
+def test_fewer_clients_must_keep_the_shares() -> None:
+    with pytest.raises(ValueError, match=r"^clients=20: expected 128, 64, 32, 16 or 8$"):
+        weak.share_of(20)
+    assert [weak.share_of(n) for n in (128, 16)] == [1, 8]
+
+
+def tiny() -> pt.data.FederatedData:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32, 3, 8, 8)).astype("float32")
+    return pt.data.from_arrays(x, rng.integers(0, 4, 32), np.repeat(np.arange(4), 8), test=0.25)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_half_of_the_channels_are_everyones(executor: str) -> None:
+    model = pt.models.resnet20(4, width=0.25)
+    method = similarity.half_channels(0.05, model, 0.5)
+    run = pt.federate(
+        model,
+        tiny(),
+        method,
+        rounds=2,
+        steps=1,
+        batch=4,
+        norm="global",
+        baselines=False,
+        progress=False,
+        executor=executor,
+    )
+    masks = similarity._masks(model, 0.5)
+    models = [dict(run.client(i).model().state_dict()) for i in range(4)]
+    for name in ("stem.conv.weight", "block4.conv1.weight", "output.linear.bias"):
+        mask = masks[name]
+        assert all(torch.equal(m[name][mask], run.shared[name][mask]) for m in models)
+        if not mask.all():
+            assert not torch.equal(models[0][name][~mask], models[1][name][~mask])
+    assert masks["output.linear.bias"].all()
+    assert not masks["block4.conv1.weight"].all()
+
+
+@NEEDS_DATA
+def test_similarity_layer_by_layer() -> None:
+    made = study("embracing-svcca", clients=8, rounds=1, images=8)
+    runs = {
+        name: [made.variants[name].experiment.run(progress=False, executor="loop", steps=1, batch=2)]
+        for name in ("alone", "first-half")
+    }
+    table = similarity._table(runs)
+    assert [row[0] for row in table.rows] == ["alone", "first-half"]
+    assert table.rows[1][1:3] == ("1.00", "1.00")  # the first half is the same for all
+    assert float(table.rows[0][5]) < 1.0
