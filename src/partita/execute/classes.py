@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from partita import tree
 from partita.data import FederatedData
 from partita.execute.base import Build, Executor, Runner, work_of
-from partita.execute.record import SAMPLES, passed
+from partita.execute.record import passed
 from partita.types import ClientState, Group, Moment, Tensors, Upload
 
 TRIAL = 8  # samples that are tried before a run
+TOGETHER = 512  # that pass through frozen blocks at a time: a device takes fewer, a simulation need not
 Region = Mapping[str, tuple[slice, ...]]
 """By name, the leading part of a tensor that a class holds."""
 
@@ -159,9 +160,9 @@ class Part:
         pieces = self.open_pieces if alone else self.pieces
         shared = group.download.shared
         if not group.stacked and not alone:
-            return self._pass(pieces, shared, data, torch.cat(list(rows)), SAMPLES)
+            return self._pass(pieces, shared, data, torch.cat(list(rows)), TOGETHER)
         own = [tree.row(shared, i) if group.stacked else shared for i in range(len(rows))]
-        size = len(data.x) if alone else SAMPLES
+        size = len(data.x) if alone else TOGETHER
         return torch.cat([self._pass(pieces, w, data, mine, size) for w, mine in zip(own, rows)])
 
     def _pass(

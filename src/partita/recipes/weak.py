@@ -48,6 +48,7 @@ PAPER = {  # Tables 3, 4 and 5, and 6 for the narrow models
 }
 PAPER_ADDED = {"depth": (60.15, 66.62, 72.60, 74.79, 77.34), "width": (60.15, 61.34, 62.09, 63.68, 65.01)}
 PAPER_NORM = {"width-static": 64.01, "width-global": 19.21, "depth-static": 74.49, "depth-global": 77.34}
+NOTE = "Numbers of clients are the paper's, of 128; with fewer clients there are as many times fewer of each."
 WIDTHS = {"strong": 1.0, "moderate": 0.45, "weak": 0.2}
 
 
@@ -292,7 +293,7 @@ def _scaling(runs: Runs) -> Table:
         ]
         rows.append(("16", str(added), *cells))
     columns = ("strong", "weak", "width", "paper", "depth", "paper")
-    return Table("Test accuracy of the global model, %, with weak clients (Table 2)", columns, rows)
+    return Table("Test accuracy of the global model, %, with weak clients (Table 2)", columns, rows, NOTE)
 
 
 def _mix(runs: Runs, task: str) -> Table:
@@ -311,7 +312,9 @@ def _mix(runs: Runs, task: str) -> Table:
                 )
             )
     columns = ("case", "strong", "moderate", "weak", "depth", "paper", "width", "paper")
-    return Table("Test accuracy of the global model, %, in mixes of devices (Tables 3 to 6)", columns, rows)
+    return Table(
+        "Test accuracy of the global model, %, in mixes of devices (Tables 3 to 6)", columns, rows, NOTE
+    )
 
 
 def _norms(runs: Runs) -> Table:
