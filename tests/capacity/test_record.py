@@ -100,6 +100,21 @@ def test_the_size_of_batches_is_chosen(size) -> None:
     assert [n for name, n in seen if name == "b"] == [len(b) for b in in_batches(x, size)]
 
 
+def test_a_batch_is_gone_before_the_next_one_passes() -> None:
+    """What it became is in the record; a device has room for one of them."""
+    last: list[weakref.ref[Tensor]] = []
+
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert all(ref() is None for ref in last)
+            found = x + 1
+            last.append(weakref.ref(found))
+            return found
+
+    passed([Look(), Look()], lambda _: {}, in_batches(torch.zeros(40, 2), 10), 40, size=10)
+    assert len(last) == 8
+
+
 def test_files_leave_nothing(tmp_path, monkeypatch) -> None:
     """A record's file has no name once it is there; it ends with the record."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from partita import check
 from partita.capacity.assign import assigned
+from partita.capacity.blocks import still
 from partita.capacity.depth import Assigned
 from partita.options import Option, checked
 from partita.types import Capacity, Share
@@ -79,8 +81,10 @@ def _capacity(
     *,
     ordered: bool,
 ) -> Capacity:
-    def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:  # noqa: ARG001
+    def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:
         made = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
+        for narrow in made.values() if ordered else ():
+            _check_masked(model, narrow, x)
         shapes = {p: _shapes(m) for p, m in made.items()}
         return tuple(
             Share(k, made[p], widths=tuple(shapes[q] for q in shapes if q < p) if ordered else ())
@@ -127,6 +131,24 @@ def _like(model: nn.Module, narrow: nn.Module) -> nn.Module:
             value.copy_(whole[name][tuple(slice(0, n) for n in value.shape)])
             value.requires_grad_(whole[name].requires_grad)
     return narrow
+
+
+def _check_masked(model: nn.Module, narrow: nn.Module, x: Tensor) -> None:
+    """Refuses ordered dropout where the model with zeros in place of some channels is not the narrow one."""
+    there = {**dict(narrow.named_parameters()), **dict(narrow.named_buffers())}
+    masked = {}
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            masked[name] = torch.zeros_like(value)
+            masked[name][tuple(slice(0, n) for n in there[name].shape)] = there[name]
+        wanted, found = still(narrow)(x.clone()), functional_call(still(model), masked, (x.clone(),))
+    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+        raise check.fail(
+            "capacity",
+            "fjord",
+            "width(...) for this model: with some channels at zero it is not the narrow one, as where a "
+            "layer looks at several channels at a time (GroupNorm, LayerNorm)",
+        )
 
 
 def _inside(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:

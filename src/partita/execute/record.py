@@ -50,12 +50,14 @@ def _batches(record: Tensor, size: int) -> Iterator[Tensor]:
     return (record[i : i + size] for i in range(0, max(len(record), 1), size))
 
 
-@torch.no_grad()
 def _through(piece: nn.Module, fetch: Fetch, batches: Iterator[Tensor]) -> Iterator[Tensor]:
     """The piece's tensors live as long as this iterator."""
     tensors = fetch([k for k, _ in (*piece.named_parameters(), *piece.named_buffers())])
     for x in batches:
-        yield functional_call(piece, tensors, (x,))
+        with torch.no_grad():  # as a decorator it would keep what was yielded last
+            x = functional_call(piece, tensors, (x,))
+        yield x
+        del x
 
 
 def _recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
