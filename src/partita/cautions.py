@@ -10,7 +10,7 @@ from partita.initial import tensors_of
 if TYPE_CHECKING:
     from partita.federation import Federation
 
-LEVEL = 5  # from here to the user's call of `federate`
+LEVEL = 4  # from here to the user's call of `federate`
 
 
 def warn_about_buffers(run: Federation) -> None:
@@ -19,8 +19,8 @@ def warn_about_buffers(run: Federation) -> None:
         shown = ", ".join(run.findings.buffers[:3])
         warnings.warn(
             f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
-            "are averaged like the layers they belong to (norm='global'); norm='personal' keeps "
-            "normalization layers with each client",
+            "are averaged like the layers they belong to (norm='global'); norm='static' measures them before "
+            "each evaluation, norm='personal' keeps normalization layers with each client",
             stacklevel=LEVEL,
         )
 
@@ -31,7 +31,7 @@ def warn_about_time(run: Federation) -> None:
         warnings.warn(
             f"until={run.schedule.until:g}: stage {run.stage + 1} ends before anyone can report, so that the "
             "server takes no step; use a later time, or shorter delays",
-            stacklevel=LEVEL,
+            stacklevel=LEVEL + 3,  # a stage begins further down
         )
 
 

@@ -132,7 +132,8 @@ def federate(
     byzantine   who they are: a share of the clients, or their numbers or names; they are marked in
                 clients.csv, and all scores are of the honest ones
     capacity    what devices can hold: `partita.capacity.depth({"strong": 0, "weak": 2})` and the like
-    norm        statistics of normalization layers: 'global' (averaged) or 'personal' (FedBN)
+    norm        statistics of normalization layers: 'global' (averaged), 'static' (none while training,
+                measured before each evaluation) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)

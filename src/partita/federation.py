@@ -130,7 +130,7 @@ class Federation:
             self.settings,
             **as_one(self.stages),
             state="keep",
-            norm="global",
+            norm="static" if self.settings.norm == "static" else "global",
             baselines=False,
         )
         model = copy.deepcopy(self.model)
@@ -232,8 +232,11 @@ class Federation:
         self.rule = self.algorithm.local(self.problem)
         self.aggregate = self.devices.aggregate(self.algorithm.aggregate(self.problem))
         self.server_rule = self.algorithm.server(self.problem)
-        self.deployment = deployment(self.algorithm.personalize)
-        models = {"global": global_model, "personal": self.algorithm.personalize}
+        self.personalize = self.algorithm.personalize
+        if self.settings.norm == "static" and self.has_personal:
+            self.personalize = statistics.measured(self.personalize)
+        self.deployment = deployment(self.personalize)
+        models = {"global": global_model, "personal": self.personalize}
         self.evaluations = {
             (role, split): evaluation(personalize, split)
             for role, personalize in models.items()
@@ -320,7 +323,7 @@ class Federation:
     def computed(self) -> bool:
         """Whether a client's model is more than the server's with its own part in place."""
         both = set(self.partition.shared) & set(self.partition.personal)  # some may hold no copy of their own
-        return self.algorithm.personalize is not as_is or self.devices.narrow or self.devices.lacks(both)
+        return self.personalize is not as_is or self.devices.narrow or self.devices.lacks(both)
 
     @property
     def alone(self) -> bool:

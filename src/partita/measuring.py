@@ -50,7 +50,8 @@ def rule(run: Federation, measure: Measure) -> Callable[[Any], LocalRule]:
     partition = split_of(run, measure, run.partition)
     if measure.probe is not None:
         _try(run, measure, measure.probe)
-    return lambda problem: measure.client(replace(problem, partition=partition), run.algorithm)
+    method = replace(run.algorithm, personalize=run.personalize)
+    return lambda problem: measure.client(replace(problem, partition=partition), method)
 
 
 def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:

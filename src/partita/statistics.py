@@ -1,24 +1,24 @@
 """norm="static": BatchNorm statistics that nobody trains, measured when they are needed.
 
-    μ = Σ_i n_i μ_i / Σ_i n_i,   likewise σ²     μ_i, σ²_i: means over the batches of client i
+    μ_i, σ²_i      of client i's own model: means over the batches of its training samples
+    μ = Σ_i n_i μ_i / Σ_i n_i,   likewise σ²      of the server's model
 
 In training every batch is normalized by its own mean and variance, and nothing is tracked (Diao et al. 2021).
-Before an evaluation all clients pass their training samples through the model once, and the server keeps what
-they found; where devices hold narrow models, each class has statistics of its own. Training never looks at
-them, so that it does not depend on how often one evaluates.
+Before an evaluation all clients pass their training samples through the server's model once, and the server
+keeps what they found; a client whose model is another one measures that on its own samples. Training never
+looks at them, so that it does not depend on how often one evaluates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita import tree
-from partita.execute.classes import Classes
 from partita.measure.evaluate import BATCH
 from partita.types import (
     Batch,
@@ -26,6 +26,7 @@ from partita.types import (
     Download,
     Group,
     LocalRule,
+    Moment,
     Personalize,
     Phase,
     Problem,
@@ -35,7 +36,6 @@ from partita.types import (
 )
 
 if TYPE_CHECKING:
-    from partita.execute import Executor
     from partita.federation import Federation
 
 ROLE = "measure statistics"
@@ -54,16 +54,11 @@ def refresh(run: Federation) -> None:
         return
     run.measured = run.server.version
     clients = np.flatnonzero(run.honest & (run.data.train[:, 1] > 0))
-    classes = run.execute_group if isinstance(run.execute_group, Classes) else None
-    found = _of(run, classes.whole if classes else run.execute_group, clients)
-    there = {k: v for k, v in found.items() if k in run.server.shared}
+    there = {k: v for k, v in _of(run, clients).items() if k in run.server.shared}
     run.server = run.server._replace(shared={**run.server.shared, **there})
-    if classes and run.devices.narrow:
-        for kind, part in classes.parts.items():
-            part.statistics.update(_of(run, part, clients[run.devices.kinds[clients] == kind]))
 
 
-def _of(run: Federation, executor: Executor, clients: np.ndarray) -> Tensors:
+def _of(run: Federation, clients: np.ndarray) -> Tensors:
     """The mean over these clients, by their samples; counters are none of it."""
     download = Download(run.server.shared, run.server.extra, run.server.version)
     total: Tensors = {}
@@ -71,7 +66,8 @@ def _of(run: Federation, executor: Executor, clients: np.ndarray) -> Tensors:
     for i in range(0, len(clients), run.block):
         some = clients[i : i + run.block]
         group = Group(tuple(range(len(some))), download)
-        upload, _ = executor(run.statistics_rule, some, group, run.load(some.tolist()), run.moment(ROLE))
+        states, moment = run.load(some.tolist()), run.moment(ROLE)
+        upload, _ = run.execute_group(run.statistics_rule, some, group, states, moment)
         weight = torch.as_tensor(run.data.train[some, 1] / samples.sum(), device=run.settings.device)
         floats = {k: v for k, v in upload.delta.items() if v.is_floating_point()}
         sums = {k: torch.tensordot(weight.to(v), v, 1) for k, v in floats.items()}
@@ -95,7 +91,56 @@ def rule(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], L
         def finish(sums: Sums, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
             return Upload(sums.buffers), ClientState({}, {})
 
-        work = Work(epochs=1, batch=BATCH, split="train", shuffle=False)
-        return LocalRule(start, (Phase(step, work=lambda now: work),), finish)  # noqa: ARG005
+        return LocalRule(start, (Phase(step, work=_once),), finish)
 
     return build
+
+
+class Own(NamedTuple):
+    """A client's model in the making, what it was made of, and the statistics that were measured of it."""
+
+    inner: Any
+    received: tuple[Tensors, Tensors]
+    state: ClientState
+    buffers: Tensors
+    batches: Tensor
+
+
+def measured(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], Personalize]:
+    """The same model with statistics of its own: of the client's training samples, if it has any."""
+
+    def build(problem: Problem) -> Personalize:
+        own = personalize(problem)
+
+        def made(own_: Own) -> Tensors:
+            return own.model(own_.inner, Download(*own_.received, 0), own_.state)
+
+        def start(download: Download, state: ClientState) -> Own:
+            inner = own.start(download, state)
+            model = own.model(inner, download, state)
+            none = tree.zeros_like(tree.pick(model, problem.buffers))
+            count = torch.zeros((), device=next(iter(model.values())).device)
+            return Own(inner, (download.shared, download.extra), state, none, count)
+
+        def step(c: Own, batch: Batch, lr: tuple[Tensor, ...]) -> Own:  # noqa: ARG001
+            buffers = problem.statistics({**made(c), **c.buffers}, batch)
+            return c._replace(buffers=buffers, batches=c.batches + 1)
+
+        def model(c: Own, download: Download, state: ClientState) -> Tensors:
+            found = own.model(c.inner, download, state)
+            floats = [k for k, v in c.buffers.items() if v.is_floating_point()]
+            return found | {k: torch.where(c.batches > 0, c.buffers[k], found[k]) for k in floats}
+
+        before = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
+        return Personalize(start, (*before, Phase(step, work=_once)), model)
+
+    return build
+
+
+def _inside(step: Callable[[Any, Any, Any], Any]) -> Callable[[Own, Any, Any], Own]:
+    return lambda c, batch, lr: c._replace(inner=step(c.inner, batch, lr))
+
+
+def _once(now: Moment) -> Work:  # noqa: ARG001
+    """One pass over the training samples, in batches of the evaluation's size."""
+    return Work(epochs=1, batch=BATCH, split="train", shuffle=False)

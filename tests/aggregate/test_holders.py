@@ -147,13 +147,16 @@ def test_what_nobody_in_the_cohort_holds(rule) -> None:
 
 
 def test_what_else_is_sent() -> None:
-    """Over holders as well, zero where there are none; what is no tensor of the model is everybody's."""
+    """Over holders as well, zero where there are none; what is no tensor of the model is everybody's.
+
+    The server divides by all eight clients: what three hold is scaled, so that it is divided by three.
+    """
     x, held = deltas(), held_by(WHOLE, [WHOLE, NARROW, LAST])
     extra = {"a": deltas()["a"] + 1, "d": deltas()["d"] + 1, "count": torch.arange(8.0)}
     combine = over_holders(by(agg.mean()), held, KINDS)
     got = combine(sent(x, extra), KEY).extra
-    torch.testing.assert_close(got["a"][3, 2], 10 * extra["a"][[0, 4, 7], 3, 2].sum())
-    torch.testing.assert_close(got["a"][0, 0], 10 * extra["a"][[0, 1, 3, 4, 6, 7], 0, 0].sum())
+    torch.testing.assert_close(got["a"][3, 2], 10 * 8 / 3 * extra["a"][[0, 4, 7], 3, 2].sum())
+    torch.testing.assert_close(got["a"][0, 0], 10 * 8 / 6 * extra["a"][[0, 1, 3, 4, 6, 7], 0, 0].sum())
     torch.testing.assert_close(got["d"][:, 0], 10 * extra["d"][:, :, 0].sum(0))
     assert got["count"] == 280
     weak = combine(sent(x, extra, clients=[2, 5]), KEY).extra
@@ -170,6 +173,7 @@ def test_each_part_has_notes_of_its_own() -> None:
     alone = agg.krum(1).combine({k: x[k][strong] for k in ("a", "b")}, WEIGHT[strong], KEY)
     assert set(got.metrics) == {"part0.f", "part0.chosen", "part1.f", "part1.chosen"}
     assert torch.equal(got.delta["a"], x["a"][strong[alone.notes["chosen"]]])
+    assert torch.equal(got.metrics["part0.chosen"], strong[alone.notes["chosen"]])  # places in the cohort
     everyone = agg.krum(1).combine({k: x[k] for k in ("c", "d")}, WEIGHT, KEY)
     assert torch.equal(got.delta["d"], x["d"][everyone.notes["chosen"]])
     assert everyone.notes["chosen"] != strong[alone.notes["chosen"]]

@@ -7,6 +7,7 @@ Coordinates that the same classes of devices hold are handled together, as one v
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -50,8 +51,10 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
     """The method's own aggregation, on each part of the model over those who hold it.
 
     kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
-    and `extra` is zero. What is no tensor of the model is everybody's.
+    and `extra` is zero. What is no tensor of the model is everybody's. `extra` is a sum that the server
+    divides by the number of all clients, such as SCAFFOLD's: it is scaled, to be divided by the holders'.
     """
+    members = Counter(kinds)
     known = {name for part in held for name in part.columns}
 
     def combine(uploads: Upload, key: Tensor) -> Upload:
@@ -61,21 +64,29 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
         delta: Tensors = {}
         extra: Tensors = {}
         notes: Tensors = {}
-        for number, part in enumerate((*held, Held(frozenset(classes), others))):
+        for number, part in enumerate((*held, Held(frozenset(members), others))):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
             some = _part(uploads, part, rows) if rows else None
             if some is None:
                 continue
             done = aggregate(some, key)
+            share = sum([members[kind] for kind in part.classes]) / len(kinds)
             _fill(delta, done.delta, uploads.delta, part)
-            _fill(extra, done.extra, uploads.extra, part)
+            _fill(extra, {k: v / share for k, v in done.extra.items()}, uploads.extra, part)
             prefix = f"part{number}." if len(held) > 1 else ""
-            notes |= {f"{prefix}{k}": v for k, v in done.metrics.items()}
+            notes |= {f"{prefix}{k}": _of_all(k, v, rows) for k, v in done.metrics.items()}
         nothing = {k: v.new_zeros(v.shape[1:]) for k, v in uploads.extra.items() if k not in extra}
         extra, weight = extra | nothing, uploads.weight
         return Upload(delta, weight=None if weight is None else weight.sum(), extra=extra, metrics=notes)
 
     return combine
+
+
+def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
+    """Who was chosen, by the place in the cohort and not among the holders."""
+    if note.rpartition(".")[2] != "chosen":
+        return value
+    return torch.as_tensor(rows, device=value.device)[value]
 
 
 def _part(uploads: Upload, part: Held, rows: list[int]) -> Upload | None:

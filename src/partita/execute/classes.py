@@ -34,7 +34,6 @@ class Part:
     sent    what a client that holds everything would send
     pieces  frozen blocks in evaluation mode, and `open_pieces` the same by the statistics of the samples
     shapes  of the tensors of the whole model
-    statistics  of this class's own model, where those of the whole one do not fit (norm="static")
     base    of those that nobody shares: what they were at the start
     """
 
@@ -45,7 +44,6 @@ class Part:
     pieces: tuple[nn.Module, ...] = ()
     open_pieces: tuple[nn.Module, ...] = ()
     base: Tensors = field(default_factory=dict)
-    statistics: Tensors = field(default_factory=dict)
     static: bool = False
     disk: bool = False
     name: str = "part"
@@ -56,9 +54,6 @@ class Part:
         """What clients of this class do, in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
         own = group._replace(download=group.download._replace(shared=shared, extra=extra))
-        if self.statistics and moment.role != "training":
-            shared = {**shared, **{k: v for k, v in self.statistics.items() if k in shared}}
-            own = own._replace(download=own.download._replace(shared=shared))
         held = ClientState(self.held(states.personal, True), self.held(states.memory, True))
         executor = self.executor
         if self.pieces:

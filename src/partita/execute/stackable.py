@@ -138,9 +138,11 @@ def by_batch(module: nn.Module) -> nn.Module:
 
 
 def averaging(module: nn.Module) -> nn.Module:
-    """The same module, whose BatchNorm statistics are means over all batches since they were zero."""
+    """The same in evaluation mode, whose BatchNorm statistics are means over all batches since zero."""
+    module.eval()
     for norm in module.modules():
         if isinstance(norm, MaskedBatchNorm):
+            norm.train()
             norm.momentum = None
     return module
 
