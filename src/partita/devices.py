@@ -84,6 +84,12 @@ class Devices:
                 )
             self._check_personal(self.run.partition_of(part.algorithm))
         full = _shapes(self.run.model, self.run.names)
+        if self.narrow and self.run.findings.buffers and self.run.settings.norm != "static":
+            warnings.warn(
+                "capacity: narrow models share statistics with wide ones, whose channels have other means; "
+                "use norm='static'",
+                stacklevel=LEVEL,
+            )
         nobody = [k for k in full if all(self.shapes[c].get(k) != full[k] for c in self.used)]
         if nobody:
             warnings.warn(
@@ -98,13 +104,16 @@ class Devices:
             return
         mine = set(partition.personal) - set(partition.shared)
         for kind in self.used:
-            lost = sorted(mine - set(self.shapes[kind]))
+            frozen = {k for piece in self.shares[kind].pieces for k, _ in named(piece)}
+            lost = sorted(mine & frozen or mine - set(self.shapes[kind]))
             if lost:
-                share = self.shares[kind]
+                norm = self.run.settings.norm == "personal"
                 raise check.fail(
-                    "personal",
-                    lost[0],
-                    f"a part that all devices train: clients of the class {share.name!r} do not hold it",
+                    "norm" if norm else "personal",
+                    "personal" if norm else lost[0],
+                    "a part that all devices train"
+                    + (f": {lost[0]} is personal then, and" if norm else ":")
+                    + f" clients of the class {self.shares[kind].name!r} do not hold it",
                 )
 
     # ---- what the loop asks
@@ -203,7 +212,7 @@ class Devices:
     def _down(self, kind: int) -> int:
         server = self.run.server
         down = self._bytes(kind, server.shared) + self._bytes(kind, server.extra)
-        frozen = [k for p in self.shares[kind].pieces for k, _ in (*p.named_parameters(), *p.named_buffers())]
+        frozen = [k for piece in self.shares[kind].pieces for k, _ in named(piece)]
         return down + tree.nbytes({k: server.shared[k] for k in frozen if k in server.shared})
 
     def sent(self, uploads: Upload) -> int:
@@ -242,8 +251,9 @@ class Devices:
         return {"class": self.shares[kind].name, "capacity": round(share, 6), "memory": size}
 
     def sent_by(self, kind: int) -> int:
-        """Bytes that a client of this class uploads, if it sends all that it shares."""
-        return self._bytes(kind, tree.pick(self.run.base, self.run.partition.shared))
+        """Bytes that a client of this class uploads in a turn of this stage."""
+        sent = self._sent()
+        return self._bytes(kind, sent.delta) + self._bytes(kind, sent.extra)
 
     def parameters(self, kind: int) -> int:
         """Numbers that a device of this class trains or tracks."""
@@ -252,10 +262,9 @@ class Devices:
     def _bytes(self, kind: int, tensors: Tensors) -> int:
         shapes, total = self.shapes[kind], 0
         for name, value in tensors.items():
-            plain = name.split("/")[-1]
-            if plain in shapes:
-                total += int(np.prod(shapes[plain], dtype=np.int64)) * value.element_size()
-            elif plain not in self.run.base:
+            if name in shapes:
+                total += int(np.prod(shapes[name], dtype=np.int64)) * value.element_size()
+            elif name not in self.run.base:
                 total += value.numel() * value.element_size()
         return total
 
@@ -266,6 +275,11 @@ def _put_back(now: Tensor, before: Tensor, where: Tensor | None) -> Tensor:
     found = now.clone()
     found.view(-1)[where] = before.reshape(-1)[where]
     return found
+
+
+def named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers with their names."""
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _shapes(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -233,7 +233,8 @@ class Federation:
         self.aggregate = self.devices.aggregate(self.algorithm.aggregate(self.problem))
         self.server_rule = self.algorithm.server(self.problem)
         self.personalize = self.algorithm.personalize
-        if self.settings.norm == "static" and self.has_personal:
+        own = self.partition.personal or self.personalize(self.problem).phases
+        if self.settings.norm == "static" and own:
             self.personalize = statistics.measured(self.personalize)
         self.deployment = deployment(self.personalize)
         models = {"global": global_model, "personal": self.personalize}

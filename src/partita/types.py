@@ -211,8 +211,13 @@ class Problem(Protocol):
         """∇²f(params) d on the batch, for a direction d in some of the parameters."""
         ...
 
+    @property
+    def tracked(self) -> tuple[tuple[str, str], ...]:
+        """The names of BatchNorm's means and variances."""
+        ...
+
     def statistics(self, params: Tensors, batch: Batch) -> Tensors:
-        """The buffers after a pass in training mode, BatchNorm's as means over all batches so far."""
+        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
         ...
 
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ def statistics(tensors: Tensors) -> Tensors:
 
 
 def measured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
-    """Plainly: mean and variance of what each BatchNorm gets, over the batches of 256 in turn."""
+    """Plainly: mean and variance of what each BatchNorm gets, over batches of 256, each by its samples."""
     model = copy.deepcopy(model).train()
     seen: dict[str, list[np.ndarray]] = {}
 
@@ -57,7 +57,8 @@ def measured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
             values = given[0].detach().double().numpy().transpose(1, 0, 2, 3)
             values = values.reshape(len(values), -1)
             seen.setdefault(f"{name}.running_mean", []).append(values.mean(1))
-            seen.setdefault(f"{name}.running_var", []).append(values.var(1, ddof=1))
+            square = values.var(1, ddof=1) + values.mean(1) ** 2
+            seen.setdefault(f"{name}.running_var", []).append(square)
 
         return hook
 
@@ -67,14 +68,30 @@ def measured(model: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
     with torch.no_grad():
         for batch in x.split(256):
             model(batch)
-    return {k: np.mean(v, 0) for k, v in seen.items()}
+    n = [len(batch) for batch in x.split(256)]
+    return centred({k: np.average(v, axis=0, weights=n) for k, v in seen.items()})
+
+
+def centred(moments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """σ² = E[x²] − μ²."""
+    means = {k.replace("_mean", "_var"): v for k, v in moments.items() if k.endswith("_mean")}
+    return {k: v - means[k] ** 2 if k in means else v for k, v in moments.items()}
 
 
 def mean_over(run: pt.Run, data: FederatedData, clients: list[int]) -> dict[str, np.ndarray]:
     """Plainly: each client's own statistics under its own model, by samples."""
-    found = [measured(run.client(i).model(), data.client(i)[0]) for i in clients]
-    n = data.sizes()[clients]
-    return {k: np.average([f[k] for f in found], axis=0, weights=n) for k in found[0]}
+    return together(
+        [measured(run.client(i).model(), data.client(i)[0]) for i in clients], data.sizes()[clients]
+    )
+
+
+def together(found: list[dict[str, np.ndarray]], n: Any) -> dict[str, np.ndarray]:
+    """Of several clients as one."""
+    square = [
+        {k: v + (f[k.replace("_var", "_mean")] ** 2 if k.endswith("_var") else 0) for k, v in f.items()}
+        for f in found
+    ]
+    return centred({k: np.average([f[k] for f in square], axis=0, weights=n) for k in square[0]})
 
 
 # ---- static: training
@@ -215,19 +232,19 @@ def test_statistics_are_measured_on_the_training_samples_of_all(method, capacity
 @executors
 @pytest.mark.parametrize("capacity", ["width", "fjord"])
 def test_narrow_models_have_statistics_of_their_own(capacity, executor) -> None:
-    """Those of the client's own samples, with the model that it holds."""
+    """Those of the clients of their class, with the model of their class."""
     data = digits()
     run = federate(
         convs(), data, pt.fedavg(lr=0.1), norm="static", capacity=CAPACITIES[capacity], executor=executor
     )
-    expected = mean_over(run, data, [1])
+    weak = [i for i, kind in enumerate(KINDS) if kind == "weak"]
+    expected = mean_over(run, data, weak)
     own = dict(run.client(1).model().named_buffers())
     for k, v in expected.items():
         np.testing.assert_allclose(own[k], v, atol=1e-5, err_msg=k)
     # the server's are those of the whole model, over everyone
     whole = [measured(run.model(), data.client(i)[0]) for i in range(len(SIZES))]
-    for k in expected:
-        mean = np.average([w[k] for w in whole], axis=0, weights=SIZES)
+    for k, mean in together(whole, SIZES).items():
         np.testing.assert_allclose(run.shared[k], mean, atol=1e-5, err_msg=k)
     name = "body.norm.running_mean"
     assert np.abs(own[name].numpy() - run.shared[name][: len(own[name])].numpy()).max() > 1e-3

@@ -91,9 +91,14 @@ def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
 
 def _part(uploads: Upload, part: Held, rows: list[int]) -> Upload | None:
     """Some columns of some clients; nothing if no one sends any of these names."""
-    some: Upload = uploads if len(rows) == len(uploads.client) else tree.rows(uploads, rows)  # type: ignore[arg-type]
-    delta, extra = (_columns(x, part) for x in (some.delta, some.extra))
-    return some._replace(delta=delta, extra=extra) if delta or extra else None
+    delta, extra = (tree.pick(x, [k for k in part.columns if k in x]) for x in (uploads.delta, uploads.extra))
+    if not delta and not extra:
+        return None
+    some = uploads._replace(delta=delta, extra=extra)
+    assert uploads.client is not None
+    if len(rows) < len(uploads.client):
+        some = tree.rows(some, rows)
+    return some._replace(delta=_columns(some.delta, part), extra=_columns(some.extra, part))
 
 
 def _columns(stacks: Tensors, part: Held) -> Tensors:

@@ -31,7 +31,7 @@ def check_assign(field: str, value: Any) -> Any:
 def assigned(assign: Assign, classes: Sequence[str], clients: int, seed: int) -> list[int]:
     """For each client the number of its class. Without a word from the user: as many in each."""
     if assign is None:
-        assign = dict.fromkeys(classes, 1 / len(classes))
+        return _shuffled(_whole([clients / len(classes)] * len(classes)), clients, seed)
     if isinstance(assign, Mapping):
         return _drawn(assign, classes, clients, seed)
     names = [assign(i) for i in range(clients)] if callable(assign) else list(assign)
@@ -53,6 +53,10 @@ def _drawn(amounts: Mapping[str, float], classes: Sequence[str], clients: int, s
         raise check.fail(
             "assign", dict(amounts), f"numbers of clients, {clients} in all, or shares, 1 in all"
         )
+    return _shuffled(counts, clients, seed)
+
+
+def _shuffled(counts: Sequence[int], clients: int, seed: int) -> list[int]:
     found = [number for number, count in enumerate(counts) for _ in range(count)]
     order = draws.generator(seed, "capacity").permutation(clients).tolist()
     return [found[i] for i in order]

@@ -34,6 +34,7 @@ class Part:
     sent    what a client that holds everything would send
     pieces  frozen blocks in evaluation mode, and `open_pieces` the same by the statistics of the samples
     shapes  of the tensors of the whole model
+    statistics  of this class's own model, where those of the whole one do not fit (norm="static")
     base    of those that nobody shares: what they were at the start
     """
 
@@ -44,6 +45,7 @@ class Part:
     pieces: tuple[nn.Module, ...] = ()
     open_pieces: tuple[nn.Module, ...] = ()
     base: Tensors = field(default_factory=dict)
+    statistics: Tensors = field(default_factory=dict)
     static: bool = False
     disk: bool = False
     name: str = "part"
@@ -54,24 +56,26 @@ class Part:
         """What clients of this class do, in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
         own = group._replace(download=group.download._replace(shared=shared, extra=extra))
+        if self.statistics and moment.role != "training":
+            shared = {**shared, **{k: v for k, v in self.statistics.items() if k in shared}}
+            own = own._replace(download=own.download._replace(shared=shared))
         held = ClientState(self.held(states.personal, True), self.held(states.memory, True))
         executor = self.executor
         if self.pieces:
             executor = executor.on(self._recorded(build, clients, group, moment))
         upload, new = executor(build, clients, own, held, moment)
-        return self._whole(upload, len(clients), moment), self._kept(new, states, group)
+        return self._whole(upload, len(clients), moment), self._kept(new, states, group, moment)
 
     # ---- tensors
 
     def held(self, tensors: Tensors, stacked: bool) -> Tensors:
-        """The part of these that the class holds; a name may stand behind a prefix, as in 'ended/NAME'."""
+        """The part of these that the class holds, and what is no tensor of the model."""
         rows = (slice(None),) if stacked else ()
         found: Tensors = {}
         for name, value in tensors.items():
-            plain = name.split("/")[-1]
-            if plain in self.region:
-                found[name] = value[rows + self.region[plain]]
-            elif plain not in self.shapes:
+            if name in self.region:
+                found[name] = value[rows + self.region[name]]
+            elif name not in self.shapes:
                 found[name] = value
         return found
 
@@ -97,15 +101,17 @@ class Part:
                 found[name][(slice(None), *self.region[name])] = value
         return found
 
-    def _kept(self, new: ClientState, old: ClientState, group: Group) -> ClientState:
+    def _kept(self, new: ClientState, old: ClientState, group: Group, moment: Moment) -> ClientState:
         """What clients keep; of a personal copy of what they do not hold, what they received."""
+        if moment.role != "training":
+            return new
         shared = group.download.shared
         personal = {
             k: self._into(v, new.personal.get(k), shared.get(k), group.stacked)
             for k, v in old.personal.items()
         }
         memory = {k: self._into(v, new.memory.get(k), None, True) for k, v in old.memory.items()}
-        return ClientState(personal if new.personal else {}, memory if new.memory else {})
+        return ClientState(personal, memory)
 
     @staticmethod
     def _into(old: Tensor, new: Tensor | None, received: Tensor | None, stacked: bool) -> Tensor:
@@ -134,7 +140,7 @@ class Part:
         """The samples that the rule will look at, as the frozen blocks let them through."""
         data, rule = self.executor.bound.data, self.executor.bound.bind(build)
         splits = tuple(dict.fromkeys(work_of(phase, moment).split for phase in rule.phases))
-        ranges = {split: np.zeros_like(data.ranges(split)) for split in ("train", "test")}
+        ranges = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in ("train", "test")}
         rows: list[Tensor] = []
         at = 0
         for client in clients.tolist():
@@ -163,8 +169,11 @@ class Part:
     def _pass(
         self, pieces: Sequence[nn.Module], shared: Tensors, data: FederatedData, rows: Tensor, size: int
     ) -> Tensor:
+        if not len(rows):  # the shape of what comes out, by some sample
+            return self._pass(pieces, shared, data, rows.new_zeros(1), 1)[:0]
+
         def batches() -> Iterator[Tensor]:
-            for i in range(0, max(len(rows), 1), size):
+            for i in range(0, len(rows), size):
                 yield data.gather(rows[i : i + size])[0]
 
         def fetch(names: Sequence[str]) -> Tensors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value
 
 from partita import tree
 from partita.execute.outputs import outputs
-from partita.execute.stackable import averaging, context, stackable, static
+from partita.execute.stackable import context, of_one_batch, stackable, static, tracked
 from partita.measure.criteria import Criterion
 from partita.types import Batch, Partition, Tensors
 
@@ -49,7 +49,7 @@ class ModelProblem:
     owns_gradients: bool
     clients: int = 1
     change: Change | None = None
-    measuring: nn.Module | None = None
+    measuring: nn.Module = field(default_factory=nn.Identity)
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -88,14 +88,20 @@ class ModelProblem:
             return found
         return {k: self.change.kept(k, v, params[k], batch.key) for k, v in found.items()}
 
+    @property
+    def tracked(self) -> tuple[tuple[str, str], ...]:
+        """The names of BatchNorm's means and variances."""
+        return tracked(self.measuring)
+
     def statistics(self, params: Tensors, batch: Batch) -> Tensors:
-        """The buffers after a pass in training mode, BatchNorm's as means over all batches so far."""
-        assert self.measuring is not None
+        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
+        names = [name for pair in self.tracked for name in pair]
         with torch.no_grad():
             given = context(self.measuring, batch.key, batch.mask)
-            tensors = {**params, **{k: params[k].clone() for k in self.buffers}, **given}
+            own = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
+            tensors = {**params, **own, **given}
             functional_call(self.measuring, tensors, (batch.x,))
-        return tree.pick(tensors, self.buffers)
+        return tree.pick(tensors, names)
 
     def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         """Metric and loss of each sample, zero where the batch is padded."""
@@ -158,7 +164,7 @@ def _build(
     names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
     training = stackable(module).requires_grad_(False).train()
     evaluation = _share(training).eval()
-    measuring = averaging(_share(training))
+    measuring = of_one_batch(_share(training))
     if not tracks:
         static(training)
     return ModelProblem(

@@ -137,14 +137,22 @@ def by_batch(module: nn.Module) -> nn.Module:
     return static(module)
 
 
-def averaging(module: nn.Module) -> nn.Module:
-    """The same in evaluation mode, whose BatchNorm statistics are means over all batches since zero."""
+def of_one_batch(module: nn.Module) -> nn.Module:
+    """The same in evaluation mode, whose BatchNorm statistics become those of the last batch."""
     module.eval()
     for norm in module.modules():
         if isinstance(norm, MaskedBatchNorm):
             norm.train()
-            norm.momentum = None
+            norm.momentum = 1.0
     return module
+
+
+def tracked(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """The names of the means and variances that BatchNorm layers keep."""
+    norms = [n for n, m in module.named_modules() if isinstance(m, MaskedBatchNorm)]
+    there = dict(module.named_buffers())
+    pairs = [tuple(f"{n}.{k}".lstrip(".") for k in ("running_mean", "running_var")) for n in norms]
+    return tuple((mean, var) for mean, var in pairs if mean in there)
 
 
 def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:

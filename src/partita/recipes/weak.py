@@ -59,12 +59,13 @@ class Task(NamedTuple):
     lr: float
     rounds: int
     norm: str | None = None
+    falls: tuple[float, ...] = (0.8, 0.9)
 
 
 TASKS = {
     "cifar10": Task({"strong": 0, "moderate": 4, "weak": 7}, 0.4, 1000, "global"),
-    "femnist": Task({"strong": 0, "moderate": 2, "weak": 3}, 0.04, 200),
-    "imdb": Task({"strong": 0, "moderate": 1, "weak": 1}, 0.1, 400),
+    "femnist": Task({"strong": 0, "moderate": 2, "weak": 3}, 0.04, 200, falls=()),
+    "imdb": Task({"strong": 0, "moderate": 1, "weak": 1}, 0.1, 400, falls=(0.5, 0.75)),
 }
 
 
@@ -124,7 +125,7 @@ def embracing_mix(
             held = _capacity(task, kind, {k: n for k, n in counts.items() if n})
             norm = None if TASKS[task].norm is None else _norm(kind)
             variants[f"{kind}-{case}"] = _variant(
-                model, source, held, rounds or 30, max(1, clients // 4), step, norm, seed
+                model, source, held, rounds or 30, max(1, clients // 4), step, norm, seed, TASKS[task].falls
             )
     return Study(variants, tables=lambda runs: [_mix(runs, task)])
 
@@ -164,9 +165,11 @@ def _variant(
     lr: float,
     norm: str | None,
     seed: int,
+    falls: Sequence[float] = (0.8, 0.9),
 ) -> Variant:
     check.integer("rounds", rounds, low=1)
-    rate = rates.stepped(lr, at=(max(1, rounds * 8 // 10), max(2, rounds * 9 // 10)), factor=0.1)
+    at = sorted({max(1, round(share * rounds)) for share in falls})
+    rate = rates.stepped(lr, at=at, factor=0.1) if at else rates.constant(lr)
     return Variant(
         Experiment(
             model=model,

@@ -1,0 +1,136 @@
+"""Devices of different capacity where something is missing, tied, oddly named, or counted by others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from weak import KINDS, digits, federate, mlp
+
+import partita as pt
+from partita.capacity import depth, width
+
+WEAK = depth({"strong": 0, "weak": 1}, KINDS)
+
+
+def test_a_personal_tensor_that_a_frozen_block_uses_too() -> None:
+    """The piece would have to be the client's own: refused."""
+    first, second = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    second.weight = first.weight
+    model = nn.Sequential(
+        nn.Sequential(nn.Flatten(), first), nn.Sequential(nn.ReLU(), second), nn.Linear(64, 10)
+    )
+    with pytest.raises(ValueError, match=r"^personal='0.1.weight': expected a part that all devices train"):
+        federate(model, digits(), pt.fedalt("0.*", lr=0.1), capacity=WEAK)
+
+
+class Flat(nn.Module):
+    """Reshapes in a way that a batch of no samples does not bear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_weak_clients_without_data(executor: str) -> None:
+    sizes = (9, 8, 0, 7, 0, 0)
+    kinds = ["strong", "strong", "weak", "strong", "weak", "weak"]
+    model = nn.Sequential(nn.Sequential(Flat(), nn.Linear(64, 8)), nn.ReLU(), nn.Linear(8, 10))
+    held = depth({"strong": 0, "weak": 2}, kinds)
+    run = federate(model, digits(sizes), pt.fedavg(lr=0.1), capacity=held, executor=executor)
+    assert torch.isfinite(run.client(4).model()(torch.ones(2, 64))).all()
+
+
+def test_fine_tuning_of_what_weak_devices_do_not_hold() -> None:
+    """They have nothing to tune, and keep what they received."""
+    stages = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.1), rounds=1), pt.stage(pt.finetune("input", lr=0.1), epochs=1)
+    )
+    run = federate(mlp(), digits(), stages, capacity=WEAK)
+    weak, strong = (KINDS.index(kind) for kind in ("weak", "strong"))
+    name = "hidden1.linear.weight"
+    assert torch.equal(run.client(weak).personal[name], run.shared[name])
+    assert not torch.equal(run.client(strong).personal[name], run.shared[name])
+
+
+def test_names_with_a_slash() -> None:
+    blocks = [("stage/1", nn.Sequential(nn.Flatten(), nn.Linear(64, 8))), ("head/1", nn.Linear(8, 10))]
+    run = federate(nn.Sequential(OrderedDict(blocks)), digits(), pt.fedavg(lr=0.1), capacity=WEAK)
+    assert {"stage/1.1.weight", "head/1.weight"} <= set(run.shared)
+
+
+def test_one_client_and_no_word_about_classes() -> None:
+    run = federate(mlp(), digits((12,)), pt.fedavg(lr=0.1), capacity=depth({"strong": 0, "weak": 1}))
+    assert run.clients[0]["class"] in ("strong", "weak")
+
+
+def test_a_short_last_batch_counts_by_its_samples() -> None:
+    """257 samples are a batch of 256 and one of 1, whose variance says nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(2.0, 3.0, size=(514, 4)).astype("float32")
+    data = pt.data.from_arrays(x, rng.integers(0, 2, 514), np.zeros(514, dtype=int), test=0.5)
+    assert data.sizes()[0] == 257
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    run = federate(model, data, pt.fedavg(lr=1e-6), norm="static", steps=1, batch=8)
+    own = data.client(0)[0]
+    torch.testing.assert_close(run.shared["0.running_mean"], own.mean(0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run.shared["0.running_var"], own.var(0), atol=0, rtol=0.02)
+
+
+class Scale(nn.Module):
+    """Statistics that are no BatchNorm."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.scale.copy_(0.9 * self.scale + 0.1 * x.abs().mean().detach())
+        return x / self.scale
+
+
+def test_other_statistics_are_averaged_as_ever() -> None:
+    model = nn.Sequential(nn.Flatten(), Scale(), nn.Linear(64, 10))
+    runs = [
+        federate(model, digits(), pt.fedavg(lr=0.1), norm=norm, rounds=2) for norm in ("static", "global")
+    ]
+    assert torch.equal(runs[0].shared["1.scale"], runs[1].shared["1.scale"])
+    assert runs[0].shared["1.scale"].item() not in (0.0, 1.0)
+
+
+def test_narrow_models_with_shared_statistics_are_warned_about() -> None:
+    model: Any = pt.models.resnet20(4, width=0.25)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(48, 3, 8, 8)).astype("float32")
+    data = pt.data.from_arrays(x, rng.integers(0, 4, 48), np.repeat(np.arange(6), 8), test=0.25)
+    with pytest.warns(UserWarning, match=r"^capacity: narrow models share statistics .* use norm='static'$"):
+        federate(
+            model,
+            data,
+            pt.fedavg(lr=0.1),
+            capacity=width({"strong": 1.0, "weak": 0.5}, KINDS),
+            norm="global",
+            rounds=1,
+            steps=1,
+        )
+
+
+def test_what_a_class_sends_is_what_it_says() -> None:
+    """SCAFFOLD sends twice as much as fedavg; who fine-tunes sends nothing."""
+    plain, twice = (
+        federate(mlp(), digits(), method, capacity=WEAK).summary()["classes"]
+        for method in (pt.fedavg(lr=0.1), pt.scaffold(lr=0.1))
+    )
+    for kind in ("strong", "weak"):
+        assert twice[kind]["bytes_up"] == 2 * plain[kind]["bytes_up"] > 0
+    stages = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.1), rounds=1), pt.stage(pt.finetune("output", lr=0.1), epochs=1)
+    )
+    assert federate(mlp(), digits(), stages, capacity=WEAK).summary()["classes"]["weak"]["bytes_up"] == 0
