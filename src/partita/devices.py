@@ -19,7 +19,7 @@ from partita import check, draws, tree
 from partita.aggregate.holders import Aggregate, Held, held_by, over_holders
 from partita.capacity.blocks import still
 from partita.capacity.memory import footprint
-from partita.execute import Executor, make_executor
+from partita.execute import Executor, budget, make_executor
 from partita.execute.classes import Classes, Part
 from partita.execute.ordered import ordered
 from partita.execute.probe import saved_bytes
@@ -169,7 +169,13 @@ class Devices:
             tracks=run.settings.norm != "static",
             change=ordered(share.widths, held, findings.buffers) if share.widths else None,
         )
-        return replace(part, executor=runner.on(run.data))
+        fits = budget(run.settings.memory, run.data.x.device)
+        return replace(
+            part,
+            executor=runner.on(run.data),
+            record_bytes=data.x[:1].numel() * data.x.element_size() if share.pieces and not part.disk else 0,
+            budget=fits,
+        )
 
     def aggregate(self, rule: Aggregate) -> Aggregate:
         """Each part of the model over those who hold it."""

@@ -13,6 +13,7 @@ from weak import KINDS, digits, federate, mlp
 
 import partita as pt
 from partita.capacity import depth, width
+from partita.execute import classes
 
 WEAK = depth({"strong": 0, "weak": 1}, KINDS)
 
@@ -120,6 +121,52 @@ def test_narrow_models_with_shared_statistics_are_warned_about() -> None:
             rounds=1,
             steps=1,
         )
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_records_fit_the_memory(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients come in parts whose records fit; the result is the same."""
+    whole = federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=WEAK, executor=executor)
+    seen: list[int] = []
+    usual = classes.Part._together
+
+    def together(self: Any, build: Any, clients: Any, *rest: Any) -> Any:
+        seen.append(len(clients))
+        return usual(self, build, clients, *rest)
+
+    monkeypatch.setattr(classes.Part, "_together", together)
+    row = 4 * mlp()[1].linear.in_features  # type: ignore[union-attr, operator]
+    largest = max(digits().sizes())
+    few = federate(
+        mlp(), digits(), pt.fedavg(lr=0.1), capacity=WEAK, executor=executor, memory=int(row * largest)
+    )
+    assert max(seen) < KINDS.count("weak")
+    for k, v in whole.shared.items():
+        torch.testing.assert_close(few.shared[k], v)
+
+
+@pytest.mark.parametrize("how", ["static", "asynchronous"])
+def test_records_on_disk_are_on_disk(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each client passes alone."""
+    kinds: list[bool] = []
+    usual = classes.recorded
+
+    def spied(parts: Any, rows: int, disk: bool) -> Tensor:
+        kinds.append(disk)
+        return usual(parts, rows, disk)
+
+    monkeypatch.setattr(classes, "recorded", spied)
+    held = depth({"strong": 0, "weak": 1}, KINDS, record="disk")
+    delays = pt.schedule.delays(upload=pt.schedule.exponential(1.0))
+    late = pt.schedule.asynchronous(concurrency=4, delays=delays)
+    options: dict[str, Any] = {"norm": "static"} if how == "static" else {"schedule": late, "rounds": 8}
+    model = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)), nn.Linear(8, 10))
+    run = federate(model, digits(), pt.fedavg(lr=0.1), capacity=held, **{"norm": "global", **options})
+    assert kinds
+    assert all(kinds)
+    memory = depth({"strong": 0, "weak": 1}, KINDS)
+    other = federate(model, digits(), pt.fedavg(lr=0.1), capacity=memory, **{"norm": "global", **options})
+    assert all(torch.equal(other.shared[k], v) for k, v in run.shared.items())
 
 
 def test_what_a_class_sends_is_what_it_says() -> None:

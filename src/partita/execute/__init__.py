@@ -18,7 +18,17 @@ from partita.execute.problem import Change, ModelProblem, reference, stacked
 from partita.execute.vmap import Vmap
 from partita.types import Moment, Partition, Tensors
 
-__all__ = ["Auto", "Build", "Executor", "Findings", "ModelProblem", "Moment", "examine", "make_executor"]
+__all__ = [
+    "Auto",
+    "Build",
+    "Executor",
+    "Findings",
+    "ModelProblem",
+    "Moment",
+    "budget",
+    "examine",
+    "make_executor",
+]
 
 
 def make_executor(
@@ -55,13 +65,18 @@ def make_executor(
     # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
     vmap = Vmap(
         Bound(problem, data),
-        budget=memory if memory is not None else _memory(data.x.device) // 4,
+        budget=budget(memory, data.x.device),
         model_bytes=5 * tree.nbytes(params),
         sample_bytes=3 * sample_bytes,
     )
     if kind == "vmap":
         return vmap, problem
     return Auto((vmap, loop), picks if picks is not None else {}, label=label), problem
+
+
+def budget(memory: int | None, device: torch.device) -> int:
+    """Bytes that stacked clients may take: as the user says, or a quarter of what there is."""
+    return memory if memory is not None else _memory(device) // 4
 
 
 def _memory(device: torch.device) -> int:

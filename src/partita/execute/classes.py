@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from partita import tree
 from partita.data import FederatedData
 from partita.execute.base import Build, Executor, Runner, work_of
-from partita.execute.record import passed
+from partita.execute.record import passed, recorded
 from partita.types import ClientState, Group, Moment, Tensors, Upload
 
 TRIAL = 8  # samples that are tried before a run
@@ -48,12 +48,26 @@ class Part:
     statistics: Tensors = field(default_factory=dict)
     static: bool = False
     disk: bool = False
+    record_bytes: int = 0  # of a sample behind the frozen blocks
+    budget: int = 1 << 62  # for the records of clients that train together
     name: str = "part"
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
-        """What clients of this class do, in the shapes of the whole model."""
+        """What clients of this class do, as many at a time as their records fit."""
+        sizes = self._samples(build, clients, moment) if self.pieces else np.zeros(len(clients))
+        found = []
+        for some in _fitting(sizes * self.record_bytes, self.budget):
+            part = group if len(some) == len(clients) else _some(group, some)
+            own = states if len(some) == len(clients) else tree.rows(states, some)
+            found.append(self._together(build, clients[some], part, own, moment.of(some)))
+        return tree.cat(found)  # type: ignore[no-any-return]
+
+    def _together(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """Some of them, in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
         own = group._replace(download=group.download._replace(shared=shared, extra=extra))
         if self.statistics and moment.role != "training":
@@ -136,10 +150,19 @@ class Part:
         train[client] = 0, len(rows)
         return replace(data, x=x, y=data.y.index_select(0, rows), train=train, test=np.zeros_like(train))
 
+    def _splits(self, build: Build, moment: Moment) -> tuple[str, ...]:
+        """The parts of the data that the rule looks at."""
+        phases = self.executor.bound.bind(build).phases
+        return tuple(dict.fromkeys(work_of(phase, moment).split for phase in phases))
+
+    def _samples(self, build: Build, clients: np.ndarray, moment: Moment) -> np.ndarray:
+        """How many each client has there."""
+        data, none = self.executor.bound.data, np.zeros(len(clients), dtype=np.int64)
+        return sum([data.ranges(split)[clients, 1] for split in self._splits(build, moment)], none)
+
     def _recorded(self, build: Build, clients: np.ndarray, group: Group, moment: Moment) -> FederatedData:
         """The samples that the rule will look at, as the frozen blocks let them through."""
-        data, rule = self.executor.bound.data, self.executor.bound.bind(build)
-        splits = tuple(dict.fromkeys(work_of(phase, moment).split for phase in rule.phases))
+        data, splits = self.executor.bound.data, self._splits(build, moment)
         ranges = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in ("train", "test")}
         rows: list[Tensor] = []
         at = 0
@@ -164,7 +187,8 @@ class Part:
             return self._pass(pieces, shared, data, torch.cat(list(rows)), TOGETHER)
         own = [tree.row(shared, i) if group.stacked else shared for i in range(len(rows))]
         size = len(data.x) if alone else TOGETHER
-        return torch.cat([self._pass(pieces, w, data, mine, size) for w, mine in zip(own, rows)])
+        parts = (self._pass(pieces, w, data, mine, size) for w, mine in zip(own, rows))
+        return recorded(parts, sum(map(len, rows)), self.disk)
 
     def _pass(
         self, pieces: Sequence[nn.Module], shared: Tensors, data: FederatedData, rows: Tensor, size: int
@@ -224,3 +248,16 @@ def _some(group: Group, places: list[int]) -> Group:
         shared, extra = tree.rows(download[:2], places)
         download = download._replace(shared=shared, extra=extra)
     return group._replace(positions=tuple(range(len(places))), download=download)
+
+
+def _fitting(sizes: np.ndarray, budget: int) -> list[list[int]]:
+    """Places in groups whose sizes together fit the budget, as far as a single one does."""
+    found: list[list[int]] = [[]]
+    total = 0.0
+    for place, size in enumerate(sizes.tolist()):
+        if found[-1] and total + size > budget:
+            found.append([])
+            total = 0.0
+        found[-1].append(place)
+        total += size
+    return found

@@ -40,7 +40,7 @@ def passed(
     record: Tensor | None = None
     for piece in pieces:
         given = batches if record is None else _batches(record, size)
-        record = _recorded(_through(piece, fetch, given), rows, disk)
+        record = recorded(_through(piece, fetch, given), rows, disk)
     assert record is not None, "no pieces"
     return record
 
@@ -60,7 +60,8 @@ def _through(piece: nn.Module, fetch: Fetch, batches: Iterator[Tensor]) -> Itera
         del x
 
 
-def _recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
+def recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
+    """Parts one after another, in memory or in a file; only one of them is in memory besides."""
     first = next(parts)
     record = _room(first, rows, disk)
     record[: len(first)] = first
