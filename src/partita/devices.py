@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from partita import check, draws, tree
-from partita.aggregate.holders import Aggregate, Held, held_by, over_holders
+from partita.aggregate.holders import (
+    Aggregate,
+    Forge,
+    Held,
+    forged_by_holders,
+    held_by,
+    over_holders,
+)
 from partita.capacity.blocks import still
 from partita.capacity.memory import footprint
 from partita.execute import Executor, budget, make_executor
@@ -182,6 +189,10 @@ class Devices:
         if self.alike:
             return rule
         return over_holders(rule, self.held, self.kinds.tolist())
+
+    def forge(self, attack: Forge) -> Forge:
+        """An attack that sees, of each part of the model, those who hold it."""
+        return attack if self.alike else forged_by_holders(attack, self.held, self.kinds.tolist())
 
     @functools.cached_property
     def held(self) -> list[Held]:

@@ -177,7 +177,7 @@ class Federation:
         if not places:
             return {}
         key = draws.key(self.settings.seed, "attack", self.server.version, device=self.settings.device)
-        sent = self.attack.forge(uploads, places, key)
+        sent = self.devices.forge(self.attack.forge)(uploads, places, key)
         return {i: sent[i] for i in places if i in sent}  # nobody else's
 
     def release(self) -> None:

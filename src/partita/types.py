@@ -48,7 +48,9 @@ class Upload(NamedTuple):
     """What a client sends: delta = (what it received) − (what it computed), shared names only.
 
     The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
-    both alone.
+    both alone. `extra` is whatever else the method sends. Under a tensor's name it is a change whose sum over
+    clients the server divides by the number of all (SCAFFOLD's c_i): where not all hold that tensor, the sum
+    is scaled so that it is divided by those who do.
     """
 
     delta: Tensors

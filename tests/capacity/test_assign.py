@@ -110,7 +110,10 @@ def test_cuts_that_do_not_fit() -> None:
     for cut in (-1, 1.5, "two", None):
         with pytest.raises(ValueError, match=r"capacity cuts\['weak'\]=.*: expected a whole number from 0"):
             depth({"weak": cut})
-    refused(r"^capacity cuts\['weak'\]=3: expected a whole number from 0 up to 2", depth({"weak": 3}))
+    text = r"expected fewer than the 3 blocks of the model \(hidden1, hidden2, output, ...\)"
+    refused(rf"^capacity cuts\['weak'\]=3: {text}", depth({"weak": 3}))
+    with pytest.raises(ValueError, match=r"^capacity cuts='33 classes': expected at most 32$"):
+        depth({f"class{i}": i for i in range(33)})
     ends = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softplus())
     refused(
         r"^capacity cuts\['weak'\]=2: expected a cut that leaves parameters to train",

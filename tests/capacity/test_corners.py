@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from weak import KINDS, digits, federate, mlp
 
 import partita as pt
+from partita.aggregate.holders import forged_by_holders, held_by
 from partita.capacity import depth, width
 from partita.execute import classes
+from partita.types import Upload
 
 WEAK = depth({"strong": 0, "weak": 1}, KINDS)
 
@@ -121,6 +123,43 @@ def test_narrow_models_with_shared_statistics_are_warned_about() -> None:
             rounds=1,
             steps=1,
         )
+
+
+@pytest.mark.parametrize("liar", [0, 1], ids=["strong", "weak"])
+def test_attacks_know_who_holds_what(liar: int) -> None:
+    """ipm(ε) sends −ε times the mean of the honest: of a part of the model, of those who hold it."""
+    held = held_by({"y": (3,), "z": (2,)}, [{"y": (3,), "z": (2,)}, {"z": (2,)}])
+    kinds = [0, 1, 0, 0, 1]
+    rng = torch.Generator().manual_seed(0)
+    y, z = torch.randn(5, 3, generator=rng), torch.randn(5, 2, generator=rng)
+    y[[1, 4]] = 0.0  # weak clients hold none of it
+    uploads = Upload({"y": y, "z": z}, weight=torch.ones(5), client=torch.arange(5))
+    forge = pt.attack.ipm(0.5).forge
+    assert forge is not None
+    lies = forged_by_holders(forge, held, kinds)(uploads, (liar,), torch.tensor(0))[liar]
+    others = [i for i in range(5) if i != liar]
+    torch.testing.assert_close(lies.delta["z"], -0.5 * z[others].mean(0))
+    strong = [i for i in others if kinds[i] == 0]
+    torch.testing.assert_close(lies.delta["y"], -0.5 * y[strong].mean(0) if kinds[liar] == 0 else y[liar])
+
+
+@pytest.mark.parametrize(
+    "attack", ["alie", "gaussian", "ipm", "malformed", "mimic", "nonfinite", "sign_flip"]
+)
+@pytest.mark.parametrize("capacity", ["depth", "width"])
+def test_every_attack_runs_among_weak_devices(attack: str, capacity: str) -> None:
+    made: Any = {
+        "gaussian": lambda: pt.attack.gaussian(1.0),
+        "ipm": lambda: pt.attack.ipm(0.5),
+    }.get(attack, getattr(pt.attack, attack))()
+    held = WEAK if capacity == "depth" else width({"strong": 1.0, "weak": 0.5}, KINDS)
+    method = pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())
+    run = federate(
+        mlp(), digits(), method, capacity=held, attack=made, byzantine=[1], rounds=2, executor="vmap"
+    )
+    assert all(torch.isfinite(v).all() for v in run.shared.values())
+    if attack in ("malformed", "nonfinite"):
+        assert run.summary()["excluded"] == ["1"]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -19,6 +19,7 @@ from partita.types import Tensors, Upload
 
 Shapes = Mapping[str, tuple[int, ...]]
 Aggregate = Callable[[Upload, Tensor], Upload]
+Forge = Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]]
 
 
 class Held(NamedTuple):
@@ -80,6 +81,60 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
         return Upload(delta, weight=None if weight is None else weight.sum(), extra=extra, metrics=notes)
 
     return combine
+
+
+def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) -> Forge:
+    """What liars send: on each part of the model the attack sees those who hold it, as the aggregator does.
+
+    Of what it does not hold, a liar sends what it would. What does not fit (`malformed`) is sent as it is.
+    """
+
+    def lie(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
+        assert uploads.client is not None
+        classes = [kinds[c] for c in uploads.client.tolist()]
+        sent = {i: Upload(*tree.row(uploads[:3], i)) for i in liars}
+        odd: dict[int, Upload] = {}
+        for part in held:
+            rows = [i for i, kind in enumerate(classes) if kind in part.classes]
+            some = _part(uploads, part, rows) if rows else None
+            there = tuple([rows.index(i) for i in liars if i in rows])
+            if some is None or not there:
+                continue
+            for place, lies in forge(some, there, key).items():
+                own = _row_of(some, place)
+                if _alike(lies.delta, own.delta) and _alike(lies.extra, own.extra):
+                    sent[rows[place]] = _replaced(sent[rows[place]], lies, part)
+                else:
+                    odd[rows[place]] = lies
+        return {**sent, **odd}
+
+    return lie
+
+
+def _row_of(uploads: Upload, i: int) -> Upload:
+    return Upload(*tree.row(uploads[:3], i))
+
+
+def _alike(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(a[k].shape == b[k].shape for k in a)
+
+
+def _replaced(own: Upload, lies: Upload, part: Held) -> Upload:
+    """The upload with some columns of it replaced."""
+    delta, extra = ({**x} for x in (own.delta, own.extra))
+    for whole, values in ((delta, lies.delta), (extra, lies.extra)):
+        for name, value in values.items():
+            where = part.columns[name]
+            if where is None:
+                whole[name] = value
+            else:
+                whole[name] = (
+                    whole[name]
+                    .reshape(-1)
+                    .index_copy(0, where, value.to(whole[name].dtype))
+                    .view(whole[name].shape)
+                )
+    return own._replace(delta=delta, extra=extra, weight=lies.weight)
 
 
 def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:

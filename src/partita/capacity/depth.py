@@ -33,9 +33,16 @@ Assigned = Annotated[
 CUTS = "{'strong': 0, 'moderate': 4, 'weak': 7}"
 
 
+def few(field: str, classes: Mapping[str, Any], most: int = 32) -> None:
+    """Refuses more classes than anybody can tell apart."""
+    if len(classes) > most:
+        raise check.fail(field, f"{len(classes)} classes", f"at most {most}")
+
+
 def _cuts(field: str, value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping) or not value:
         raise check.fail(field, value, f"blocks that each class leaves out, such as {CUTS}")
+    few(field, value)
     return {str(k): check.integer(f"{field}[{k!r}]", n, low=0) for k, n in value.items()}
 
 
@@ -95,7 +102,9 @@ def depth(
 def _share(model: nn.Module, name: str, names: Sequence[str], cut: int, pieces: int | None) -> Share:
     if cut == 0:
         return Share(name, model)
-    check.integer(f"capacity cuts[{name!r}]", cut, low=0, high=len(names) - 1)
+    if cut >= len(names):
+        allowed = f"fewer than the {len(names)} blocks of the model ({', '.join(names[:4])}, ...)"
+        raise check.fail(f"capacity cuts[{name!r}]", cut, allowed)
     trained = part(model, names[cut:])
     if not any(p.requires_grad for p in trained.parameters()):
         raise check.fail(f"capacity cuts[{name!r}]", cut, "a cut that leaves parameters to train")

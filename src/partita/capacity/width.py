@@ -19,7 +19,7 @@ from torch.func import functional_call
 from partita import check
 from partita.capacity.assign import assigned
 from partita.capacity.blocks import still
-from partita.capacity.depth import Assigned
+from partita.capacity.depth import Assigned, few
 from partita.options import Option, checked
 from partita.types import Capacity, Share
 
@@ -32,6 +32,7 @@ RATES = "{'strong': 1.0, 'moderate': 0.45, 'weak': 0.2}"
 def _rates(field: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping) or not value:
         raise check.fail(field, value, f"the width of each class, such as {RATES}")
+    few(field, value)
     return {
         str(k): check.number(f"{field}[{k!r}]", p, low=0, high=1, open_low=True) for k, p in value.items()
     }
