@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,9 @@ from partita.types import Moment, Work
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device and PARTITA_TEST_CUDA=1"
 )
+
+
+DEVICES = ("cpu", "cuda")
 
 
 def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData:
@@ -74,6 +79,31 @@ def test_the_clock_runs_as_on_the_cpu() -> None:
     assert [row["time"] for row in cpu.metrics] == [row["time"] for row in gpu.metrics]
     for name, value in cpu.shared.items():
         torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("norm", ["global", "static"])
+@pytest.mark.parametrize("kind", ["depth", "width", "fjord"])
+def test_devices_of_different_capacity_as_on_the_cpu(kind: str, norm: str, executor: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    kinds = ["strong", "weak", "weak", "strong", "weak", "weak"]
+    capacity = {
+        "depth": lambda: pt.capacity.depth({"strong": 0, "weak": 7}, kinds),
+        "width": lambda: pt.capacity.width({"strong": 1.0, "weak": 0.5}, kinds),
+        "fjord": lambda: pt.capacity.fjord({"strong": 1.0, "weak": 0.5}, kinds),
+    }[kind]()
+    model, data = pt.models.resnet20(4, width=0.25), make_data((3, 8, 8))
+    options = {"rounds": 2, "steps": 1, "batch": 4, "norm": norm, "capacity": capacity, "baselines": False}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "capacity: narrow models")
+        cpu, gpu = (
+            pt.federate(
+                model, data, pt.fedavg(lr=0.05), executor=executor, device=d, progress=False, **options
+            )
+            for d in DEVICES
+        )
+    for name, value in cpu.shared.items():
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("schedule", [None, on_the_clock()], ids=["rounds", "asynchronous"])

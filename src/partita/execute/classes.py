@@ -236,8 +236,9 @@ class Classes:
             order.append(places)
         if len(found) == 1:
             return found[0]
-        back = torch.as_tensor(np.argsort(np.concatenate(order)))
-        uploads, new = tree.rows(tree.cat(found), back.tolist())
+        device = next(iter(self.parts.values())).executor.bound.data.x.device
+        back = torch.as_tensor(np.argsort(np.concatenate(order)), device=device)
+        uploads, new = tree.rows(tree.cat(found), back)
         return uploads, new
 
 
