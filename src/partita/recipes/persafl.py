@@ -46,7 +46,7 @@ BETA = {
     "mnist": {"fedasync": 0.1, "persafl_maml": 0.2, "persafl_me": 0.2},
     "cifar10": {"fedasync": 0.1, "persafl_maml": 0.1, "persafl_me": 0.2},
 }
-"""The server's step: the best of a few at the paper's size, seed 0 (docs/results.md)."""
+"""The server's step: picked among a few at the paper's size on seed 0; docs/results.md says how."""
 POINTS = 10  # evaluations
 MOST = 10**6  # server steps: time ends first
 
