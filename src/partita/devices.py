@@ -50,6 +50,7 @@ class Devices:
         if capacity is not None:
             self.shares = capacity.shares(run.model, _sample(run))
             self.kinds = np.asarray(capacity.assign(run.data.clients, run.settings.seed), dtype=np.int64)
+        self.full = _shapes(run.model, run.names)
         self.shapes = [_shapes(share.model, run.names) for share in self.shares]
         self.whole = [not s.pieces and not s.widths and s.model is run.model for s in self.shares]
         self._received: dict[tuple[int, int], int] = {}
@@ -65,8 +66,7 @@ class Devices:
     @property
     def narrow(self) -> bool:
         """Whether some clients have another model than the server's, in the same names."""
-        full = _shapes(self.run.model, self.run.names)
-        return any(self.shapes[k][name] != full[name] for k in self.used for name in self.shapes[k])
+        return any(self.shapes[k][name] != self.full[name] for k in self.used for name in self.shapes[k])
 
     def lacks(self, names: Collection[str]) -> bool:
         """Whether there are clients that do not hold all of these."""
@@ -74,9 +74,9 @@ class Devices:
 
     def narrow_model(self, client: int) -> nn.Module | None:
         """The model that a client holds, if it is another one than the server's."""
-        share, full = self.shares[int(self.kinds[client])], _shapes(self.run.model, self.run.names)
-        shapes = _shapes(share.model, self.run.names)
-        return share.model if any(shapes[k] != full[k] for k in shapes) else None
+        kind = int(self.kinds[client])
+        other = any(shape != self.full[name] for name, shape in self.shapes[kind].items())
+        return self.shares[kind].model if other else None
 
     def _check(self, capacity: Capacity) -> None:
         if capacity.record == "disk" and self.run.settings.device != "cpu":
@@ -90,14 +90,13 @@ class Devices:
                     f"devices that hold the whole model for {part.algorithm.name}: {reason}",
                 )
             self._check_personal(self.run.partition_of(part.algorithm))
-        full = _shapes(self.run.model, self.run.names)
         if self.narrow and self.run.findings.buffers and self.run.settings.norm != "static":
             warnings.warn(
                 "capacity: narrow models share statistics with wide ones, whose channels have other means; "
                 "use norm='static'",
                 stacklevel=LEVEL,
             )
-        nobody = [k for k in full if all(self.shapes[c].get(k) != full[k] for c in self.used)]
+        nobody = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]
         if nobody:
             warnings.warn(
                 f"capacity: no client holds all of {nobody[0]}{' and others' if nobody[1:] else ''}, so that "
@@ -197,9 +196,7 @@ class Devices:
     @functools.cached_property
     def held(self) -> list[Held]:
         """Who holds what."""
-        full = _shapes(self.run.model, self.run.names)
-        device = self.run.settings.device
-        return held_by(full, self.shapes, device)
+        return held_by(self.full, self.shapes, self.run.settings.device)
 
     def settled(self, before: ServerState, after: ServerState, uploads: Upload) -> ServerState:
         """What nobody in the cohort holds stays as it was, whatever momentum the server has."""

@@ -266,7 +266,11 @@ def test_hooks_are_gone_whatever_happens() -> None:
         ([""], "blocks='': expected a submodule of Odd", "'whole'"),
         (["never"], "blocks='never': expected a submodule that the model calls when it is evaluated", ""),
         (["whole"], "blocks='whole': expected a submodule that returns a row for each sample, not []", ""),
-        (None, "blocks=None: expected names of submodules, such as 'reader',", "Odd is no nn.Sequential"),
+        (
+            None,
+            "blocks=None: expected the names of the submodules that the model applies",
+            "'whole'",
+        ),
     ],
     ids=["unknown", "empty", "not called", "no rows", "no blocks"],
 )
@@ -577,8 +581,29 @@ def test_what_cannot_be_measured_is_refused_before_the_run(name: str, tmp_path: 
 def test_a_model_without_blocks_needs_names() -> None:
     data = pt.data.from_arrays(torch.randn(40, 6, 3), torch.randint(2, (40,)), torch.arange(40) % 4, test=0.3)
     settings: dict[str, Any] = {"rounds": 1, "steps": 2, "batch": 4, "baselines": False, "executor": "loop"}
-    with pytest.raises(ValueError, match="measure svcca blocks=None: expected names of submodules"):
+    with pytest.raises(ValueError, match="measure svcca blocks=None: expected the names of the submodules"):
         pt.federate(Odd(), data, pt.local(LR), measures=[pt.measures.svcca(5)], **settings)
     measures = [pt.measures.svcca(5, blocks=["reader", "last"])]
     run = pt.federate(Odd(), data, pt.local(LR), measures=measures, **settings)
     assert set(found(run)) == {"reader", "last"}
+
+
+class Declared(nn.Module):
+    """No nn.Sequential, but it says what its blocks are."""
+
+    blocks = ("reader", "last")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.reader = nn.Linear(5, 3), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reader(x))
+
+
+def test_declared_blocks_are_the_default() -> None:
+    """The same blocks that a weak device's cut goes by."""
+    model, x = Declared(), torch.randn(6, 4)
+    found = import_module("partita.execute.outputs").outputs(model, (dict(model.named_parameters()),), x)
+    assert list(found) == ["reader", "last"]
+    torch.testing.assert_close(found["last"], model(x))

@@ -92,7 +92,7 @@ def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) 
     def lie(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
         assert uploads.client is not None
         classes = [kinds[c] for c in uploads.client.tolist()]
-        sent = {i: Upload(*tree.row(uploads[:3], i)) for i in liars}
+        sent = {i: _row_of(uploads, i) for i in liars}
         odd: dict[int, Upload] = {}
         for part in held:
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]

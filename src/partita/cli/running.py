@@ -93,7 +93,7 @@ def run(
     """Run a recipe, or your own file with a function `experiment()` that returns an Experiment.
 
     KEY is an argument of the recipe, a field of the experiment (rounds, cohort, steps, epochs, batch, seed,
-    state, norm, schedule, evaluate_every, baselines, ...), `algorithm` (the name of another method) or
+    state, norm, capacity, schedule, attack, evaluate_every, ...), `algorithm` (the name of another method) or
     `algorithm.OPTION`. Some recipes are studies: many runs, compared in tables and one report.
 
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`

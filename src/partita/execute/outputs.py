@@ -11,17 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from partita import check
+from partita.capacity.blocks import block_names
 from partita.types import Tensors
 
 
 def outputs(
     module: nn.Module, tensors: tuple[Tensors, ...], x: Tensor, names: Sequence[str] | None = None
 ) -> Tensors:
-    """What the named submodules (None: `block_names`) put out for x, by name, without gradients.
+    """What the named submodules (None: the blocks) put out for x, by name, without gradients.
 
     Of a submodule that is called several times it is the last output, and of several outputs the first one.
     """
-    chosen = block_names(module) if names is None else tuple(names)
+    chosen = owners(module) if names is None else tuple(names)
     inside = {name: submodule(module, name) for name in chosen}
     found: dict[str, Any] = {}
     with ExitStack() as hooked, torch.no_grad():
@@ -31,15 +32,9 @@ def outputs(
     return {name: _rows(name, found.get(name), len(x)) for name in chosen}
 
 
-def block_names(module: nn.Module) -> tuple[str, ...]:
-    """The blocks of a sequence that own parameters."""
-    if not isinstance(module, nn.Sequential):
-        raise check.fail(
-            "blocks",
-            None,
-            f"names of submodules, such as {_children(module)}: {type(module).__name__} is no nn.Sequential",
-        )
-    return tuple(k for k, block in module.named_children() if next(block.parameters(), None) is not None)
+def owners(module: nn.Module) -> tuple[str, ...]:
+    """The blocks of a model that own parameters."""
+    return tuple(k for k in block_names(module) if any(True for _ in module.get_submodule(k).parameters()))
 
 
 def submodule(module: nn.Module, name: str) -> nn.Module:
