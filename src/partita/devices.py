@@ -68,6 +68,11 @@ class Devices:
         """Whether some clients have another model than the server's, in the same names."""
         return any(self.shapes[k][name] != self.full[name] for k in self.used for name in self.shapes[k])
 
+    @property
+    def sizes(self) -> set[int]:
+        """How many clients there are of each class."""
+        return {int((self.kinds == k).sum()) for k in self.used}
+
     def lacks(self, names: Collection[str]) -> bool:
         """Whether there are clients that do not hold all of these."""
         return any(name not in self.shapes[k] for k in self.used for name in names)
@@ -174,6 +179,7 @@ class Devices:
             label=f"{share.name}, ",
             tracks=run.settings.norm != "static",
             change=ordered(share.widths, held, findings.buffers) if share.widths else None,
+            usual=self.sizes,
         )
         fits = budget(run.settings.memory, run.data.x.device)
         return replace(

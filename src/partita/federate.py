@@ -134,7 +134,8 @@ def federate(
     capacity    what devices can hold: `partita.capacity.depth({"strong": 0, "weak": 2})` and the like
     norm        statistics of normalization layers: 'global' (averaged), 'static' (none while training,
                 measured before each evaluation) or 'personal' (FedBN)
-    executor    'auto' (measures and picks), 'vmap' (clients stacked), 'loop' (one after another)
+    executor    'auto' (measures and picks), 'graph' (a stacked step is recorded once and replayed),
+                'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size

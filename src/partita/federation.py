@@ -227,6 +227,7 @@ class Federation:
             memory=self.settings.memory,
             picks=self.picks,
             tracks=self.settings.norm != "static",
+            usual={part.cohort or self.data.clients, *self.devices.sizes},
         )
         self.execute_group = self.devices.executor(whole)
         self.rule = self.algorithm.local(self.problem)

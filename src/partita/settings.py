@@ -18,7 +18,7 @@ from partita.schedule import synchronous
 from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
-STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap")
+STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap", "graph")
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ def loop_equals_vmap(model, data, method, tolerance: float = 1e-5, **options):
     """Both runs; a fallback to the loop would warn, and a warning of the library is an error here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loop, vmap = (run(e, model, data, method, **options) for e in ("loop", "vmap"))
+        loop, vmap, graph = (run(e, model, data, method, **options) for e in ("loop", "vmap", "graph"))
     assert_same(loop, vmap, tolerance)
+    assert_same(loop, graph, tolerance)
     start = dict(model.named_parameters())
     assert any(not torch.equal(x, start[k]) for k, x in loop.shared.items() if k in start)
     return loop, vmap

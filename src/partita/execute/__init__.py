@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from partita import tree
 from partita.data import FederatedData
 from partita.execute.auto import Auto
 from partita.execute.base import Bound, Build, Executor, Runner
+from partita.execute.graph import Graph
 from partita.execute.loop import Loop
 from partita.execute.probe import Findings, examine, why_not_stackable
 from partita.execute.problem import Change, ModelProblem, reference, stacked
@@ -44,8 +46,12 @@ def make_executor(
     label: str = "",
     change: Change | None = None,
     tracks: bool = True,
+    usual: Collection[int] = (),
 ) -> tuple[Runner, ModelProblem]:
-    """The executor of this name and the problem it solves; falls back to the loop, with the reason."""
+    """The executor of this name and the problem it solves; falls back to the loop, with the reason.
+
+    `usual` are the numbers of clients that come in every round.
+    """
     loss, metric, buffers, sample_bytes = findings
     given = (model, partition, loss, metric, buffers, data.clients, change, tracks)
     loop = Loop(Bound(reference(*given), data))
@@ -62,16 +68,19 @@ def make_executor(
         if picks is not None:
             picks["fallback"] = {"picked": "loop", "why": reason}
         return loop, loop.bound.problem
+    picks = {} if picks is None else picks
     # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
-    vmap = Vmap(
-        Bound(problem, data),
-        budget=budget(memory, data.x.device),
-        model_bytes=5 * tree.nbytes(params),
-        sample_bytes=3 * sample_bytes,
-    )
+    bound, room = Bound(problem, data), budget(memory, data.x.device)
+    vmap = Vmap(bound, room, model_bytes=5 * tree.nbytes(params), sample_bytes=3 * sample_bytes)
     if kind == "vmap":
         return vmap, problem
-    return Auto((vmap, loop), picks if picks is not None else {}, label=label), problem
+    graph = Graph(
+        bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label, usual=frozenset(usual)
+    )
+    if kind == "graph":
+        return graph, problem
+    candidates = (vmap, loop) if data.x.device.type == "cpu" else (graph, vmap, loop)
+    return Auto(candidates, picks, label=label), problem
 
 
 def budget(memory: int | None, device: torch.device) -> int:

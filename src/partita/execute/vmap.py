@@ -7,7 +7,7 @@ cohort is cut into chunks that fit the memory budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from partita.data import FederatedData
 from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Plan, count_steps, plans, start_keys
 from partita.execute.stack import Stack, join, lift
+from partita.execute.trace import Steps
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Phase, Upload
 
 
@@ -34,6 +35,7 @@ class Vmap:
     model_bytes: int
     sample_bytes: int
     name: str = "vmap"
+    steps: Steps = field(default_factory=Steps)
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
@@ -41,10 +43,9 @@ class Vmap:
         """The clients in chunks of similar work, put back into their order."""
         rule = self.bound.bind(build)
         order = self._by_work(rule, clients, moment)
-        size = self.chunk(rule, clients, moment)
+        chunks = max(1, -(-len(order) // self.chunk(rule, clients, moment)))
         parts = []
-        for begin in range(0, len(order), size):
-            some = order[begin : begin + size]
+        for some in np.array_split(order, chunks):
             place = torch.as_tensor(some, device=self.bound.data.x.device)
             parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
         back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
@@ -135,7 +136,7 @@ class Vmap:
             batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
-            carry = lift(phase.step, carry, batch, lr.between(0, active))
+            carry = self.steps(phase.step, carry, batch, lr.between(0, active))
         if done:
             carry = join([carry, *reversed(done)])
         return carry if sorted_already else carry.take(torch.argsort(place))

@@ -1,0 +1,398 @@
+"""A whole step of a chunk of clients as one CUDA graph, recorded once and replayed for every step and round.
+
+The steps of a phase differ in their numbers only. What they read and write stays at the same place in memory:
+the clients' tensors, the plan of the phase (which samples in which step), and a counter of steps that lives
+on the device. A step looks its samples up by the counter, changes the tensors in place and counts on; the
+host only says "again", and waits for nothing.
+
+The operations of a step may also be compiled (inductor), which fuses what is memory-bound. That takes from
+seconds to a minute, and is done where the work that is left pays for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from partita.data import FederatedData
+from partita.execute.base import work_of
+from partita.execute.plan import Plan, count_steps
+from partita.execute.stack import Stack, flatten, unflatten
+from partita.execute.trace import Traced, signature, tensors, trace
+from partita.execute.vmap import Vmap
+from partita.types import Batch, ClientState, Group, LocalRule, Moment, Phase, Upload
+
+Picks = dict[str, dict[str, str]]
+COMPILED, CAPTURED = "graph, compiled", "graph"
+RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
+SECONDS, PER_OPERATION = 8.0, 0.02  # that compiling takes, by what was seen
+WORTH = 0.5  # of the time of a step that compiling may save, guessed low
+
+
+@dataclass(frozen=True)
+class Graph(Vmap):
+    """See `partita.execute.base.Executor`. Falls back to `Vmap` step by step, with the reason in `picks`."""
+
+    name: str = "graph"
+    picks: Picks = field(default_factory=dict)
+    label: str = ""
+    usual: frozenset[int] = frozenset()
+    made: dict[Any, Captured] = field(default_factory=dict)
+
+    def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
+        """Several chunks are of similar work, and have full batches as far as possible."""
+        if not rule.phases or len(clients) <= self.chunk(rule, clients, moment):
+            return np.arange(len(clients))
+        work = work_of(rule.phases[0], moment)
+        n = self.bound.data.ranges(work.split)[clients, 1]
+        return np.lexsort((-n, -count_steps(n, clients, work)))
+
+    def _chunk(
+        self,
+        rule: LocalRule,
+        clients: np.ndarray,
+        group: Group,
+        states: ClientState,
+        some: torch.Tensor,
+        moment: Moment,
+    ) -> tuple[Upload, ClientState]:
+        result = super()._chunk(rule, clients, group, states, some, moment)
+        return _apart(result, {k for made in self.made.values() for k in made.places})
+
+    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
+        role = f"{self.label}steps of {moment.role}, stage {moment.stage}"
+        fallen = self.picks.get(role, {}).get("picked") == "vmap"
+        if moment.role != "training" or fallen or not int(found[0].steps.max(initial=0)):
+            return super()._phase(phase, carry, found, moment)
+        rates, rows = self.bound.rates(phase, moment)
+        lr = Stack.of(rates, carry.n, rows=rows)
+        try:
+            step = self._made(phase, carry, found, lr, moment, role)
+        except Exception as error:  # a rule that looks at values, an operation that cannot be recorded
+            reason = (
+                f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
+            )
+            warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
+            self.picks[role] = {"picked": "vmap", "why": reason}
+            return super()._phase(phase, carry, found, moment)
+        return step.run(carry, found, lr, self.bound.data)
+
+    def _made(
+        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, moment: Moment, role: str
+    ) -> Captured:
+        """The recorded step for these shapes; a new one if there is none."""
+        n, width = self._size(carry.n), self._width(phase, found, moment)
+        even = carry.n == n and all((plan.size == width).all() for plan in found)
+        shape = Shape(n, width, even)
+        key = (phase.step, shape, signature(carry.between(0, 1), lr.between(0, 1)))
+        if key not in self.made:
+            made = Captured(phase, carry, found, lr, self.bound.data, shape)
+            made.record()
+            self._choose(made, found, moment, role)
+            self.made[key] = made
+        return self.made[key]
+
+    def _size(self, n: int) -> int:
+        """For how many clients a step is recorded: for so many, or a few more where their number changes."""
+        for usual in self.usual:
+            for m in (n, n + 1):  # of a cohort in chunks of the same size
+                if -(-usual // -(-usual // m)) == m:
+                    return m
+        power = 1 << (n - 1).bit_length()
+        return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
+
+    def _width(self, phase: Phase, found: list[Plan], moment: Moment) -> int:
+        """Samples in a batch: the same in every round, where batches have a size; else a power of two."""
+        work = work_of(phase, moment)
+        if work.batch is None:
+            return 1 << (int(found[0].rows.shape[-1]) - 1).bit_length()
+        return min(work.batch, int(self.bound.data.ranges(work.split)[:, 1].max()))
+
+    def _choose(self, made: Captured, found: list[Plan], moment: Moment, role: str) -> None:
+        """Compile, if the work that is left pays for it; the first step of a role decides for all."""
+        if role not in self.picks:
+            since = (
+                moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
+            )
+            steps = max(1, moment.stage_rounds - since) * int(found[0].steps.max())
+            plain = made.seconds()
+            left, cost = plain * steps, SECONDS + PER_OPERATION * made.operations
+            if left * WORTH < cost:
+                why = f"{plain * 1e3:.2f} ms a step, {left:.0f} s in all; to compile takes about {cost:.0f} s"
+                self.picks[role] = {"picked": CAPTURED, "why": why}
+                return
+            begin = time.perf_counter()
+            made.compile()
+            made.record()
+            took, fast = time.perf_counter() - begin, made.seconds()
+            why = f"{fast * 1e3:.2f} ms a step, {plain * 1e3:.2f} not compiled; compiled in {took:.0f} s"
+            self.picks[role] = {"picked": COMPILED if fast < plain else CAPTURED, "why": why}
+            if fast < plain:
+                return
+            made.run_step = made.plain
+            made.record()
+        elif self.picks[role]["picked"] == COMPILED:
+            made.compile()
+            made.record()
+
+
+class Shape(NamedTuple):
+    """What a step is recorded for: clients, the width of their batches, whether all are full."""
+
+    n: int
+    width: int
+    even: bool
+
+
+class Captured:
+    """One step, and the memory that it reads and writes."""
+
+    def __init__(
+        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData, shape: Shape
+    ) -> None:
+        self.shape, self.phase = shape, phase
+        self.device = data.x.device
+        self.data, self.own_data = data, False
+        self.lr = _roomy(lr, shape.n)
+        self.plans = [self._plan(plan) for plan in found]
+        self.limit = torch.zeros(shape.n, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.carry = _roomy(carry, shape.n)
+        self.traced = self._trace()
+        self.plain: Callable[..., Any] = _in_place(self.traced, self.carry)
+        self.run_step = self.plain
+        self.replay: Callable[[], None] = self._step
+
+    def _plan(self, plan: Plan) -> Plan:
+        """Room for a plan of these steps, or up to the next power of two."""
+        steps = 1 << max(0, int(plan.size.shape[1]) - 1).bit_length()
+        n, width = self.shape.n, self.shape.width
+        rows = torch.zeros(n, steps, width, dtype=torch.int64, device=self.device)
+        real = torch.zeros(n, steps, width, dtype=torch.bool, device=self.device)
+        keys = torch.zeros(n, steps, dtype=torch.int64, device=self.device)
+        return Plan(rows, real, plan.size, plan.steps, keys, plan.whole)
+
+    def _trace(self) -> Traced:
+        """The operations, with a row for each client of all that comes to differ between them."""
+        step = self.phase.step if self.shape.even else _only_active(self.phase.step)
+        while True:
+            traced = trace(step, *self._given())
+            if traced.spec != self.carry.spec:
+                raise ValueError("a step that returns another structure than it was given")
+            if not any(new and not old for new, old in zip(traced.rows, self.carry.has_rows)):
+                return traced
+            rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
+            leaves = [
+                _room(x.expand(self.shape.n, *x.shape), self.shape.n) if new and not old else x
+                for x, new, old in zip(self.carry.leaves, rows, self.carry.has_rows)
+            ]
+            self.carry = Stack(leaves, rows, self.carry.spec, self.shape.n)
+
+    def _given(self) -> list[Stack]:
+        """What a step takes, as the counter says."""
+        batches = tuple([self._batch(plan) for plan in self.plans])
+        n = self.shape.n
+        batch = Stack.of(batches if self.phase.batches > 1 else batches[0], n, rows=True)
+        given = [self.carry, batch, self.lr]
+        return given if self.shape.even else [*given, Stack.of(self.counter < self.limit, n, rows=True)]
+
+    def _batch(self, plan: Plan) -> Batch:
+        def now(x: Tensor) -> Tensor:
+            return x.index_select(1, self.counter).squeeze(1)
+
+        x, y = self.data.gather(now(plan.rows))
+        mask = None if self.shape.even else now(plan.real).to(torch.float32)
+        return Batch(x, y, mask, now(plan.keys))
+
+    # ---- recording
+
+    @property
+    def operations(self) -> int:
+        """How many there are."""
+        return len(self.traced.graph.graph.nodes)
+
+    @property
+    def places(self) -> set[int]:
+        """Where the clients' tensors lie."""
+        return {x.untyped_storage().data_ptr() for x in tensors(self.carry)}
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        self.run_step(*tensors(*self._given()))
+        self.counter.add_(1)
+
+    def record(self) -> None:
+        """Record a step from the samples to the new tensors; whatever is in memory is lost."""
+        self.replay = self._step
+        if self.device.type != "cuda":
+            return
+        here = torch.cuda.current_stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            for _ in range(RUN_UP):
+                self.counter.zero_()
+                self._step()
+        here.wait_stream(side)
+        torch.cuda.empty_cache()  # what the run-up took: a recording has memory of its own
+        graph = torch.cuda.CUDAGraph()
+        self.counter.zero_()
+        with torch.cuda.graph(graph, pool=_pool(self.device)):
+            self._step()
+        self.replay = graph.replay
+
+    def compile(self) -> None:
+        """Fuse the operations: inductor's kernels instead of one for each of them."""
+        given = tensors(*self._given())
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.run_step = torch._inductor.compile(make_fx(self.plain)(*given), list(given))
+
+    def seconds(self, times: int = 4) -> float:
+        """How long a recorded step takes."""
+        found = []
+        for _ in range(3):
+            _wait(self.device)
+            begin = time.perf_counter()
+            for _ in range(times):
+                self.counter.zero_()
+                self.replay()
+            _wait(self.device)
+            found.append((time.perf_counter() - begin) / times)
+        return min(found)
+
+    # ---- running
+
+    def run(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> Stack:
+        """All steps of a phase; the result lies in the memory of the recorded step."""
+        if self._load(carry, found, lr, data):
+            self.record()
+            self._load(carry, found, lr, data)
+        for _ in range(int(found[0].steps.max())):
+            self.replay()
+        return self.carry.between(0, carry.n)
+
+    def _load(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> bool:
+        """Put everything into its place; true if something had to move, so that the recording is void."""
+        moved = self._load_data(data)
+        self.counter.zero_()
+        for room, x, old, new in zip(self.carry.leaves, carry.leaves, carry.has_rows, self.carry.has_rows):
+            if isinstance(x, Tensor) and room is not x:
+                (room[: carry.n] if new else room).copy_(x if old or not new else x.expand(carry.n, *x.shape))
+        for room, x, rows in zip(self.lr.leaves, lr.leaves, lr.has_rows):
+            (room[: carry.n] if rows else room).copy_(x)
+        if not self.shape.even:
+            self.limit[: carry.n].copy_(torch.as_tensor(found[0].steps))
+            self.limit[carry.n :].zero_()
+        for i, plan in enumerate(found):
+            steps, width = plan.rows.shape[1:]
+            if steps > self.plans[i].rows.shape[1]:
+                self.plans[i] = self._plan(plan)
+                moved = True
+            room = self.plans[i]
+            room.rows[: carry.n, :steps, :width].copy_(plan.rows)
+            room.keys[: carry.n, :steps].copy_(plan.keys)
+            if not self.shape.even:
+                room.real.zero_()
+                room.real[: carry.n, :steps, :width].copy_(plan.real)
+        return moved
+
+    def _load_data(self, data: FederatedData) -> bool:
+        """Samples may be others in every round (those of weak devices): then they are copied into place."""
+        if data.x is self.data.x and data.y is self.data.y:
+            return False
+        fits = self.own_data and len(data.x) <= len(self.data.x)
+        if not fits:
+            n = 1 << (len(data.x) - 1).bit_length()
+            x, y = (t.new_zeros(n, *t.shape[1:]) for t in (data.x, data.y))
+            self.data, self.own_data = FederatedData(x, y, data.train, data.test, data.names, {}), True
+        self.data.x[: len(data.x)].copy_(data.x)
+        self.data.y[: len(data.y)].copy_(data.y)
+        return not fits
+
+
+# ---- tensors in their places
+
+
+@functools.cache
+def _pool(device: torch.device) -> Any:
+    """Recordings share their memory: only one runs at a time, and nothing that lasts lies in it."""
+    with torch.cuda.device(device):
+        return torch.cuda.graph_pool_handle()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _room(x: Tensor, n: int) -> Tensor:
+    return x.new_zeros(n, *x.shape[1:])
+
+
+def _roomy(stack: Stack, n: int) -> Stack:
+    """Memory of its own for each tensor of a stack, with rows for n clients."""
+    leaves = [
+        (_room(x, n) if r else x.clone()) if isinstance(x, Tensor) else x
+        for x, r in zip(stack.leaves, stack.has_rows)
+    ]
+    for new, x, r in zip(leaves, stack.leaves, stack.has_rows):
+        if isinstance(x, Tensor) and r:
+            new[: stack.n] = x
+            new[stack.n :] = x[:1]
+    return Stack(leaves, stack.has_rows, stack.spec, n)
+
+
+def _only_active(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A client that has taken all its steps stays as it is."""
+
+    def run(carry: Any, batch: Any, lr: Any, active: Tensor) -> Any:
+        old: list[Any] = []
+        new: list[Any] = []
+        flatten(carry, old)
+        spec = flatten(step(carry, batch, lr), new)
+        kept = [
+            b if b is a or not isinstance(b, Tensor) else torch.where(active, b, a) for a, b in zip(old, new)
+        ]
+        return unflatten(spec, iter(kept))
+
+    return run
+
+
+def _in_place(traced: Traced, carry: Stack) -> Callable[..., Any]:
+    """The operations, and then the new values to where the old ones were."""
+    count = sum(isinstance(x, Tensor) for x in carry.leaves)
+
+    def run(*given: Tensor) -> list[Tensor]:
+        new = [x for x in traced.graph(*given) if isinstance(x, Tensor)]
+        old = {x.untyped_storage().data_ptr() for x in given[:count]}
+        moved = [
+            y if y is x or y.untyped_storage().data_ptr() not in old else y.clone()
+            for x, y in zip(given[:count], new)
+        ]  # a tensor that was another one before is read before it is overwritten
+        for x, y in zip(given[:count], moved):
+            if y is not x:
+                x.copy_(y)
+        return []
+
+    return run
+
+
+def _apart(result: tuple[Upload, ClientState], places: set[int]) -> tuple[Upload, ClientState]:
+    """With memory of its own: the places are written again by the next chunk."""
+    leaves: list[Any] = []
+    spec = flatten(result, leaves)
+    own = [
+        x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in places else x for x in leaves
+    ]
+    found: tuple[Upload, ClientState] = unflatten(spec, iter(own))
+    return found
