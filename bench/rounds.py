@@ -44,6 +44,13 @@ class Workload(NamedTuple):
 WORKLOADS = {
     "logistic": Workload(lambda: pt.models.logistic(784, 10), (784,), 10, 1000, 50, 20, 20, 10),
     "leaf_cnn": Workload(lambda: pt.models.leaf_cnn(62), (28, 28), 62, 100, 8, 10, 32, 2),
+    "mnist_cnn": Workload(lambda: pt.models.mnist_cnn(10), (28, 28), 10, 100, 8, 10, 32, 2),
+    "resnet20": Workload(lambda: pt.models.resnet20(10, norm="group"), (3, 32, 32), 10, 100, 4, 5, 32, 2),
+}
+LARGE = {  # on a GPU
+    "leaf_cnn": {"cohort": 32},
+    "mnist_cnn": {"cohort": 32},
+    "resnet20": {"cohort": 32, "steps": 10},
 }
 
 
@@ -124,6 +131,8 @@ def partita(
 def compare(name: str, device: str, executor: str, repeats: int) -> dict[str, object]:
     """Both in turn; medians and their ratio."""
     work = WORKLOADS[name]
+    if device != "cpu":
+        work = work._replace(**LARGE.get(name, {}))
     data = make_data(work)
     there = data.to(device)
     textbook(work, there, device, 1)
@@ -157,7 +166,7 @@ def main() -> None:
     )
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--executor", default="auto", choices=("auto", "loop", "vmap"))
+    parser.add_argument("--executor", default="auto", choices=("auto", "loop", "vmap", "graph"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import partita as pt
+from partita.execute import graph
 from partita.execute.plan import draw
 from partita.types import Moment, Work
 
@@ -18,6 +21,11 @@ pytestmark = pytest.mark.skipif(
 
 
 DEVICES = ("cpu", "cuda")
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str | None]] = {
+    "mlp": (lambda: pt.models.mlp(12, 8, 4), (12,), None),
+    "norm": (lambda: pt.models.resnet20(4, width=0.25), (3, 8, 8), "global"),
+    "dropout": (lambda: pt.models.mnist_cnn(4), (28, 28), None),
+}
 
 
 def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData:
@@ -36,16 +44,20 @@ def test_the_same_draws() -> None:
     assert torch.equal(here.keys, there.keys.cpu())
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
+@pytest.mark.parametrize("executor", ["loop", "vmap", "graph", "auto"])
 @pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
 def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: object) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model, shape, norm = {
-        "mlp": (pt.models.mlp(12, 8, 4), (12,), None),
-        "norm": (pt.models.resnet20(4, width=0.25), (3, 8, 8), "global"),
-        "dropout": (pt.models.mnist_cnn(4), (28, 28), None),
-    }[kind]
-    options = {"rounds": 2, "cohort": 4, "epochs": 1, "batch": 4, "norm": norm, "baselines": False}
+    make, shape, norm = KINDS[kind]
+    model = make()
+    options = {
+        "rounds": 2,
+        "cohort": 4,
+        "epochs": 1,
+        "batch": 4,
+        "norm": norm,
+        "baselines": False,
+        "precision": "fp32",
+    }
     method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
     cpu = pt.federate(
         model, make_data(shape), method, executor="loop", device="cpu", progress=False, **options
@@ -62,30 +74,56 @@ def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: objec
     )
 
 
+@pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
+def test_a_compiled_step_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "SECONDS", 0.0)
+    monkeypatch.setattr(graph, "PER_OPERATION", 0.0)
+    model, shape, norm = KINDS[kind]
+    options = {
+        "rounds": 2,
+        "cohort": 4,
+        "epochs": 1,
+        "batch": 4,
+        "norm": norm,
+        "baselines": False,
+        "precision": "fp32",
+    }
+    method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
+    cpu = pt.federate(model(), make_data(shape), method, executor="loop", device="cpu", **options)
+    gpu = pt.federate(model(), make_data(shape), method, executor="graph", device="cuda", **options)
+    for name, value in cpu.shared.items():
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+
+
 def on_the_clock() -> pt.schedule.Schedule:
     delays = pt.schedule.delays(download=1.0, upload=pt.schedule.exponential(2.0))
     return pt.schedule.asynchronous(concurrency=4, buffer=2, delays=delays)
 
 
 def test_the_clock_runs_as_on_the_cpu() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, data, method = (
         pt.models.mlp(12, 8, 4),
         make_data((12,)),
         pt.persafl_me(lr=0.1, lam=5.0, inner_lr=0.05, inner_steps=3),
     )
-    options = {"rounds": 9, "steps": 2, "batch": 4, "schedule": on_the_clock(), "baselines": False}
+    options = {
+        "rounds": 9,
+        "steps": 2,
+        "batch": 4,
+        "schedule": on_the_clock(),
+        "baselines": False,
+        "precision": "fp32",
+    }
     cpu, gpu = (pt.federate(model, data, method, device=d, **options) for d in ("cpu", "cuda"))
     assert [row["time"] for row in cpu.metrics] == [row["time"] for row in gpu.metrics]
     for name, value in cpu.shared.items():
         torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
 @pytest.mark.parametrize("norm", ["global", "static"])
 @pytest.mark.parametrize("kind", ["depth", "width", "fjord"])
 def test_devices_of_different_capacity_as_on_the_cpu(kind: str, norm: str, executor: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     kinds = ["strong", "weak", "weak", "strong", "weak", "weak"]
     capacity = {
         "depth": lambda: pt.capacity.depth({"strong": 0, "weak": 7}, kinds),
@@ -93,7 +131,15 @@ def test_devices_of_different_capacity_as_on_the_cpu(kind: str, norm: str, execu
         "fjord": lambda: pt.capacity.fjord({"strong": 1.0, "weak": 0.5}, kinds),
     }[kind]()
     model, data = pt.models.resnet20(4, width=0.25), make_data((3, 8, 8))
-    options = {"rounds": 2, "steps": 1, "batch": 4, "norm": norm, "capacity": capacity, "baselines": False}
+    options = {
+        "rounds": 2,
+        "steps": 1,
+        "batch": 4,
+        "norm": norm,
+        "capacity": capacity,
+        "baselines": False,
+        "precision": "fp32",
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "capacity: narrow models")
         cpu, gpu = (
@@ -108,14 +154,25 @@ def test_devices_of_different_capacity_as_on_the_cpu(kind: str, norm: str, execu
 
 @pytest.mark.parametrize("schedule", [None, on_the_clock()], ids=["rounds", "asynchronous"])
 @pytest.mark.parametrize("store", ["memory", "disk"])
-def test_resume_has_the_same_bits(store: str, schedule: pt.schedule.Schedule, tmp_path: object) -> None:
+@pytest.mark.parametrize("executor", ["vmap", "graph"])
+def test_resume_has_the_same_bits(
+    executor: str, store: str, schedule: pt.schedule.Schedule, tmp_path: object
+) -> None:
     class Stop(pt.callbacks.Callback):
         def round(self, event: pt.callbacks.Event) -> None:
             if event.round == 3:
                 raise InterruptedError
 
-    options = {"rounds": 5, "cohort": 3, "epochs": 1, "batch": 4, "baselines": False, "device": "cuda"}
-    options |= {"executor": "vmap", "store": store, "checkpoint_every": 1, "schedule": schedule}
+    options = {
+        "rounds": 5,
+        "cohort": 3,
+        "epochs": 1,
+        "batch": 4,
+        "baselines": False,
+        "precision": "fp32",
+        "device": "cuda",
+    }
+    options |= {"executor": executor, "store": store, "checkpoint_every": 1, "schedule": schedule}
     model, data, method = pt.models.mlp(12, 8, 4), make_data((12,)), pt.fedsim(personal="output", lr=0.1)
     straight = pt.federate(model, data, method, out=f"{tmp_path}/a", **options)
     with pytest.raises(InterruptedError):

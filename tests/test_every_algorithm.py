@@ -572,14 +572,15 @@ CLIENT_OPTIONS: dict[str, dict[str, Any]] = {
 
 @every_method
 @pytest.mark.parametrize("work", WORK)
-def test_loop_equals_vmap(case: Case, work: str) -> None:
+def test_loop_equals_vmap_and_graph(case: Case, work: str) -> None:
     algorithm = make(case.name, case.options, **CLIENT_OPTIONS[work])
-    loop, vmap = (federate(algorithm, executor=e, **WORK[work]) for e in ("loop", "vmap"))
-    assert_close(tensors(loop), tensors(vmap), atol=1e-5)
-    assert rows(loop, *ROUNDED) == rows(vmap, *ROUNDED)
-    assert [r["train_loss"] for r in loop.metrics] == pytest.approx(
-        [r["train_loss"] for r in vmap.metrics], abs=1e-5
-    )
+    loop, *others = (federate(algorithm, executor=e, **WORK[work]) for e in ("loop", "vmap", "graph"))
+    for other in others:
+        assert_close(tensors(loop), tensors(other), atol=1e-5)
+        assert rows(loop, *ROUNDED) == rows(other, *ROUNDED)
+        assert [r["train_loss"] for r in loop.metrics] == pytest.approx(
+            [r["train_loss"] for r in other.metrics], abs=1e-5
+        )
 
 
 # ---- (c) stopped and resumed

@@ -21,7 +21,7 @@ LAM, INNER, LR = 4.0, 0.1, 0.05
 LATE = pt.schedule.delays(upload=pt.schedule.exponential(5.0))
 STALE = {"rounds": 12, "schedule": pt.schedule.asynchronous(concurrency=4, delays=LATE)}
 IN_STEP = {"rounds": 3, "cohort": 4, "schedule": pt.schedule.synchronous()}
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
 
 
 def arrays() -> pt.data.FederatedData:

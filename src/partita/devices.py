@@ -180,6 +180,7 @@ class Devices:
             tracks=run.settings.norm != "static",
             change=ordered(share.widths, held, findings.buffers) if share.widths else None,
             usual=self.sizes,
+            half=run.settings.precision == "bf16",
         )
         fits = budget(run.settings.memory, run.data.x.device)
         return replace(

@@ -14,6 +14,7 @@ from torch import nn
 from partita import check, draws, tree
 from partita.aggregate.screen import screen
 from partita.algorithms.baselines import baselines as baseline_methods
+from partita.arithmetic import arithmetic
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar
 from partita.data import FederatedData
@@ -97,6 +98,8 @@ def federate(
     executor: str = "auto",
     device: str = "auto",
     memory: int | str | None = None,
+    precision: str = "tf32",
+    deterministic: bool = False,
     store: str = "auto",
     evaluate_every: int | float | None = None,
     checkpoint_every: int | None = None,
@@ -138,6 +141,10 @@ def federate(
                 'vmap' (clients stacked), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
+    precision   products of matrices and convolutions on a GPU: 'tf32', 'fp32' (exact, slower), or 'bf16'
+                (training in half the memory; weights and updates stay float32, and so do evaluations)
+    deterministic
+                only operations that give the same bits in every run on the same GPU
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
     evaluate_every, checkpoint_every
                 rounds between evaluations (None: about ten in all; 2.5, not whole: virtual time between
@@ -170,6 +177,8 @@ def federate(
         executor=executor,
         device=device,
         memory=memory,
+        precision=precision,
+        deterministic=deterministic,
         store=store,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
@@ -188,21 +197,22 @@ def federate(
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
-    run = Federation(
-        model,
-        data,
-        algorithm,
-        settings,
-        loss=loss,
-        metric=metric,
-        schedule=schedule,
-        attack=attack,
-        measures=measures,
-        capacity=capacity,
-        folder=folder,
-    )
     try:
-        result = train(run, algorithm.name, listeners, resume=resume, references=given)
+        with arithmetic(precision, deterministic):
+            run = Federation(
+                model,
+                data,
+                algorithm,
+                settings,
+                loss=loss,
+                metric=metric,
+                schedule=schedule,
+                attack=attack,
+                measures=measures,
+                capacity=capacity,
+                folder=folder,
+            )
+            result = train(run, algorithm.name, listeners, resume=resume, references=given)
         if folder is not None and report:
             write_page({algorithm.name: [result]}, folder / "report.html")
         return result

@@ -228,6 +228,7 @@ class Federation:
             picks=self.picks,
             tracks=self.settings.norm != "static",
             usual={part.cohort or self.data.clients, *self.devices.sizes},
+            half=self.settings.precision == "bf16",
         )
         self.execute_group = self.devices.executor(whole)
         self.rule = self.algorithm.local(self.problem)

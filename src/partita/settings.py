@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from partita import check, draws
+from partita.arithmetic import PRECISIONS
 from partita.psi import Penalty
 from partita.schedule import synchronous
 from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
@@ -42,6 +43,8 @@ class Settings:
     baselines: bool | tuple[str, ...]
     train_scores: bool
     byzantine: tuple[int, ...] = ()
+    precision: str = "tf32"
+    deterministic: bool = False
 
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
@@ -67,9 +70,11 @@ class Settings:
             check.choice("norm", given["norm"], NORMS)
         check.choice("store", given["store"], STORES)
         check.choice("executor", given["executor"], EXECUTORS)
+        check.choice("precision", given["precision"], PRECISIONS)
         given["baselines"] = _baselines(given["baselines"])
-        if not isinstance(given["train_scores"], bool):
-            raise check.fail("train_scores", given["train_scores"], "True or False")
+        for field in ("train_scores", "deterministic"):
+            if not isinstance(given[field], bool):
+                raise check.fail(field, given[field], "True or False")
         if given["checkpoint_every"] == 0 and given["store"] == "disk":
             raise check.fail(
                 "checkpoint_every", 0, "from 1 with store='disk': states on disk need checkpoints"

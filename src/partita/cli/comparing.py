@@ -15,11 +15,13 @@ from partita.cli import catalogue, tables
 from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
 from partita.cli.options import (
     DataDir,
+    Deterministic,
     Device,
     Executor,
     Json,
     Memory,
     Out,
+    Precision,
     Quiet,
     Resume,
     Seeds,
@@ -59,6 +61,8 @@ def compare(
     device: Device = "auto",
     executor: Executor = "auto",
     memory: Memory = None,
+    precision: Precision = "tf32",
+    deterministic: Deterministic = False,
     track: Track = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -94,6 +98,8 @@ def compare(
             device=device,
             executor=executor,
             memory=memory,
+            precision=precision,
+            deterministic=deterministic,
             progress=bar(as_json, quiet),
         )
     show_study(runs, (), as_json=as_json, out=out)

@@ -20,6 +20,12 @@ Executor = Annotated[
     ),
 ]
 Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, such as 8GiB.")]
+Precision = Annotated[
+    str, typer.Option(help="Products on a GPU: tf32, fp32 (exact) or bf16 (half the memory).")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="The same bits in every run on the same GPU.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]

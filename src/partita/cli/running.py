@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,11 +14,13 @@ from partita.cli import tables
 from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
 from partita.cli.options import (
     DataDir,
+    Deterministic,
     Device,
     Executor,
     Json,
     Memory,
     Out,
+    Precision,
     Quiet,
     Recipe,
     Resume,
@@ -85,6 +87,8 @@ def run(
     device: Device = "auto",
     executor: Executor = "auto",
     memory: Memory = None,
+    precision: Precision = "tf32",
+    deterministic: Deterministic = False,
     track: Track = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -100,7 +104,8 @@ def run(
     """
     ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
     made = ask.build(ask.seeds[0])
-    common = {"device": device, "executor": executor, "memory": memory, "progress": bar(as_json, quiet)}
+    common: dict[str, Any] = {"device": device, "executor": executor, "memory": memory}
+    common |= {"precision": precision, "deterministic": deterministic, "progress": bar(as_json, quiet)}
     with stoppable(out):
         if isinstance(made, Study) or len(ask.seeds) > 1:
             study = partial(_as_study, ask, made)

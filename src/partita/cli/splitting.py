@@ -19,10 +19,12 @@ from partita.cli import catalogue
 from partita.cli.asking import Ask, announcer, bar, stoppable, trackers
 from partita.cli.options import (
     DataDir,
+    Deterministic,
     Device,
     Executor,
     Memory,
     Out,
+    Precision,
     Quiet,
     Resume,
     Seeds,
@@ -77,6 +79,8 @@ def split(
     device: Device = "auto",
     executor: Executor = "auto",
     memory: Memory = None,
+    precision: Precision = "tf32",
+    deterministic: Deterministic = False,
     track: Track = None,
     resume: Resume = False,
     as_json: Annotated[
@@ -119,6 +123,8 @@ def split(
             device=device,
             executor=executor,
             memory=memory,
+            precision=precision,
+            deterministic=deterministic,
             progress=bar(as_json, quiet),
         )
     rows = figures(runs, names(found))

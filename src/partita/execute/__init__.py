@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from partita import tree
+from partita.arithmetic import arithmetic
 from partita.data import FederatedData
 from partita.execute.auto import Auto
 from partita.execute.base import Bound, Build, Executor, Runner
@@ -47,18 +49,21 @@ def make_executor(
     change: Change | None = None,
     tracks: bool = True,
     usual: Collection[int] = (),
+    half: bool = False,
 ) -> tuple[Runner, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason.
 
-    `usual` are the numbers of clients that come in every round.
+    `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16.
     """
     loss, metric, buffers, sample_bytes = findings
     given = (model, partition, loss, metric, buffers, data.clients, change, tracks)
-    loop = Loop(Bound(reference(*given), data))
+    alone, problem = reference(*given), stacked(*given)
+    loop = Loop(Bound(replace(alone, half=half), data))
     if kind == "loop":
         return loop, loop.bound.problem
-    problem = stacked(*given)
-    reason = why_not_stackable(loop.bound.problem, problem, params, data)
+    with arithmetic("fp32"):
+        reason = why_not_stackable(alone, problem, params, data)
+    problem = replace(problem, half=half)
     if reason is not None:
         warnings.warn(
             f"executor={kind!r}: {type(model).__name__} cannot be stacked; clients train one after another "

@@ -246,7 +246,7 @@ class Captured:
         torch.cuda.empty_cache()  # what the run-up took: a recording has memory of its own
         graph = torch.cuda.CUDAGraph()
         self.counter.zero_()
-        with torch.cuda.graph(graph, pool=_pool(self.device)):
+        with torch.cuda.graph(graph, pool=_pool(self.device)[0]):
             self._step()
         self.replay = graph.replay
 
@@ -324,10 +324,16 @@ class Captured:
 
 
 @functools.cache
-def _pool(device: torch.device) -> Any:
-    """Recordings share their memory: only one runs at a time, and nothing that lasts lies in it."""
-    with torch.cuda.device(device):
-        return torch.cuda.graph_pool_handle()
+def _pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
+    """Recordings share their memory: only one runs at a time, and nothing that lasts lies in it.
+
+    It exists as long as there is a recording in it: an empty one that stays.
+    """
+    handle, nothing = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(), torch.cuda.graph(nothing, pool=handle):
+        warnings.simplefilter("ignore")
+        torch.zeros(1, device=device)
+    return handle, nothing
 
 
 def _wait(device: torch.device) -> None:

@@ -50,6 +50,7 @@ class ModelProblem:
     clients: int = 1
     change: Change | None = None
     measuring: nn.Module = field(default_factory=nn.Identity)
+    half: bool = False
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -76,7 +77,9 @@ class ModelProblem:
             tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
             if self.change is not None:
                 tensors |= self.change(tensors, batch.key)
-            output = functional_call(self.training, tensors, (batch.x,))
+            with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
+                output = functional_call(self.training, tensors, (batch.x,))
+            output = output.to(batch.x.dtype) if self.half else output
             return _mean(self.loss, output, batch), self._after(params, tensors, batch)
 
         return f
