@@ -105,7 +105,8 @@ class Ahead:
 
 def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
     uploads, states = run.execute(cohort, run.load(cohort.clients))
-    return uploads, states, faults(uploads, (uploads.metrics, states), len(cohort.clients))
+    with run.phases("screening"):
+        return uploads, states, faults(uploads, (uploads.metrics, states), len(cohort.clients))
 
 
 def _rows(stack: Tensors, n: int) -> list[Tensors]:

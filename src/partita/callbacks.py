@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -39,6 +40,33 @@ class Callback:
 
     def close(self) -> None:
         """Everything is over, by its end or by an error."""
+
+
+class Trace(Callback):
+    """A trace of some rounds, for chrome://tracing or ui.perfetto.dev: every operation, on CPU and GPU."""
+
+    def __init__(self, path: Path, skip: int = 2, rounds: int = 2) -> None:
+        from torch.profiler import profile, schedule
+
+        self._path, self._what = path, ""
+        plan = schedule(wait=skip, warmup=1, active=rounds, repeat=1)
+        self._profile = profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(path)))
+
+    def start(self, what: str, round: int, rounds: int) -> None:  # noqa: ARG002
+        """Only the first run: the others are alike."""
+        if not self._what:
+            self._what = what
+            self._profile.start()
+
+    def round(self, event: Event) -> None:
+        """A round is over."""
+        if event.what == self._what:
+            self._profile.step()
+
+    def close(self) -> None:
+        """Write what there is."""
+        if self._what:
+            self._profile.stop()
 
 
 class ProgressBar(Callback):

@@ -16,7 +16,7 @@ from partita.aggregate.screen import screen
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.arithmetic import arithmetic
 from partita.begin import begin_run
-from partita.callbacks import Callback, ProgressBar
+from partita.callbacks import Callback, ProgressBar, Trace
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
@@ -41,11 +41,15 @@ def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
 def one_round(run: Federation, watch: Watch) -> None:
     """A cohort trains, the server acts on what it sends."""
     begin = time.perf_counter()
-    cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
+    with run.phases("cohort"):
+        cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
     run.ahead.forget(cohort.late)
     done = [_work(run, part) for part in run.parts(cohort)] or [NOTHING]
     uploads, why = tree.cat([u for u, _ in done]), [w for _, some in done for w in some]
-    uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; what is unusable is named
+    with run.phases("screening"):
+        uploads, why = screen(
+            uploads, why, run.forge(cohort, uploads)
+        )  # liars act; what is unusable is named
     usable = _only([not w for w in why], run.discounted(cohort, uploads))
     run.server, notes = _advance(run, usable)
     watch.after(cohort, uploads, why, notes, time.perf_counter() - begin)  # metrics, progress, checkpoint
@@ -56,7 +60,7 @@ def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[str]]:
     uploads, states, why = run.trained(cohort)  # with their personal parameters and memories
     good = [not w for w in why]
     if run.keeps_state:
-        run.store.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
+        run.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
     return uploads, why
 
 
@@ -71,9 +75,11 @@ def _advance(run: Federation, uploads: Upload) -> tuple[ServerState, Tensors]:
     if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
         run.whole = set(run.names) <= set(uploads.delta)
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
-    combined = run.aggregate(uploads, key)
-    moved = run.server_rule.step(run.server, combined)
-    return run.devices.settled(run.server, moved, uploads), combined.metrics
+    with run.phases("aggregation"):
+        combined = run.aggregate(uploads, key)
+    with run.phases("server"):
+        moved = run.server_rule.step(run.server, combined)
+        return run.devices.settled(run.server, moved, uploads), combined.metrics
 
 
 def federate(
@@ -100,6 +106,7 @@ def federate(
     memory: int | str | None = None,
     precision: str = "tf32",
     deterministic: bool = False,
+    profile: bool = False,
     store: str = "auto",
     evaluate_every: int | float | None = None,
     checkpoint_every: int | None = None,
@@ -138,13 +145,16 @@ def federate(
     norm        statistics of normalization layers: 'global' (averaged), 'static' (none while training,
                 measured before each evaluation) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'graph' (a stacked step is recorded once and replayed),
-                'vmap' (clients stacked), 'loop' (one after another)
+                'compiled' (and compiled, however long that takes), 'vmap' (clients stacked), 'loop' (one
+                after another)
     device      'auto', 'cpu', 'cuda'
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
     precision   products of matrices and convolutions on a GPU: 'tf32', 'fp32' (exact, slower), or 'bf16'
                 (training in half the memory; weights and updates stay float32, and so do evaluations)
     deterministic
                 only operations that give the same bits in every run on the same GPU
+    profile     wait for the GPU between the parts of a round, so that the times in `summary()["phases"]` are
+                exact, and write a trace of some rounds to `out`
     store       clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size
     evaluate_every, checkpoint_every
                 rounds between evaluations (None: about ten in all; 2.5, not whole: virtual time between
@@ -179,6 +189,7 @@ def federate(
         memory=memory,
         precision=precision,
         deterministic=deterministic,
+        profile=profile,
         store=store,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
@@ -195,6 +206,8 @@ def federate(
     check_measures(measures)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
+    if profile and folder is not None:
+        listeners.append(Trace(folder / "trace.json"))
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     try:

@@ -33,6 +33,7 @@ from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
+from partita.phases import Phases
 from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
 from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Store, open_store
@@ -109,6 +110,7 @@ class Federation:
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
+        self.phases = Phases(settings.device, settings.profile)
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
         self.devices = Devices(self, capacity)
         self.measured = -1  # the version whose statistics the server has (norm="static")
@@ -355,8 +357,14 @@ class Federation:
 
     def load(self, clients: Sequence[int]) -> ClientState:
         """The states of these clients, on the run's device."""
-        states: ClientState = tree.to(self.store.load(clients), self.settings.device)
-        return states
+        with self.phases("states"):
+            states: ClientState = tree.to(self.store.load(clients), self.settings.device)
+            return states
+
+    def save(self, clients: Sequence[int], states: ClientState) -> None:
+        """What these clients keep."""
+        with self.phases("states"):
+            self.store.save(clients, states)
 
     def trained(self, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
         """What these clients send, their new states, and for each why that is unusable ('': it is not)."""
@@ -376,7 +384,8 @@ class Federation:
         """The local rule for every client of the cohort, as one batch."""
         clients = np.asarray(cohort.clients)
         group, moment = joined(cohort.groups, self.moment(), self.first)
-        uploads, states = self.execute_group(self.algorithm.local, clients, group, states, moment)
+        with self.phases("steps"):
+            uploads, states = self.execute_group(self.algorithm.local, clients, group, states, moment)
         return self.signed(uploads, cohort.clients), states
 
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
@@ -442,6 +451,7 @@ class Federation:
             "computed": self.computed,
             "schedule": self.schedule.facts(),
             "ahead": self.ahead.facts(),
+            "phases": self.phases.seconds,
         }
 
     def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:
@@ -453,6 +463,7 @@ class Federation:
         self.base = parts["base"]
         self.picks.update(facts["picks"])
         self.whole = facts["whole"]
+        self.phases.seconds.update(facts["phases"])
         self._prepare(facts["stage"], facts["first"], 0.0)
         self.schedule.restore(facts["schedule"], parts["received"])
         self.ahead.restore(facts["ahead"], parts["ahead"])

@@ -140,6 +140,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         client_steps_per_second=round(counters["client_steps"] / seconds, 1) if seconds else 0.0,
         bytes_up=int(counters["bytes_up"]),
         bytes_down=int(counters["bytes_down"]),
+        phases={k: round(v, 3) for k, v in run.phases.seconds.items()},
         clock=watch.timing.summary(run.data.clients, run.server.version),
         excluded=[run.data.names[c] for c in sorted(watch.excluded)],
         excluded_why={run.data.names[c]: watch.reasons[c] for c in sorted(watch.reasons)},

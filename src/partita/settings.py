@@ -19,7 +19,7 @@ from partita.schedule import synchronous
 from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
-STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap", "graph")
+STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap", "graph", "compiled")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Settings:
     byzantine: tuple[int, ...] = ()
     precision: str = "tf32"
     deterministic: bool = False
+    profile: bool = False
 
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
@@ -72,7 +73,7 @@ class Settings:
         check.choice("executor", given["executor"], EXECUTORS)
         check.choice("precision", given["precision"], PRECISIONS)
         given["baselines"] = _baselines(given["baselines"])
-        for field in ("train_scores", "deterministic"):
+        for field in ("train_scores", "deterministic", "profile"):
             if not isinstance(given[field], bool):
                 raise check.fail(field, given[field], "True or False")
         if given["checkpoint_every"] == 0 and given["store"] == "disk":

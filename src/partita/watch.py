@@ -80,12 +80,14 @@ class Watch:
         """
         run, version = self.run, self.run.server.version
         usable = [not w for w in why]
-        self._count(cohort, uploads, usable, seconds)
+        with run.phases("metrics"):
+            self._count(cohort, uploads, usable, seconds)
         self.reasons |= {c: w for c, w in zip(cohort.clients, why) if w}
         self.notes = {k: v.tolist() for k, v in notes.items()}
         last_of_stage = run.schedule.done(run.server)
         if last_of_stage or self._evaluation_due(version, cohort.time):
-            self.evaluate(cohort, uploads, usable)
+            with run.phases("evaluation"):
+                self.evaluate(cohort, uploads, usable)
         if last_of_stage and run.has_global and run.settings.train_scores:
             self.global_train_scores = run.scores("global", "train")
         self._tell(cohort, usable)
@@ -143,8 +145,9 @@ class Watch:
         version = self.run.server.version
         if self.folder is None or version == self.saved_round or self.run.settings.checkpoint_every == 0:
             return
-        checkpoint.write(self.folder / "checkpoint", version, self.tensors(), self.state())
-        self.run.store.committed()
+        with self.run.phases("files"):
+            checkpoint.write(self.folder / "checkpoint", version, self.tensors(), self.state())
+            self.run.store.committed()
         self.saved_at, self.saved_round = time.monotonic(), version
 
     def restore(self, found: Checkpoint) -> None:

@@ -16,7 +16,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Executor = Annotated[
     str,
     typer.Option(
-        help="auto (measures and picks), graph (a step recorded once), vmap (clients stacked) or loop."
+        help="auto (measures and picks), graph (a step recorded once), compiled, vmap (stacked) or loop."
     ),
 ]
 Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, such as 8GiB.")]
@@ -25,6 +25,9 @@ Precision = Annotated[
 ]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="The same bits in every run on the same GPU.")
+]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Exact times of the parts of a round, and a trace of some in --out.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]

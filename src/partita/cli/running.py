@@ -21,6 +21,7 @@ from partita.cli.options import (
     Memory,
     Out,
     Precision,
+    Profile,
     Quiet,
     Recipe,
     Resume,
@@ -89,6 +90,7 @@ def run(
     memory: Memory = None,
     precision: Precision = "tf32",
     deterministic: Deterministic = False,
+    profile: Profile = False,
     track: Track = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -105,7 +107,8 @@ def run(
     ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
     made = ask.build(ask.seeds[0])
     common: dict[str, Any] = {"device": device, "executor": executor, "memory": memory}
-    common |= {"precision": precision, "deterministic": deterministic, "progress": bar(as_json, quiet)}
+    common |= {"precision": precision, "deterministic": deterministic}
+    common |= {"profile": profile, "progress": bar(as_json, quiet)}
     with stoppable(out):
         if isinstance(made, Study) or len(ask.seeds) > 1:
             study = partial(_as_study, ask, made)

@@ -79,10 +79,9 @@ def make_executor(
     vmap = Vmap(bound, room, model_bytes=5 * tree.nbytes(params), sample_bytes=3 * sample_bytes)
     if kind == "vmap":
         return vmap, problem
-    graph = Graph(
-        bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label, usual=frozenset(usual)
-    )
-    if kind == "graph":
+    graph = Graph(bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label)
+    graph = replace(graph, usual=frozenset(usual), always=kind == "compiled")
+    if kind in ("graph", "compiled"):
         return graph, problem
     candidates = (vmap, loop) if data.x.device.type == "cpu" else (graph, vmap, loop)
     return Auto(candidates, picks, label=label), problem

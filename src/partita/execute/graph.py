@@ -34,18 +34,22 @@ from partita.types import Batch, ClientState, Group, LocalRule, Moment, Phase, U
 Picks = dict[str, dict[str, str]]
 COMPILED, CAPTURED = "graph, compiled", "graph"
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
-SECONDS, PER_OPERATION = 8.0, 0.02  # that compiling takes, by what was seen
-WORTH = 0.5  # of the time of a step that compiling may save, guessed low
+SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
+WORTH = 0.35  # of the time of a step that compiling saves, as a rule at least
 
 
 @dataclass(frozen=True)
 class Graph(Vmap):
-    """See `partita.execute.base.Executor`. Falls back to `Vmap` step by step, with the reason in `picks`."""
+    """See `partita.execute.base.Executor`. Falls back to `Vmap`, with the reason in `picks`.
+
+    `usual` are the numbers of clients that come in every round; `always`: compile, whatever it takes.
+    """
 
     name: str = "graph"
     picks: Picks = field(default_factory=dict)
     label: str = ""
     usual: frozenset[int] = frozenset()
+    always: bool = False
     made: dict[Any, Captured] = field(default_factory=dict)
 
     def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
@@ -126,7 +130,7 @@ class Graph(Vmap):
             steps = max(1, moment.stage_rounds - since) * int(found[0].steps.max())
             plain = made.seconds()
             left, cost = plain * steps, SECONDS + PER_OPERATION * made.operations
-            if left * WORTH < cost:
+            if not self.always and left * WORTH < cost:
                 why = f"{plain * 1e3:.2f} ms a step, {left:.0f} s in all; to compile takes about {cost:.0f} s"
                 self.picks[role] = {"picked": CAPTURED, "why": why}
                 return
@@ -135,8 +139,9 @@ class Graph(Vmap):
             made.record()
             took, fast = time.perf_counter() - begin, made.seconds()
             why = f"{fast * 1e3:.2f} ms a step, {plain * 1e3:.2f} not compiled; compiled in {took:.0f} s"
-            self.picks[role] = {"picked": COMPILED if fast < plain else CAPTURED, "why": why}
-            if fast < plain:
+            better = fast < plain or self.always
+            self.picks[role] = {"picked": COMPILED if better else CAPTURED, "why": why}
+            if better:
                 return
             made.run_step = made.plain
             made.record()
