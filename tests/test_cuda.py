@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.execute import graph
 from partita.execute.plan import draw
 from partita.types import Moment, Work
 
@@ -66,7 +65,7 @@ def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: objec
         model, make_data(shape), method, executor=executor, device="cuda", out=f"{tmp_path}/run", **options
     )
     for name, value in cpu.shared.items():
-        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
     loaded = pt.load(f"{tmp_path}/run", model=model)
     x = make_data(shape).client(3)[0]
     torch.testing.assert_close(
@@ -75,9 +74,7 @@ def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: objec
 
 
 @pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
-def test_a_compiled_step_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "SECONDS", 0.0)
-    monkeypatch.setattr(graph, "PER_OPERATION", 0.0)
+def test_a_compiled_step_computes_the_same(kind: str) -> None:
     model, shape, norm = KINDS[kind]
     options = {
         "rounds": 2,
@@ -90,9 +87,9 @@ def test_a_compiled_step_computes_the_same(kind: str, monkeypatch: pytest.Monkey
     }
     method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
     cpu = pt.federate(model(), make_data(shape), method, executor="loop", device="cpu", **options)
-    gpu = pt.federate(model(), make_data(shape), method, executor="graph", device="cuda", **options)
+    gpu = pt.federate(model(), make_data(shape), method, executor="compiled", device="cuda", **options)
     for name, value in cpu.shared.items():
-        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
 
 
 def on_the_clock() -> pt.schedule.Schedule:
@@ -117,7 +114,7 @@ def test_the_clock_runs_as_on_the_cpu() -> None:
     cpu, gpu = (pt.federate(model, data, method, device=d, **options) for d in ("cpu", "cuda"))
     assert [row["time"] for row in cpu.metrics] == [row["time"] for row in gpu.metrics]
     for name, value in cpu.shared.items():
-        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])

@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from partita.data import FederatedData
 from partita.execute.base import work_of
+from partita.execute.compiled import compiled, known, note
 from partita.execute.plan import Plan, count_steps
 from partita.execute.stack import Stack, flatten, unflatten
 from partita.execute.trace import Traced, signature, tensors, trace
@@ -35,6 +36,7 @@ Picks = dict[str, dict[str, str]]
 COMPILED, CAPTURED = "graph, compiled", "graph"
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
 SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
+KNOWN = 0.15  # of that, where it was done before
 WORTH = 0.35  # of the time of a step that compiling saves, as a rule at least
 
 
@@ -129,7 +131,7 @@ class Graph(Vmap):
             )
             steps = max(1, moment.stage_rounds - since) * int(found[0].steps.max())
             plain = made.seconds()
-            left, cost = plain * steps, SECONDS + PER_OPERATION * made.operations
+            left, cost = plain * steps, made.cost
             if not self.always and left * WORTH < cost:
                 why = f"{plain * 1e3:.2f} ms a step, {left:.0f} s in all; to compile takes about {cost:.0f} s"
                 self.picks[role] = {"picked": CAPTURED, "why": why}
@@ -221,11 +223,6 @@ class Captured:
     # ---- recording
 
     @property
-    def operations(self) -> int:
-        """How many there are."""
-        return len(self.traced.graph.graph.nodes)
-
-    @property
     def places(self) -> set[int]:
         """Where the clients' tensors lie."""
         return {x.untyped_storage().data_ptr() for x in tensors(self.carry)}
@@ -258,9 +255,15 @@ class Captured:
     def compile(self) -> None:
         """Fuse the operations: inductor's kernels instead of one for each of them."""
         given = tensors(*self._given())
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.run_step = torch._inductor.compile(make_fx(self.plain)(*given), list(given))
+        with torch.no_grad():
+            self.run_step = compiled(make_fx(self.plain)(*given), given)
+        note(self.traced.graph, given)
+
+    @property
+    def cost(self) -> float:
+        """Seconds that compiling takes, about."""
+        full = SECONDS + PER_OPERATION * len(self.traced.graph.graph.nodes)
+        return full * KNOWN if known(self.traced.graph, tensors(*self._given())) else full
 
     def seconds(self, times: int = 4) -> float:
         """How long a recorded step takes."""

@@ -1,0 +1,81 @@
+"""Fused kernels for a list of operations, by inductor: made once, and kept on disk for other runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+KEPT = 32
+_made: dict[str, Callable[..., Any]] = {}
+"""Of this process, by what was compiled."""
+
+
+def compiled(graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Any]:
+    """The same function of tensors of these shapes, in fewer and larger kernels."""
+    key = fingerprint(graph, given)
+    if key not in _made:
+        while len(_made) >= KEPT:
+            del _made[next(iter(_made))]
+        _made[key] = _compile(graph, given)
+    return _made[key]
+
+
+def known(graph: GraphModule, given: Sequence[Tensor]) -> bool:
+    """Whether a note says that this was compiled before on this machine, and takes little time again."""
+    return (_notes() / fingerprint(graph, given)).exists()
+
+
+def note(graph: GraphModule, given: Sequence[Tensor]) -> None:
+    """That the kernels are on disk now; without a place for notes they count as new."""
+    try:
+        _notes().mkdir(parents=True, exist_ok=True)
+        (_notes() / fingerprint(graph, given)).touch()
+    except OSError:
+        return
+
+
+def fingerprint(graph: GraphModule, given: Sequence[Tensor]) -> str:
+    """What is the same for the same kernels: operations, constants, shapes, device, version."""
+    digest = hashlib.sha256(graph.code.encode())
+    for x in given:
+        digest.update(repr((x.shape, x.stride(), x.dtype, x.device)).encode())
+    for name in sorted({str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}):
+        value = functools.reduce(getattr, name.split("."), graph)
+        digest.update(value.cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+    device = torch.cuda.get_device_name(given[0].device) if given[0].is_cuda else "cpu"
+    digest.update(repr((torch.__version__, device, torch.backends.cuda.matmul.allow_tf32)).encode())
+    return digest.hexdigest()[:32]
+
+
+def _compile(graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Any]:
+    # inductor finds kernels that it made before only where shapes have an environment, and where its own
+    # store is not left to torch.compile
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
+    with torch.no_grad(), warnings.catch_warnings(), tracing(shapes), _own_store():
+        warnings.simplefilter("ignore")
+        made: Callable[..., Any] = torch._inductor.compile(graph, list(given))
+        return made
+
+
+def _own_store() -> Any:
+    if not hasattr(functorch_config, "bundled_autograd_cache"):
+        return warnings.catch_warnings()  # an older version: nothing to change
+    return functorch_config.patch(bundled_autograd_cache=False)
+
+
+def _notes() -> Path:
+    from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
+
+    return Path(cache_dir()) / "partita"
