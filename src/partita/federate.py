@@ -145,8 +145,8 @@ def federate(
     norm        statistics of normalization layers: 'global' (averaged), 'static' (none while training,
                 measured before each evaluation) or 'personal' (FedBN)
     executor    'auto' (measures and picks), 'graph' (a stacked step is recorded once and replayed),
-                'compiled' (and compiled, however long that takes), 'vmap' (clients stacked), 'loop' (one
-                after another)
+                'compiled' (and compiled, however long that takes), 'vmap' (clients stacked), 'pool' (one
+                client on each core), 'loop' (one after another)
     device      'auto', 'cpu', 'cuda'
     memory      budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)
     precision   products of matrices and convolutions on a GPU: 'tf32', 'fp32' (exact, slower), or 'bf16'

@@ -19,7 +19,7 @@ from partita.schedule import synchronous
 from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
-STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "vmap", "graph", "compiled")
+STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "pool", "vmap", "graph", "compiled")
 
 
 @dataclass(frozen=True)

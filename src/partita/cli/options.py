@@ -15,9 +15,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the results; without 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Executor = Annotated[
     str,
-    typer.Option(
-        help="auto (measures and picks), graph (a step recorded once), compiled, vmap (stacked) or loop."
-    ),
+    typer.Option(help="auto (measures and picks), graph, compiled, vmap, pool or loop."),
 ]
 Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, such as 8GiB.")]
 Precision = Annotated[

@@ -17,6 +17,7 @@ from partita.execute.auto import Auto
 from partita.execute.base import Bound, Build, Executor, Runner
 from partita.execute.graph import Graph
 from partita.execute.loop import Loop
+from partita.execute.pool import Pool
 from partita.execute.probe import Findings, examine, why_not_stackable
 from partita.execute.problem import Change, ModelProblem, reference, stacked
 from partita.execute.vmap import Vmap
@@ -55,36 +56,46 @@ def make_executor(
 
     `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16.
     """
-    loss, metric, buffers, sample_bytes = findings
-    given = (model, partition, loss, metric, buffers, data.clients, change, tracks)
-    alone, problem = reference(*given), stacked(*given)
+    given = (model, partition, *findings[:3], data.clients, change, tracks)
+    alone = reference(*given)
     loop = Loop(Bound(replace(alone, half=half), data))
     if kind == "loop":
         return loop, loop.bound.problem
+    pool = _pool(loop, findings)
+    if kind == "pool":
+        return pool, loop.bound.problem
+    problem = stacked(*given)
     with arithmetic("fp32"):
         reason = why_not_stackable(alone, problem, params, data)
-    problem = replace(problem, half=half)
+    picks = {} if picks is None else picks
     if reason is not None:
         warnings.warn(
-            f"executor={kind!r}: {type(model).__name__} cannot be stacked; clients train one after another "
-            f"(executor='loop'). Reason: {reason}",
+            f"executor={kind!r}: {type(model).__name__} cannot be stacked; each client trains alone "
+            f"(executor={pool.name!r}). Reason: {reason}",
             stacklevel=3,
         )
-        if picks is not None:
-            picks["fallback"] = {"picked": "loop", "why": reason}
-        return loop, loop.bound.problem
-    picks = {} if picks is None else picks
+        picks["fallback"] = {"picked": pool.name, "why": reason}
+        return pool, loop.bound.problem
+    problem = replace(problem, half=half)
     # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
     bound, room = Bound(problem, data), budget(memory, data.x.device)
-    vmap = Vmap(bound, room, model_bytes=5 * tree.nbytes(params), sample_bytes=3 * sample_bytes)
+    vmap = Vmap(bound, room, model_bytes=5 * tree.nbytes(params), sample_bytes=3 * findings.sample_bytes)
     if kind == "vmap":
         return vmap, problem
     graph = Graph(bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label)
     graph = replace(graph, usual=frozenset(usual), always=kind == "compiled")
     if kind in ("graph", "compiled"):
         return graph, problem
-    candidates = (vmap, loop) if data.x.device.type == "cpu" else (graph, vmap, loop)
+    candidates = (vmap, pool) if data.x.device.type == "cpu" else (graph, vmap, loop)
     return Auto(candidates, picks, label=label), problem
+
+
+def _pool(loop: Loop, findings: Findings) -> Loop | Pool:
+    """A worker for each core; a loop where there is one, or where the model draws in the order of calls."""
+    bound, count = loop.bound, torch.get_num_threads()
+    if bound.data.x.device.type != "cpu" or count == 1 or findings.random:
+        return loop
+    return Pool((loop, *[Loop(Bound(bound.problem.twin(), bound.data)) for _ in range(count - 1)]))
 
 
 def budget(memory: int | None, device: torch.device) -> int:

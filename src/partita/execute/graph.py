@@ -36,6 +36,7 @@ Picks = dict[str, dict[str, str]]
 COMPILED, CAPTURED = "graph, compiled", "graph"
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
 SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
+FEW = 8  # chunks of a cohort, whose size is kept as it is
 KNOWN = 0.15  # of that, where it was done before
 WORTH = 0.35  # of the time of a step that compiling saves, as a rule at least
 
@@ -110,8 +111,9 @@ class Graph(Vmap):
     def _size(self, n: int) -> int:
         """For how many clients a step is recorded: for so many, or a few more where their number changes."""
         for usual in self.usual:
-            for m in (n, n + 1):  # of a cohort in chunks of the same size
-                if -(-usual // -(-usual // m)) == m:
+            for m in (n, n + 1):  # of a cohort in a few chunks of the same size
+                chunks = -(-usual // m)
+                if chunks <= FEW and -(-usual // chunks) == m:
                     return m
         power = 1 << (n - 1).bit_length()
         return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
@@ -276,6 +278,7 @@ class Captured:
                 self.replay()
             _wait(self.device)
             found.append((time.perf_counter() - begin) / times)
+        self.counter.zero_()
         return min(found)
 
     # ---- running

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from partita import tree
 from partita.data import FederatedData
 from partita.execute.base import Bound, Build
 from partita.execute.plan import Plan, plans, start_keys
-from partita.execute.stack import flatten, unflatten
+from partita.execute.stack import Spec, flatten, unflatten
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Upload
 
 
@@ -35,42 +36,33 @@ class Loop:
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
-        rule = self.bound.bind(build)
+        rows = Rows(len(clients), self.spare if moment.role == "training" else {})
         keys = start_keys(clients, moment, self.bound.data.x.device)
-        rows: list[Tensor] = []
         for i in range(len(clients)):
-            shared, extra, version, _ = group.download
-            if group.stacked:
-                shared, extra = tree.row((shared, extra), i)
-            download = Download(shared, extra, version, keys[i])
-            result = self._client(
-                rule, clients[i : i + 1], download, tree.row(states, i), moment.of(slice(i, i + 1))
-            )
-            leaves: list[Any] = []
-            spec = flatten(result, leaves)
-            if not rows:
-                rows = [self._memory(k, len(clients), x, moment) for k, x in enumerate(leaves)]
-            for row, x in zip(rows, leaves):
-                if isinstance(x, Tensor):
-                    row[i].copy_(x)
-        uploads, states = unflatten(spec, iter(rows))
-        return uploads, states
+            rows.put(i, self.one(build, i, clients, group, states, moment, keys))
+        return rows.result()
+
+    def one(
+        self,
+        build: Build,
+        i: int,
+        clients: np.ndarray,
+        group: Group,
+        states: ClientState,
+        moment: Moment,
+        keys: Tensor,
+    ) -> tuple[Upload, ClientState]:
+        """The i-th client alone."""
+        shared, extra, version, _ = group.download
+        if group.stacked:
+            shared, extra = tree.row((shared, extra), i)
+        download = Download(shared, extra, version, keys[i])
+        own = clients[i : i + 1], download, tree.row(states, i), moment.of(slice(i, i + 1))
+        return self._client(self.bound.bind(build), *own)
 
     def on(self, data: FederatedData) -> Loop:
         """The same on other samples."""
         return replace(self, bound=self.bound.on(data))
-
-    def _memory(self, k: int, n: int, x: Any, moment: Moment) -> Any:
-        """Room for n rows like x. That of an earlier round is used again once nobody holds it any more:
-        memory that is new to the process costs more than the copy into it."""
-        if not isinstance(x, Tensor) or moment.role != "training":
-            return x.new_empty(n, *x.shape) if isinstance(x, Tensor) else x
-        key = (k, n, x.shape, x.dtype)
-        room = self.spare.pop(key, None)
-        if room is None or sys.getrefcount(room) > 2:
-            room = x.new_empty(n, *x.shape)
-        self.spare[key] = room
-        return room
 
     def _client(
         self, rule: LocalRule, client: np.ndarray, download: Download, state: ClientState, moment: Moment
@@ -90,6 +82,45 @@ class Loop:
             return before._replace(key=plan.keys[0, s])  # the rows are there already
         x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
         return Batch(x, y, None, plan.keys[0, s])
+
+
+class Rows:
+    """The results of n clients side by side, as they come.
+
+    Memory of an earlier round is used again once nobody holds it any more: memory that is new to the process
+    costs more than the copy into it.
+    """
+
+    def __init__(self, n: int, spare: dict[Any, Tensor]) -> None:
+        self._n, self._spare = n, spare
+        self._rows: list[Any] = []
+        self._spec: Spec = None
+        self._lock = threading.Lock()
+
+    def put(self, i: int, result: tuple[Upload, ClientState]) -> None:
+        """The i-th client's."""
+        leaves: list[Any] = []
+        spec = flatten(result, leaves)
+        with self._lock:
+            if not self._rows:
+                self._spec = spec
+                self._rows = [self._room(k, x) if isinstance(x, Tensor) else x for k, x in enumerate(leaves)]
+        for row, x in zip(self._rows, leaves):
+            if isinstance(x, Tensor):
+                row[i].copy_(x)
+
+    def result(self) -> tuple[Upload, ClientState]:
+        """All of them."""
+        found: tuple[Upload, ClientState] = unflatten(self._spec, iter(self._rows))
+        return found
+
+    def _room(self, k: int, x: Tensor) -> Tensor:
+        key = (k, self._n, x.shape, x.dtype)
+        room = self._spare.pop(key, None)
+        if room is None or sys.getrefcount(room) > 2:
+            room = x.new_empty(self._n, *x.shape)
+        self._spare[key] = room
+        return room
 
 
 @functools.cache

@@ -36,6 +36,7 @@ class Findings(NamedTuple):
     metric: Criterion
     buffers: tuple[str, ...]
     sample_bytes: int
+    random: bool = False
 
 
 def examine(
@@ -70,7 +71,7 @@ def examine(
             "order of execution; use nn.Dropout modules, whose draws are a function of (seed, round, client)",
             stacklevel=4,
         )
-    return Findings(criterion, measure, changed, saved // len(x))
+    return Findings(criterion, measure, changed, saved // len(x), random)
 
 
 def saved_bytes(model: nn.Module, data: FederatedData) -> int:

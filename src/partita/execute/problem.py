@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -90,6 +90,11 @@ class ModelProblem:
         if self.change is None:
             return found
         return {k: self.change.kept(k, v, params[k], batch.key) for k, v in found.items()}
+
+    def twin(self) -> ModelProblem:
+        """The same for another thread: modules are not shared, the tensors in them are."""
+        training, evaluation, measuring = map(_share, (self.training, self.evaluation, self.measuring))
+        return replace(self, training=training, evaluation=evaluation, measuring=measuring)
 
     @property
     def tracked(self) -> tuple[tuple[str, str], ...]:
