@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from partita import check
@@ -52,7 +52,8 @@ def _in_turn(experiment: Experiment, alone: Algorithm) -> Schedule:
 
 def _settings(experiment: Experiment) -> Settings:
     """Checked, and enough to know how long the experiment's stages are."""
-    given = {f.name: getattr(experiment, f.name, None) for f in fields(Settings)}
+    usual = {f.name: None if f.default is MISSING else f.default for f in fields(Settings)}
+    given = {name: getattr(experiment, name, default) for name, default in usual.items()}
     here = {"executor": "auto", "device": "cpu", "store": "auto"}
     return Settings.checked(experiment.data.clients, **{**given, **here})
 
