@@ -166,7 +166,9 @@ def main() -> None:
     )
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--executor", default="auto", choices=("auto", "loop", "pool", "vmap", "graph", "compiled"))
+    parser.add_argument(
+        "--executor", default="auto", choices=("auto", "loop", "pool", "vmap", "graph", "compiled")
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

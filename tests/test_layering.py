@@ -33,6 +33,8 @@ MACHINERY = (
     "cohorts",
     "cautions",
     "timing",
+    "phases",
+    "arithmetic",
 )
 SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
 GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")

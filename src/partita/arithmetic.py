@@ -21,10 +21,8 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    strict, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    strict = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if deterministic:
         os.environ.setdefault(_WORKSPACE, ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
@@ -33,4 +31,5 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
-        torch.use_deterministic_algorithms(strict, warn_only=warn)
+        if deterministic:
+            torch.use_deterministic_algorithms(strict, warn_only=warns)

@@ -26,6 +26,9 @@ class Callback:
     def config(self, what: str, config: Mapping[str, Any]) -> None:
         """What config.json holds, right after `start`."""
 
+    def note(self, what: str, text: str) -> None:
+        """What takes a while now, beside rounds; nothing any more, if empty."""
+
     def round(self, event: Event) -> None:
         """A round is over."""
 
@@ -80,7 +83,7 @@ class ProgressBar(Callback):
             TextColumn("{task.description:>18}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
         )
@@ -90,12 +93,17 @@ class ProgressBar(Callback):
         """Adds a bar."""
         if not self._tasks:
             self._progress.start()
-        self._tasks[what] = self._progress.add_task(what, total=rounds, completed=round, loss="-")
+        self._tasks[what] = self._progress.add_task(what, total=rounds, completed=round, note="loss -")
 
     def round(self, event: Event) -> None:
         """Moves it."""
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
-        self._progress.update(self._tasks[event.what], completed=event.round, loss=loss)
+        self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}")
+
+    def note(self, what: str, text: str) -> None:
+        """Says it beside the bar."""
+        if what in self._tasks and text:
+            self._progress.update(self._tasks[what], note=text)
 
     def close(self) -> None:
         """Stops drawing and gives the terminal its cursor back."""

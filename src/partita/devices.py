@@ -181,6 +181,7 @@ class Devices:
             change=ordered(share.widths, held, findings.buffers) if share.widths else None,
             usual=self.sizes,
             half=run.settings.precision == "bf16",
+            tell=run.tell,
         )
         fits = budget(run.settings.memory, run.data.x.device)
         return replace(

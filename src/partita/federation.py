@@ -110,6 +110,7 @@ class Federation:
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
+        self.listener: Callable[[str], None] | None = None  # for what takes a while beside rounds
         self.phases = Phases(settings.device, settings.profile)
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
         self.devices = Devices(self, capacity)
@@ -149,6 +150,11 @@ class Federation:
             capacity=self.devices.capacity,
             folder=folder,
         )
+
+    def tell(self, text: str) -> None:
+        """Say what takes a while now."""
+        if self.listener is not None:
+            self.listener(text)
 
     # ---- honesty
 
@@ -231,6 +237,7 @@ class Federation:
             tracks=self.settings.norm != "static",
             usual={part.cohort or self.data.clients, *self.devices.sizes},
             half=self.settings.precision == "bf16",
+            tell=self.tell,
         )
         self.execute_group = self.devices.executor(whole)
         self.rule = self.algorithm.local(self.problem)

@@ -55,6 +55,7 @@ class Watch:
         self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
         self.loss: float | None = None
+        run.listener = self.note
         self.known_picks = 0
         self.saved_at, self.saved_round, self.begin = time.monotonic(), -1, time.perf_counter()
 
@@ -69,6 +70,11 @@ class Watch:
         for callback in self.callbacks:
             callback.start(self.what, self.run.server.version, self.run.rounds)
             callback.config(self.what, {**plain(self.config()), "out": self.folder and str(self.folder)})
+
+    def note(self, text: str) -> None:
+        """Something takes a while."""
+        for callback in self.callbacks:
+            callback.note(self.what, text)
 
     def after(
         self, cohort: Cohort, uploads: Upload, why: Sequence[str], notes: Tensors, seconds: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
@@ -51,10 +51,12 @@ def make_executor(
     tracks: bool = True,
     usual: Collection[int] = (),
     half: bool = False,
+    tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005
 ) -> tuple[Runner, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason.
 
-    `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16.
+    `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16;
+    `tell` hears what takes a while.
     """
     given = (model, partition, *findings[:3], data.clients, change, tracks)
     alone = reference(*given)
@@ -83,7 +85,7 @@ def make_executor(
     if kind == "vmap":
         return vmap, problem
     graph = Graph(bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label)
-    graph = replace(graph, usual=frozenset(usual), always=kind == "compiled")
+    graph = replace(graph, usual=frozenset(usual), always=kind == "compiled", tell=tell)
     if kind in ("graph", "compiled"):
         return graph, problem
     candidates = (vmap, pool) if data.x.device.type == "cpu" else (graph, vmap, loop)

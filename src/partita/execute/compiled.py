@@ -11,11 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 KEPT = 32
 _made: dict[str, Callable[..., Any]] = {}
@@ -60,6 +56,10 @@ def fingerprint(graph: GraphModule, given: Sequence[Tensor]) -> str:
 
 
 def _compile(graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Any]:
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     # inductor finds kernels that it made before only where shapes have an environment, and where its own
     # store is not left to torch.compile
     shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
@@ -70,6 +70,8 @@ def _compile(graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Any]:
 
 
 def _own_store() -> Any:
+    from torch._functorch import config as functorch_config
+
     if not hasattr(functorch_config, "bundled_autograd_cache"):
         return warnings.catch_warnings()  # an older version: nothing to change
     return functorch_config.patch(bundled_autograd_cache=False)

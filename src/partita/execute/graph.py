@@ -41,6 +41,10 @@ KNOWN = 0.15  # of that, where it was done before
 WORTH = 0.35  # of the time of a step that compiling saves, as a rule at least
 
 
+def _silent(text: str) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True)
 class Graph(Vmap):
     """See `partita.execute.base.Executor`. Falls back to `Vmap`, with the reason in `picks`.
@@ -53,6 +57,7 @@ class Graph(Vmap):
     label: str = ""
     usual: frozenset[int] = frozenset()
     always: bool = False
+    tell: Callable[[str], None] = _silent
     made: dict[Any, Captured] = field(default_factory=dict)
 
     def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
@@ -116,6 +121,8 @@ class Graph(Vmap):
                 if chunks <= FEW and -(-usual // chunks) == m:
                     return m
         power = 1 << (n - 1).bit_length()
+        if self.always:  # each size is compiled on its own
+            return max(4, power)
         return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
 
     def _width(self, phase: Phase, found: list[Plan], moment: Moment) -> int:
@@ -139,8 +146,7 @@ class Graph(Vmap):
                 self.picks[role] = {"picked": CAPTURED, "why": why}
                 return
             begin = time.perf_counter()
-            made.compile()
-            made.record()
+            self._compile(made)
             took, fast = time.perf_counter() - begin, made.seconds()
             why = f"{fast * 1e3:.2f} ms a step, {plain * 1e3:.2f} not compiled; compiled in {took:.0f} s"
             better = fast < plain or self.always
@@ -150,8 +156,13 @@ class Graph(Vmap):
             made.run_step = made.plain
             made.record()
         elif self.picks[role]["picked"] == COMPILED:
-            made.compile()
-            made.record()
+            self._compile(made)
+
+    def _compile(self, made: Captured) -> None:
+        self.tell(f"compiling (about {made.cost:.0f} s)")
+        made.compile()
+        made.record()
+        self.tell("")
 
 
 class Shape(NamedTuple):

@@ -1,0 +1,112 @@
+"""Does the cost of a round follow the cohort, and not the number of clients?
+
+The same run with 10,000 and with 1,000,000 clients: every client keeps 10 kB of personal parameters on disk,
+a thousand clients report in each round. Each size runs in a process of its own; seconds per round and the most
+memory that the process held are compared.
+
+    python bench/scale.py
+    python bench/scale.py --clients 10000 100000 --cohort 1000 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+import partita as pt
+
+HIDDEN, CLASSES, FEATURES, SAMPLES = 255, 10, 32, 20  # 10 kB: an output layer of 256 × 10 numbers
+
+
+def make_data(clients: int, pool: int = 4096) -> pt.data.FederatedData:
+    """Every client reads a window of a fixed random pool."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(pool + SAMPLES, FEATURES, generator=generator)
+    y = torch.randint(0, CLASSES, (pool + SAMPLES,), generator=generator)
+    start = np.arange(clients) * 7919 % pool
+    return pt.data.FederatedData.make(x, y, np.stack([start, np.full_like(start, SAMPLES)], axis=1))
+
+
+class Marks(pt.callbacks.Callback):
+    """When each round was over, and what the process held."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.memory = 0
+
+    def round(self, event: pt.callbacks.Event) -> None:  # noqa: ARG002
+        """Note the time."""
+        import resource
+
+        self.times.append(time.perf_counter())
+        self.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(clients: int, cohort: int, rounds: int, device: str) -> dict[str, float]:
+    """Seconds per round, of the whole run, and the peak of memory."""
+    marks = Marks()
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        run = pt.federate(
+            pt.models.mlp(FEATURES, HIDDEN, CLASSES),
+            make_data(clients),
+            pt.fedalt(personal="output", lr=0.05),
+            rounds=rounds + 1,
+            cohort=cohort,
+            steps=2,
+            batch=10,
+            device=device,
+            store="disk",
+            evaluate_every=rounds + 1,
+            baselines=False,
+            progress=False,
+            report=False,
+            callbacks=[marks],
+            out=f"{folder}/run",
+        )
+        whole = time.perf_counter() - begin
+    return {
+        "clients": clients,
+        "seconds_per_round": statistics.median(np.diff(marks.times)),
+        "memory": marks.memory,
+        "seconds": whole,
+        "memory_at_the_end": run.summary()["peak_memory"],
+    }
+
+
+def main() -> None:
+    """A line for each size, and the ratio of the last to the first."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, nargs="+", default=[10_000, 1_000_000])
+    parser.add_argument("--cohort", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.clients[0], options.cohort, options.rounds, options.device)))
+        return
+    rows = []
+    for clients in options.clients:
+        rest = ["--cohort", options.cohort, "--rounds", options.rounds, "--device", options.device, "--one"]
+        command = [sys.executable, __file__, "--clients", clients, *rest]
+        told = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(told.splitlines()[-1]))
+        shown = {k: f"{v:,.3f}" if isinstance(v, float) else f"{v:,}" for k, v in rows[-1].items()}
+        print("  ".join(f"{k} {v}" for k, v in shown.items()), flush=True)
+    for name in ("seconds_per_round", "memory"):
+        print(f"{name}: {rows[-1][name] / rows[0][name]:.2f} of the first")
+
+
+if __name__ == "__main__":
+    main()
