@@ -24,9 +24,11 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in the same run
-	$(BIN)/python bench/rounds.py
+	$(BIN)/partita bench
+	$(BIN)/partita bench --methods
 	$(BIN)/python bench/aggregators.py
 	$(BIN)/python bench/asynchronous.py
+	$(BIN)/python bench/scale.py
 
 docs: .venv/.dev     ## builds the documents into site/
 	$(BIN)/mkdocs build --strict

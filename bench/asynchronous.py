@@ -16,7 +16,8 @@ import statistics
 import time
 
 import partita as pt
-from rounds import LR, WORKLOADS, _wait, make_data
+from partita.bench.textbook import wait
+from partita.bench.workloads import LR, WORKLOADS
 
 WORK = WORKLOADS["logistic"]._replace(cohort=100)
 S = pt.schedule
@@ -39,10 +40,10 @@ class Marks(pt.callbacks.Callback):
     def round(self, event: pt.callbacks.Event) -> None:
         """Note the time after the warm-up, and the last one."""
         if event.round == self.warm:
-            _wait(self.device)
+            wait(self.device)
             self.began = time.perf_counter()
         elif event.round == event.rounds:
-            _wait(self.device)
+            wait(self.device)
             self.ended = time.perf_counter()
 
 
@@ -52,7 +53,7 @@ def speed(schedule: S.Schedule, uploads: int, device: str, executor: str, turns:
     marks = Marks(device, warm=100 // uploads)
     pt.federate(
         WORK.model(),
-        make_data(WORK),
+        WORK.data(),
         pt.fedavg(lr=LR),
         rounds=100 // uploads + steps,
         cohort=WORK.cohort,

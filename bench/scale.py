@@ -1,8 +1,8 @@
 """Does the cost of a round follow the cohort, and not the number of clients?
 
 The same run with 10,000 and with 1,000,000 clients: every client keeps 10 kB of personal parameters on disk,
-a thousand clients report in each round. Each size runs in a process of its own; seconds per round and the most
-memory that the process held are compared.
+and a thousand clients report in each round. Each size runs in a process of its own; seconds per round and the
+most memory that the process held are compared.
 
     python bench/scale.py
     python bench/scale.py --clients 10000 100000 --cohort 1000 --rounds 5

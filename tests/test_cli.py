@@ -189,7 +189,7 @@ def test_the_examples_in_the_help_work_as_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert commands == ["demo", "run", "compare", "split", "report", "list", "show"]
+    assert commands == ["demo", "run", "compare", "split", "report", "list", "show", "bench"]
     for command in commands:  # in this order: the report is one of the runs before it
         text = " ".join(partita(command, "--help").stdout.replace("│", " ").split())
         example = re.search(r"Example: (partita .*?)(?: ╭| Options|$)", text)

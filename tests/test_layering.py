@@ -36,7 +36,7 @@ MACHINERY = (
     "phases",
     "arithmetic",
 )
-SURFACE = ("recipes", "report", "cli", "catalogue", "deploy")
+SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
 GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")
 HEAVY = (
     "sklearn",

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from partita.cli import catalogue, comparing, running, splitting
+from partita.cli import benching, catalogue, comparing, running, splitting
 
 app = typer.Typer(
     help="Personalized federated learning among clients that differ.",
@@ -24,6 +24,7 @@ app.command()(splitting.split)
 app.command()(comparing.report)
 app.command("list")(catalogue.list_)
 app.command()(catalogue.show)
+app.command()(benching.bench)
 
 
 def main() -> None:

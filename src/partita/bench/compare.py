@@ -1,0 +1,151 @@
+"""Partita and the textbook loop in turn: seconds depend on the machine and its load, ratios less."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from partita.bench.ceilings import Ceilings, ceilings, flops_of_a_step
+from partita.bench.textbook import textbook, wait
+from partita.bench.workloads import METHODS, WORKLOADS, Method, Workload
+from partita.callbacks import Callback, Event
+from partita.data import FederatedData
+from partita.federate import federate
+from partita.run import Run
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; steps are client steps per second."""
+
+    name: str
+    textbook: float
+    partita: float
+    executor: str
+    phases: dict[str, float]  # shares of the time of a round
+    flops: float | None = None
+    share: float | None = None  # of what a product of large matrices reaches
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster."""
+        return self.partita / self.textbook
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "ratio": self.ratio}
+
+
+class Marks(Callback):
+    """When each round was over."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.times: list[float] = []
+
+    def round(self, event: Event) -> None:  # noqa: ARG002
+        """Note the time."""
+        wait(self._device)
+        self.times.append(time.perf_counter())
+
+
+def by_workload(
+    names: list[str], device: str, executor: str, precision: str, repeats: int, tell: Tell
+) -> Iterator[Row]:
+    """A row for each workload: fedavg against the textbook loop."""
+    tell("measuring what the machine can do")
+    most = ceilings(device, precision)
+    for name in names:
+        work = WORKLOADS[name].on(device)
+        data = work.data()
+        there = data.to(device)
+        tell(f"{name}: the textbook loop")
+        textbook(work, there, device, 1)
+        theirs: list[float] = []
+        ours: list[float] = []
+        for i in range(repeats):
+            theirs += textbook(work, there, device, work.rounds)
+            tell(f"{name}: partita, {i + 1} of {repeats}")
+            seconds, run = rounds(work, data, METHODS["fedavg"], device, executor, precision)
+            ours += seconds
+        _, profiled = rounds(work, data, METHODS["fedavg"], device, executor, precision, profile=True)
+        yield _row(name, work, statistics.median(theirs), statistics.median(ours), run, profiled, most)
+
+
+def by_method(
+    names: list[str], workload: str, device: str, executor: str, precision: str, tell: Tell
+) -> Iterator[Row]:
+    """A row for each method: its clients side by side, against one after another."""
+    work = WORKLOADS[workload].on(device)
+    work = work._replace(cohort=max(work.cohort, 8))
+    data = work.data()
+    for name in names:
+        found = {}
+        for kind in ("loop", executor):
+            tell(f"{name}: {kind}")
+            seconds, run = rounds(work, data, METHODS[name], device, kind, precision)
+            found[kind] = statistics.median(seconds)
+        yield _row(name, work, found["loop"], found[executor], run, run, None)
+
+
+def rounds(
+    work: Workload,
+    data: FederatedData,
+    method: Method,
+    device: str,
+    executor: str,
+    precision: str,
+    profile: bool = False,
+) -> tuple[list[float], Run]:
+    """Seconds of each round, everything included; the first one warms up, records and compiles."""
+    marks = Marks(device)
+    run = federate(
+        work.model(),
+        data,
+        method.algorithm(),
+        rounds=work.rounds + 1,
+        cohort=work.cohort,
+        steps=work.steps,
+        batch=work.batch,
+        executor=executor,
+        device=device,
+        precision=precision,
+        profile=profile,
+        baselines=False,
+        progress=False,
+        callbacks=[marks],
+        **method.options(),
+    )
+    return list(np.diff(marks.times)), run
+
+
+def _row(
+    name: str, work: Workload, slow: float, fast: float, run: Run, profiled: Run, most: Ceilings | None
+) -> Row:
+    steps = work.cohort * work.steps
+    spent = {k: v for k, v in profiled.summary()["phases"].items() if k not in ("evaluation", "files")}
+    total = sum(spent.values())
+    flops = None if most is None else flops_of_a_step(work) * steps / fast
+    return Row(
+        name,
+        steps / slow,
+        steps / fast,
+        _executor(run),
+        {k: v / total for k, v in spent.items() if total},
+        flops,
+        None if most is None or flops is None else flops / most.flops,
+    )
+
+
+def _executor(run: Run) -> str:
+    """What was used in the end."""
+    picks = run.config["executor"]["picks"]
+    found = [pick["picked"] for role, pick in picks.items() if "training" in role or role == "fallback"]
+    return ", ".join(dict.fromkeys(found)) or str(run.config["executor"]["requested"])

@@ -1,0 +1,77 @@
+"""How fast it is here."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from partita import check
+from partita.bench import METHODS, WORKLOADS, Row, by_method, by_workload
+from partita.cli.asking import announcer
+from partita.cli.options import Executor, Precision, Quiet
+from partita.settings import EXECUTORS
+
+
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help=f"Of: {', '.join(WORKLOADS)} (none: all of them).")
+    ] = None,
+    methods: Annotated[
+        bool,
+        typer.Option("--methods", help="Instead compare methods: clients side by side against the loop."),
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    executor: Executor = "auto",
+    precision: Precision = "tf32",
+    repeats: Annotated[int, typer.Option(help="How often both are measured in turn.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each row.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """How fast are rounds on this machine? Whole rounds against the textbook loop, in the same run.
+
+    The textbook loop loads the state, makes a torch.optim.SGD, takes the steps and adds to the average,
+    client by client. Steps are of one client; `around` is the share of a round that is not local training;
+    FLOP/s are of training, beside what a product of large matrices reaches. On a GPU `auto` is `compiled`.
+
+    Example: `partita bench logistic --repeats 1`
+    """
+    chosen = [check.choice("workload", name, WORKLOADS) for name in workloads or WORKLOADS]
+    check.choice("device", device, ("auto", "cpu", "cuda"))
+    check.choice("--executor", executor, EXECUTORS)
+    check.integer("--repeats", repeats, low=1)
+    here = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    used = "compiled" if executor == "auto" and here == "cuda" else executor
+    tell = announcer(as_json, quiet)
+    if methods:
+        workload = chosen[0] if workloads else "mnist_cnn"
+        rows = by_method(list(METHODS), workload, here, used, precision, tell)
+    else:
+        rows = by_workload(chosen, here, used, precision, repeats, tell)
+    found = []
+    for row in rows:
+        found.append(row)
+        if as_json:
+            typer.echo(json.dumps({**row.facts(), "device": here, "precision": precision}))
+    if not as_json:
+        Console().print(_table(found, here, "loop" if methods else "textbook"))
+
+
+def _table(rows: list[Row], device: str, other: str) -> Table:
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU cores"
+    table = Table(title=f"client steps per second, {name}", box=SIMPLE_HEAD)
+    for column in ("", other, "partita", "ratio", "around", "GFLOP/s", "of peak"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_column("executor")
+    for row in rows:
+        around = 1.0 - row.phases.get("steps", 0.0)
+        flops = "-" if row.flops is None else f"{row.flops / 1e9:,.1f}"
+        share = "-" if row.share is None else f"{row.share:.0%}"
+        cells = (f"{row.textbook:,.0f}", f"{row.partita:,.0f}", f"{row.ratio:.2f}×", f"{around:.0%}")
+        table.add_row(row.name, *cells, flops, share, row.executor)
+    return table
