@@ -376,7 +376,12 @@ TABLE = [
     # words of a run
     Wrong("executor misspelt", fed(executor="vmapp"), "executor='vmapp': ", "(did you mean 'vmap'?)"),
     Wrong("executor shouted", fed(executor="VMAP"), "executor='VMAP': ", "(did you mean 'vmap'?)"),
-    Wrong("executors", fed(executor=np.array(["loop", "vmap"])), "executor=array(", "'auto', 'loop', 'vmap'"),
+    Wrong(
+        "executors",
+        fed(executor=np.array(["loop", "vmap"])),
+        "executor=array(",
+        "'auto', 'loop', 'pool', 'vmap', 'graph', 'compiled'",
+    ),
     Wrong("device misspelt", fed(device="gpu"), "device='gpu': ", "'auto', 'cpu' or 'cuda'"),
     Wrong("device is a number", fed(device=3.5), "device=3.5: ", "'auto', 'cpu' or 'cuda'"),
     Wrong("store misspelt", fed(store="dsk"), "store='dsk': ", "(did you mean 'disk'?)"),

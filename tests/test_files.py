@@ -56,6 +56,7 @@ SUMMARY = [
     "hurt",
     "seconds",
     "client_steps_per_second",
+    "phases",
     "bytes_up",
     "bytes_down",
     "clock",

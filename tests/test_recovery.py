@@ -240,7 +240,7 @@ def straight(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
     return get
 
 
-TIMES = ("seconds", "client_steps_per_second", "peak_memory")
+TIMES = ("seconds", "client_steps_per_second", "peak_memory", "phases")
 
 
 def outcome(folder: Path) -> dict[str, Any]:

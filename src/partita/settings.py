@@ -50,6 +50,10 @@ class Settings:
     @staticmethod
     def checked(clients: int, **given: Any) -> Settings:
         """The settings, or a ValueError that names the first wrong one."""
+        usual = {
+            f.name: f.default for f in dataclasses.fields(Settings) if f.default is not dataclasses.MISSING
+        }
+        given = {**usual, **given}
         whole = {
             "rounds": 1,
             "cohort": 1,

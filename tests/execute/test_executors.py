@@ -73,13 +73,14 @@ def assert_same(a, b, tolerance: float = 1e-5) -> None:
     assert a.summary()["excluded"] == b.summary()["excluded"]
 
 
-def loop_equals_vmap(model, data, method, tolerance: float = 1e-5, **options):
+def loop_equals_vmap(model, data, method, tolerance: float = 1e-5, graph: bool = True, **options):
     """Both runs; a fallback to the loop would warn, and a warning of the library is an error here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loop, vmap, graph = (run(e, model, data, method, **options) for e in ("loop", "vmap", "graph"))
-    assert_same(loop, vmap, tolerance)
-    assert_same(loop, graph, tolerance)
+        names = ("loop", "vmap", "graph") if graph else ("loop", "vmap")
+        loop, vmap, *recorded = (run(e, model, data, method, **options) for e in names)
+    for other in (vmap, *recorded):
+        assert_same(loop, other, tolerance)
     start = dict(model.named_parameters())
     assert any(not torch.equal(x, start[k]) for k, x in loop.shared.items() if k in start)
     return loop, vmap
@@ -148,7 +149,8 @@ def test_models(name) -> None:
 def test_batchnorm(norm, method) -> None:
     """Running statistics included: they are shared, or they stay with the client."""
     model = models.resnet20(4, norm="batch", width=0.25)
-    loop, vmap = loop_equals_vmap(model, numbers(3, 8, 8), method, norm=norm, tolerance=3e-5)
+    graph = norm == "personal" and method.name == "fedalt"  # it takes long to write such a deep model down
+    loop, vmap = loop_equals_vmap(model, numbers(3, 8, 8), method, norm=norm, tolerance=3e-5, graph=graph)
     at = vmap.shared if norm == "global" else vmap.client(0).personal
     statistics = {"stem.norm.running_mean", "stem.norm.running_var", "stem.norm.num_batches_tracked"}
     assert statistics <= at.keys()
@@ -188,7 +190,9 @@ def test_batchnorm_without_running_statistics() -> None:
 def test_adapters(model, data) -> None:
     model = model()
     method = pt.fedalt(personal="adapter", lr=0.05)
-    loop, _ = loop_equals_vmap(model, tokens() if data is None else numbers(*data), method)
+    loop, _ = loop_equals_vmap(
+        model, tokens() if data is None else numbers(*data), method, graph=data == (6,)
+    )
     own = loop.client(0).personal
     assert own
     assert all("adapter" in k.split(".") for k in own)

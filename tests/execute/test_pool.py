@@ -56,7 +56,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         (pt.models.mlp(12, 8, 4), (12,), None),
         (pt.models.mnist_cnn(4, width=0.25, dropout=0.5), (28, 28), None),
-        (pt.models.resnet20(4, width=0.25), (3, 8, 8), "personal"),
+        (nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)), (12,), "personal"),
     ],
     ids=["mlp", "dropout", "norm"],
 )

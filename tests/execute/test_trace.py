@@ -123,6 +123,17 @@ def test_in_chunks_with_short_batches_and_padding(options: dict[str, object]) ->
             torch.testing.assert_close(found.client(i).personal[name], value, atol=1e-6, rtol=1e-5)
 
 
+def test_recordings_fit_the_budget() -> None:
+    made = graph.Graph(None, 10, 0, 0)  # type: ignore[arg-type]
+
+    class Recording:
+        nbytes = 8
+
+    for i in range(5):
+        made._keep(i, Recording())  # type: ignore[arg-type]
+    assert list(made.made) == [3, 4]
+
+
 def test_a_rule_that_cannot_be_recorded_is_stacked() -> None:
     usual = pt.fedavg(lr=0.1)
 

@@ -110,8 +110,15 @@ class Graph(Vmap):
             made = Captured(phase, carry, found, lr, self.bound.data, shape)
             made.record()
             self._choose(made, found, moment, role)
-            self.made[key] = made
+            self._keep(key, made)
+        self.made[key] = self.made.pop(key)  # the last one used comes last
         return self.made[key]
+
+    def _keep(self, key: Any, made: Captured) -> None:
+        """As many as fit twice the budget, the last ones used."""
+        self.made[key] = made
+        while len(self.made) > 1 and sum(m.nbytes for m in self.made.values()) > 2 * self.budget:
+            del self.made[next(iter(self.made))]
 
     def _size(self, n: int) -> int:
         """For how many clients a step is recorded: for so many, or a few more where their number changes."""
@@ -234,6 +241,11 @@ class Captured:
         return Batch(x, y, mask, now(plan.keys))
 
     # ---- recording
+
+    @property
+    def nbytes(self) -> int:
+        """What its memory takes."""
+        return sum(x.nbytes for x in tensors(self.carry))
 
     @property
     def places(self) -> set[int]:
