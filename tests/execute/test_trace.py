@@ -209,3 +209,25 @@ def test_layers_that_share_a_module() -> None:
     loop, found = (federate(e, model=model) for e in ("loop", "graph"))
     for name, value in loop.shared.items():
         torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["depth", "width"])
+def test_devices_whose_samples_change_every_round(kind: str) -> None:
+    """What frozen blocks made of a large client's samples is followed by less, and by more again."""
+    rng = np.random.default_rng(0)
+    sizes = [70, 3, 5, 40, 2, 9, 4, 33]
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = rng.normal(size=(len(owner), 6)).astype("float32"), rng.integers(0, 4, len(owner))
+    data = pt.data.from_arrays(x, y, owner, test=0.2)
+    kinds = ["weak", "strong"] * 4
+    held = {
+        "depth": lambda: pt.capacity.depth({"strong": 0, "weak": 1}, kinds),
+        "width": lambda: pt.capacity.width({"strong": 1.0, "weak": 0.5}, kinds),
+    }[kind]()
+    given = {"rounds": 8, "cohort": 3, "steps": 3, "batch": 8, "baselines": False, "capacity": held}
+    model, method = pt.models.mlp(6, 8, 4), pt.fedavg(lr=0.1, momentum=0.9)
+    loop, found = (
+        pt.federate(model, data, method, executor=e, progress=False, **given) for e in ("loop", "graph")
+    )
+    for name, value in loop.shared.items():
+        torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)

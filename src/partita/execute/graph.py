@@ -333,10 +333,12 @@ class Captured:
                 self.plans[i] = self._plan(plan)
                 moved = True
             room = self.plans[i]
+            if not self.shape.even:  # rows that nobody counts must still be rows of these samples
+                room.rows.zero_()
+                room.real.zero_()
             room.rows[: carry.n, :steps, :width].copy_(plan.rows)
             room.keys[: carry.n, :steps].copy_(plan.keys)
             if not self.shape.even:
-                room.real.zero_()
                 room.real[: carry.n, :steps, :width].copy_(plan.real)
         return moved
 
