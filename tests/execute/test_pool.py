@@ -80,6 +80,14 @@ def test_the_same_bits_every_time() -> None:
     assert all(torch.equal(first.shared[k], v) for k, v in second.shared.items())
 
 
+def test_each_worker_has_one_core() -> None:
+    from partita.execute.pool import threads
+
+    made = threads(3)
+    assert {made.submit(torch.get_num_threads).result() for _ in range(12)} == {1}
+    assert torch.get_num_threads() == 3
+
+
 def test_cores_are_given_back() -> None:
     federate("pool", pt.models.mlp(12, 8, 4), 12)
     assert torch.get_num_threads() == 3

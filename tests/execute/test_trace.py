@@ -157,6 +157,34 @@ def test_a_rule_that_cannot_be_recorded_is_stacked() -> None:
     assert all(torch.equal(found.shared[k], v) for k, v in wanted.shared.items())
 
 
+def test_a_number_that_changes_from_step_to_step_is_not_recorded() -> None:
+    usual = pt.fedavg(lr=0.1)
+
+    def local(problem: object) -> object:
+        rule = usual.local(problem)  # type: ignore[arg-type]
+        (phase,) = rule.phases
+
+        def begin(*given: object) -> object:
+            return rule.start(*given), 1.0  # type: ignore[arg-type]
+
+        def step(carry: tuple[object, float], batch: object, lr: object) -> object:
+            return phase.step(carry[0], batch, (lr[0] * carry[1], lr[1])), carry[1] / 2  # type: ignore[index]
+
+        def finish(carry: tuple[object, float], *given: object) -> object:
+            return rule.finish(carry[0], *given)  # type: ignore[arg-type]
+
+        return rule._replace(start=begin, phases=(phase._replace(step=step),), finish=finish)
+
+    from dataclasses import replace
+
+    method = replace(usual, local=local)  # type: ignore[arg-type]
+    wanted = federate("loop", method=method)
+    with pytest.warns(UserWarning, match="what is no tensor"):
+        found = federate("graph", method=method)
+    for name, value in wanted.shared.items():
+        torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
+
+
 def test_values_that_change_places_in_a_step() -> None:
     """Momentum-like rules keep what was: it must be read before it is overwritten."""
 

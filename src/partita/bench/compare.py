@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.arithmetic import arithmetic
 from partita.bench.ceilings import Ceilings, ceilings, flops_of_a_step
 from partita.bench.textbook import textbook, wait
 from partita.bench.workloads import METHODS, WORKLOADS, Method, Workload
@@ -67,11 +68,13 @@ def by_workload(
         data = work.data()
         there = data.to(device)
         tell(f"{name}: the textbook loop")
-        textbook(work, there, device, 1)
+        with arithmetic(precision):
+            textbook(work, there, device, 1)
         theirs: list[float] = []
         ours: list[float] = []
         for i in range(repeats):
-            theirs += textbook(work, there, device, work.rounds)
+            with arithmetic(precision):
+                theirs += textbook(work, there, device, work.rounds)
             tell(f"{name}: partita, {i + 1} of {repeats}")
             seconds, run = rounds(work, data, METHODS["fedavg"], device, executor, precision)
             ours += seconds
@@ -92,7 +95,8 @@ def by_method(
             tell(f"{name}: {kind}")
             seconds, run = rounds(work, data, METHODS[name], device, kind, precision)
             found[kind] = statistics.median(seconds)
-        yield _row(name, work, found["loop"], found[executor], run, run, None)
+        reports = work._replace(cohort=METHODS[name].uploads or work.cohort)
+        yield _row(name, reports, found["loop"], found[executor], run, run, None)
 
 
 def rounds(

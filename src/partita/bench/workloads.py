@@ -106,10 +106,11 @@ WORKLOADS = {
 
 
 class Method(NamedTuple):
-    """A method and what it runs under."""
+    """A method and what it runs under; `uploads` of a server step, where that is not the cohort."""
 
     algorithm: Callable[[], Algorithm]
     options: Callable[[], dict[str, Any]] = dict
+    uploads: int | None = None
 
 
 def _without_rounds() -> dict[str, Any]:
@@ -128,7 +129,7 @@ METHODS = {
     "pfedme": Method(lambda: algorithms.pfedme(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2)),
     "scaffold": Method(lambda: algorithms.scaffold(lr=LR)),
     "persafl_me": Method(
-        lambda: algorithms.persafl_me(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2), _without_rounds
+        lambda: algorithms.persafl_me(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2), _without_rounds, uploads=4
     ),
     "embracing": Method(lambda: algorithms.fedavg(lr=LR), _weak),
     "trimmed_mean": Method(lambda: algorithms.fedavg(lr=LR, aggregate=aggregate.trimmed_mean(1))),

@@ -48,7 +48,8 @@ class Auto:
             if len(clients) < 2:
                 return self.candidates[-1](build, clients, group, states, moment)
             self.picks[role] = self._measure(build, clients, group, states, moment)
-        picked = next(e for e in self.candidates if e.name == self.picks[role]["picked"])
+        wanted = self.picks[role]["picked"]  # a resumed run may be on other cores than before
+        picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
         return picked(build, clients, group, states, moment)
 
     def _measure(

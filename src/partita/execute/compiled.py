@@ -49,9 +49,13 @@ def fingerprint(graph: GraphModule, given: Sequence[Tensor]) -> str:
         digest.update(repr((x.shape, x.stride(), x.dtype, x.device)).encode())
     for name in sorted({str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}):
         value = functools.reduce(getattr, name.split("."), graph)
-        digest.update(value.cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+        digest.update(repr((getattr(value, "dtype", None), getattr(value, "shape", value))).encode())
+        if isinstance(value, Tensor):
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     device = torch.cuda.get_device_name(given[0].device) if given[0].is_cuda else "cpu"
-    digest.update(repr((torch.__version__, device, torch.backends.cuda.matmul.allow_tf32)).encode())
+    products = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    repeatable = torch.are_deterministic_algorithms_enabled()
+    digest.update(repr((torch.__version__, device, products, repeatable)).encode())
     return digest.hexdigest()[:32]
 
 

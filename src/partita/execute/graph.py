@@ -28,7 +28,7 @@ from partita.execute.base import work_of
 from partita.execute.compiled import compiled, known, note
 from partita.execute.plan import Plan, count_steps
 from partita.execute.stack import Stack, flatten, unflatten
-from partita.execute.trace import Traced, signature, tensors, trace
+from partita.execute.trace import Traced, kinds, signature, tensors, trace
 from partita.execute.vmap import Vmap
 from partita.types import Batch, ClientState, Group, LocalRule, Moment, Phase, Upload
 
@@ -90,9 +90,7 @@ class Graph(Vmap):
         try:
             step = self._made(phase, carry, found, lr, moment, role)
         except Exception as error:  # a rule that looks at values, an operation that cannot be recorded
-            reason = (
-                f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
-            )
+            reason = _reason(error)
             warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
             self.picks[role] = {"picked": "vmap", "why": reason}
             return super()._phase(phase, carry, found, moment)
@@ -153,7 +151,9 @@ class Graph(Vmap):
                 self.picks[role] = {"picked": CAPTURED, "why": why}
                 return
             begin = time.perf_counter()
-            self._compile(made)
+            if reason := self._compile(made):
+                self.picks[role] = {"picked": CAPTURED, "why": f"not compiled: {reason}"}
+                return
             took, fast = time.perf_counter() - begin, made.seconds()
             why = f"{fast * 1e3:.2f} ms a step, {plain * 1e3:.2f} not compiled; compiled in {took:.0f} s"
             better = fast < plain or self.always
@@ -165,11 +165,24 @@ class Graph(Vmap):
         elif self.picks[role]["picked"] == COMPILED:
             self._compile(made)
 
-    def _compile(self, made: Captured) -> None:
+    def _compile(self, made: Captured) -> str:
+        """Nothing, or why it stays as it was: without a compiler, for example."""
         self.tell(f"compiling (about {made.cost:.0f} s)")
-        made.compile()
-        made.record()
-        self.tell("")
+        try:
+            made.compile()
+            made.record()
+        except Exception as error:
+            made.run_step = made.plain
+            made.record()
+            warnings.warn(f"executor='graph': steps are not compiled ({_reason(error)})", stacklevel=2)
+            return _reason(error)
+        finally:
+            self.tell("")
+        return ""
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
 
 
 class Shape(NamedTuple):
@@ -216,6 +229,8 @@ class Captured:
             if traced.spec != self.carry.spec:
                 raise ValueError("a step that returns another structure than it was given")
             if not any(new and not old for new, old in zip(traced.rows, self.carry.has_rows)):
+                if traced.kinds != kinds(self.carry):
+                    raise ValueError("a step that changes shapes, types, or what is no tensor")
                 return traced
             rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
             leaves = [
@@ -308,6 +323,7 @@ class Captured:
 
     def run(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> Stack:
         """All steps of a phase; the result lies in the memory of the recorded step."""
+        carry = _elsewhere(carry, self.places)
         if self._load(carry, found, lr, data):
             self.record()
             self._load(carry, found, lr, data)
@@ -392,6 +408,15 @@ def _roomy(stack: Stack, n: int) -> Stack:
             new[: stack.n] = x
             new[stack.n :] = x[:1]
     return Stack(leaves, stack.has_rows, stack.spec, n)
+
+
+def _elsewhere(stack: Stack, places: set[int]) -> Stack:
+    """What the phase before left in the memory of this step is copied: a new recording overwrites it."""
+    leaves = [
+        x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in places else x
+        for x in stack.leaves
+    ]
+    return Stack(leaves, stack.has_rows, stack.spec, stack.n)
 
 
 def _only_active(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,11 +115,11 @@ class Rows:
         return found
 
     def _room(self, k: int, x: Tensor) -> Tensor:
-        key = (k, self._n, x.shape, x.dtype)
-        room = self._spare.pop(key, None)
-        if room is None or sys.getrefcount(room) > 2:
-            room = x.new_empty(self._n, *x.shape)
-        self._spare[key] = room
+        shape = (self._n, *x.shape)
+        room = self._spare.pop(k, None)
+        if room is None or room.shape != shape or room.dtype != x.dtype or sys.getrefcount(room) > 2:
+            room = x.new_empty(shape)
+        self._spare[k] = room
         return room
 
 

@@ -73,11 +73,16 @@ class Pool:
         return order
 
 
+def _one_core() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # from now on this thread keeps it: before, it would look at what is set for all
+
+
 @functools.cache
 def threads(count: int) -> ThreadPoolExecutor:
     """Threads that compute on one core each; they stay for the next round."""
     before = torch.get_num_threads()
-    made = ThreadPoolExecutor(count, "partita", initializer=torch.set_num_threads, initargs=(1,))
+    made = ThreadPoolExecutor(count, "partita", initializer=_one_core)
     meeting = threading.Barrier(count)
     for done in [made.submit(meeting.wait) for _ in range(count)]:  # so that all of them have begun
         done.result()

@@ -30,6 +30,7 @@ class Traced(NamedTuple):
     rows: list[bool]
     spec: Spec
     n: int
+    kinds: tuple[Any, ...]  # shapes and types of what comes out, and all that is no tensor
 
     def __call__(self, *args: Stack) -> Stack:
         """The step on other values of the same shapes."""
@@ -39,6 +40,11 @@ class Traced(NamedTuple):
 def tensors(*args: Stack) -> list[Tensor]:
     """The tensors of stacks in their order."""
     return [x for a in args for x in a.leaves if isinstance(x, Tensor)]
+
+
+def kinds(stack: Stack) -> tuple[Any, ...]:
+    """Shapes and types of its tensors, and all that is no tensor."""
+    return tuple([(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in stack.leaves])
 
 
 def signature(*args: Stack) -> tuple[Any, ...]:
@@ -67,7 +73,7 @@ def trace(fn: Callable[..., Any], *args: Stack) -> Traced:
 
     graph = make_fx(call)(*tensors(*args))
     assert result is not None
-    return Traced(graph, result.has_rows, result.spec, result.n)
+    return Traced(graph, result.has_rows, result.spec, result.n, kinds(result))
 
 
 class Steps:
