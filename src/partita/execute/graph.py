@@ -228,16 +228,27 @@ class Captured:
             traced = trace(step, *self._given())
             if traced.spec != self.carry.spec:
                 raise ValueError("a step that returns another structure than it was given")
-            if not any(new and not old for new, old in zip(traced.rows, self.carry.has_rows)):
-                if traced.kinds != kinds(self.carry):
-                    raise ValueError("a step that changes shapes, types, or what is no tensor")
+            if traced.kinds == kinds(self.carry) and not self._wider(traced):
                 return traced
-            rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
-            leaves = [
-                _room(x.expand(self.shape.n, *x.shape), self.shape.n) if new and not old else x
-                for x, new, old in zip(self.carry.leaves, rows, self.carry.has_rows)
-            ]
-            self.carry = Stack(leaves, rows, self.carry.spec, self.shape.n)
+            before = kinds(self.carry)
+            self.carry = self._widened(traced)
+            if kinds(self.carry) == before:
+                raise ValueError("a step that changes shapes, or what is no tensor")
+
+    def _wider(self, traced: Traced) -> bool:
+        return any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))
+
+    def _widened(self, traced: Traced) -> Stack:
+        """With rows, and in the type, that the tensors have after a step."""
+        rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
+        leaves = []
+        for x, kind, new, old in zip(self.carry.leaves, traced.kinds, rows, self.carry.has_rows):
+            if isinstance(x, Tensor) and isinstance(kind, tuple):
+                wide = x.expand(self.shape.n, *x.shape).clone() if new and not old else x
+                leaves.append(wide.to(kind[1]))
+            else:
+                leaves.append(x)
+        return Stack(leaves, rows, self.carry.spec, self.shape.n)
 
     def _given(self) -> list[Stack]:
         """What a step takes, as the counter says."""
