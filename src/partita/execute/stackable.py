@@ -93,19 +93,26 @@ class MaskedBatchNorm(nn.Module):
         return F.batch_norm(x, mean, var, self.weight, self.bias, training, rate, self.eps)
 
     def _masked(self, x: Tensor) -> Tensor:
-        axes = [0, *range(2, x.dim())]
-        mask = self.batch_mask.to(x.dtype).expand(x.shape[0]).reshape(-1, *[1] * (x.dim() - 1))
-        count = mask.sum() * x.shape[2:].numel()
-        mean = (x * mask).sum(axes, keepdim=True) / count
-        var = ((x - mean).square() * mask).sum(axes, keepdim=True) / count
+        """By each sample's mean and variance, which takes one look at x:
+
+        μ = Σ_b m_b μ_b / Σ_b m_b,   σ² = Σ_b m_b (σ²_b + (μ_b − μ)²) / Σ_b m_b,   y = a (x − μ) + b
+        """
+        mask = self.batch_mask.float().expand(x.shape[0])[:, None]
+        values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        places = values.flatten(2) if x.dim() > 2 else values[..., None]
+        each_var, each = torch.var_mean(places, -1, correction=0)
+        share = (mask / mask.sum()).to(each.dtype)
+        mean = (share * each).sum(0)
+        var = (share * (each_var + (each - mean).square())).sum(0)
         if self.training and self.tracks:
-            unbiased = var.flatten() * count / (count - 1).clamp(min=1)
-            self._track(mean.flatten().detach(), unbiased.detach())
-        y = (x - mean) * torch.rsqrt(var + self.eps)
-        if self.weight is None or self.bias is None:
-            return y
+            count = mask.sum() * x.shape[2:].numel()
+            self._track(mean.detach(), (var * count / (count - 1).clamp(min=1)).detach())
+        a = torch.rsqrt(var + self.eps)
+        a = a if self.weight is None else a * self.weight
         shape = (-1, *[1] * (x.dim() - 2))
-        return y * self.weight.view(shape) + self.bias.view(shape)
+        centred, a = values - mean.view(shape), a.view(shape)
+        y = centred * a if self.bias is None else torch.addcmul(self.bias.view(shape), centred, a)
+        return y.to(x.dtype)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
