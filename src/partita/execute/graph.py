@@ -27,9 +27,9 @@ from partita.data import FederatedData
 from partita.execute.base import work_of
 from partita.execute.compiled import compiled, known, note
 from partita.execute.plan import Plan, count_steps
-from partita.execute.stack import Stack, flatten, unflatten
+from partita.execute.stack import Stack, flatten, join, unflatten
 from partita.execute.trace import Traced, kinds, signature, tensors, trace
-from partita.execute.vmap import Vmap
+from partita.execute.vmap import Vmap, reordered
 from partita.types import Batch, ClientState, Group, LocalRule, Moment, Phase, Upload
 
 Picks = dict[str, dict[str, str]]
@@ -81,6 +81,17 @@ class Graph(Vmap):
         return _apart(result, {k for made in self.made.values() for k in made.places})
 
     def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
+        """Those who have steps to take; without samples there are none."""
+        busy = np.flatnonzero(found[0].steps)
+        if len(busy) in (0, carry.n):
+            return self._steps(phase, carry, found, moment)
+        rest = np.flatnonzero(found[0].steps == 0)
+        here, there = (torch.as_tensor(some, device=found[0].rows.device) for some in (busy, rest))
+        plans = [reordered(plan, busy, here) for plan in found]
+        done = self._steps(phase, carry.take(here), plans, moment.of(busy))
+        return join([done, carry.take(there)]).take(torch.argsort(torch.cat([here, there])))
+
+    def _steps(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
         role = f"{self.label}steps of {moment.role}, stage {moment.stage}"
         fallen = self.picks.get(role, {}).get("picked") == "vmap"
         if moment.role != "training" or fallen or not int(found[0].steps.max(initial=0)):

@@ -122,7 +122,7 @@ class Vmap:
         place = torch.as_tensor(order, device=found[0].rows.device)
         if not sorted_already:
             carry = carry.take(place)
-            found, steps = [_reordered(plan, order, place) for plan in found], steps[order]
+            found, steps = [reordered(plan, order, place) for plan in found], steps[order]
         rates, rows = self.bound.rates(phase, moment)
         lr = Stack.of(rates, carry.n, rows=rows)
         lr = lr if sorted_already else lr.take(place)
@@ -151,7 +151,8 @@ class Vmap:
         return Batch(x, y, mask, plan.keys[:active, s])
 
 
-def _reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
+def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
+    """The plan of these clients, in this order."""
     return plan._replace(
         rows=plan.rows[place],
         real=plan.real[place],
