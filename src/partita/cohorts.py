@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from partita import tree
+from partita.aggregate.mean import mean
 from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
 
 
@@ -54,6 +55,19 @@ def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, 
         stage_round=torch.tensor([since[g] for g in which]),
     )
     return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+
+
+def merged(parts: Sequence[Upload]) -> Upload | None:
+    """What the parts of a cohort were combined to, combined: Δ = Σ_p w_p Δ_p / Σ_p w_p; extras add up."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    weight = torch.stack([part.weight for part in parts if part.weight is not None])
+    deltas, extras = (
+        {k: torch.stack([getattr(part, name)[k] for part in parts]) for k in getattr(parts[0], name)}
+        for name in ("delta", "extra")
+    )
+    delta = mean().combine(deltas, weight, weight).delta
+    return Upload(delta, weight=weight.sum(), extra={k: v.sum(0) for k, v in extras.items()})
 
 
 def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from partita.algorithms.baselines import baselines as baseline_methods
 from partita.arithmetic import arithmetic
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar, Trace
+from partita.cohorts import merged
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
@@ -27,7 +28,20 @@ from partita.settings import Settings, liars
 from partita.types import Algorithm, Attack, Capacity, Cohort, Measure, ServerState, Tensors, Upload
 from partita.watch import Interrupt, Watch
 
-NOTHING: tuple[Upload, list[str]] = (Upload({}), [])
+
+class Done(NamedTuple):
+    """What clients sent, for each why it is unusable ('': it is not), and its bytes.
+
+    Where the deltas of many are added up as they come: what they are combined to, instead of them.
+    """
+
+    uploads: Upload
+    why: list[str]
+    sent: int
+    sum: Sequence[Upload] = ()
+
+
+NOTHING = Done(Upload({}), [], 0)
 """What a round brings in which everybody was late."""
 
 
@@ -44,39 +58,50 @@ def one_round(run: Federation, watch: Watch) -> None:
     with run.phases("cohort"):
         cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
     run.ahead.forget(cohort.late)
-    done = [_work(run, part) for part in run.parts(cohort)] or [NOTHING]
-    uploads, why = tree.cat([u for u, _ in done]), [w for _, some in done for w in some]
+    many = run.adds_up(cohort)
+    done = [_work(run, part, many) for part in run.parts(cohort)] or [NOTHING]
+    uploads, why = tree.cat([d.uploads for d in done]), [w for d in done for w in d.why]
     with run.phases("screening"):
-        uploads, why = screen(
-            uploads, why, run.forge(cohort, uploads)
-        )  # liars act; what is unusable is named
+        uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; faults are named
     usable = _only([not w for w in why], run.discounted(cohort, uploads))
-    run.server, notes = _advance(run, usable)
-    watch.after(cohort, uploads, why, notes, time.perf_counter() - begin)  # metrics, progress, checkpoint
+    combined = merged([u for d in done for u in d.sum]) if many else _combined(run, usable)
+    run.server, notes = _advance(run, usable, combined)
+    sent, seconds = sum([d.sent for d in done]), time.perf_counter() - begin
+    watch.after(cohort, uploads, why, sent, notes, seconds)  # metrics, progress, checkpoint
 
 
-def _work(run: Federation, cohort: Cohort) -> tuple[Upload, list[str]]:
-    """Clients train, as many at once as their states fit: what they send, and why it is unusable, if so."""
+def _work(run: Federation, cohort: Cohort, many: bool) -> Done:
+    """Clients train, as many at once as fit; of many only the sum of their deltas is kept."""
     uploads, states, why = run.trained(cohort)  # with their personal parameters and memories
     good = [not w for w in why]
     if run.keeps_state:
         run.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
-    return uploads, why
+    done = Done(uploads, why, run.devices.sent(uploads))
+    if not many:
+        return done
+    found = _combined(run, _only(good, run.discounted(cohort, uploads)))
+    return done._replace(uploads=uploads._replace(delta={}, extra={}), sum=[found] if found else [])
 
 
 def _only(good: list[bool], stacks: Any) -> Any:
     return stacks if all(good) else tree.rows(stacks, [i for i, g in enumerate(good) if g])
 
 
-def _advance(run: Federation, uploads: Upload) -> tuple[ServerState, Tensors]:
-    """The server's step on what was accepted; without any upload only the count goes on."""
+def _combined(run: Federation, uploads: Upload) -> Upload | None:
+    """One upload of all that were accepted, if any was."""
     if uploads.weight is None or not len(uploads.weight):
-        return run.server._replace(version=run.server.version + 1), {}
-    if uploads.delta:  # fine-tuning sends nothing: the server's model stays what it was
-        run.whole = set(run.names) <= set(uploads.delta)
+        return None
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
     with run.phases("aggregation"):
-        combined = run.aggregate(uploads, key)
+        return run.aggregate(uploads, key)
+
+
+def _advance(run: Federation, uploads: Upload, combined: Upload | None) -> tuple[ServerState, Tensors]:
+    """The server's step on what was accepted; without any upload only the count goes on."""
+    if combined is None:
+        return run.server._replace(version=run.server.version + 1), {}
+    if sent := uploads.delta or combined.delta:  # fine-tuning sends nothing: the server's model stays
+        run.whole = set(run.names) <= set(sent)
     with run.phases("server"):
         moved = run.server_rule.step(run.server, combined)
         return run.devices.settled(run.server, moved, uploads), combined.metrics

@@ -27,7 +27,7 @@ from partita.cohorts import discounted, joined, parts, rebased
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.devices import Devices
-from partita.execute import Executor, Findings, ModelProblem, Moment, examine, make_executor
+from partita.execute import Executor, Findings, ModelProblem, Moment, budget, examine, make_executor
 from partita.execute.base import client_steps
 from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
@@ -262,6 +262,9 @@ class Federation:
         width = max(1, tree.nbytes(new))
         self.block = max(1, min(BLOCK_CLIENTS, BLOCK_BYTES // width))
         fits = self.data.clients * width <= BLOCK_BYTES  # else states stay on the host
+        one = 2 * tree.nbytes(tree.pick(self.base, self.partition.shared))  # a delta, and what it is made of
+        room = budget(self.settings.memory, self.data.x.device)
+        self.deltas = max(1, room // 4 // max(1, one))
         self.store = open_store(
             new,
             self.data.clients,
@@ -384,8 +387,14 @@ class Federation:
         return discounted(uploads, [self.schedule.discount(age) for age in cohort.staleness])
 
     def parts(self, cohort: Cohort) -> Iterator[Cohort]:
-        """The cohort in parts whose states fit: one, unless they are many or large."""
-        return parts(cohort, self.block)
+        """The cohort in parts that fit: one, unless states, or deltas that add up, are many or large."""
+        return parts(cohort, min(self.block, self.deltas) if self.adds_up(cohort) else self.block)
+
+    def adds_up(self, cohort: Cohort) -> bool:
+        """Whether deltas are added up as they come: they are many, and nobody looks at a single one."""
+        looked_at = self.attack is not None or any(m.of_cohort for m in self.measures)
+        able = self.algorithm.adds_up and self.devices.alike and not looked_at
+        return able and len(cohort.clients) > self.deltas
 
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
         """The local rule for every client of the cohort, as one batch."""

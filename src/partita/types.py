@@ -338,6 +338,8 @@ class Algorithm:
                  may be empty) runs under one unless the run says otherwise
     in_step      why it cannot run under an asynchronous schedule ('': it can)
     whole_models why every client must hold the whole model ('': it need not)
+    adds_up      whether a cohort may be aggregated in parts: the mean of their deltas, each part counting for
+                 its weight, and the sum of their extras, are those of the whole
     """
 
     name: str
@@ -351,6 +353,7 @@ class Algorithm:
     asynchronous: Mapping[str, Any] | None = None
     in_step: str = ""
     whole_models: str = ""
+    adds_up: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

@@ -77,16 +77,18 @@ class Watch:
             callback.note(self.what, text)
 
     def after(
-        self, cohort: Cohort, uploads: Upload, why: Sequence[str], notes: Tensors, seconds: float
+        self, cohort: Cohort, uploads: Upload, why: Sequence[str], sent: int, notes: Tensors, seconds: float
     ) -> None:
         """After a round: count, evaluate and checkpoint when it is time, tell.
 
         why    for each client of the cohort, why its upload was set aside ('': it was not)
+        sent   bytes that the clients uploaded
         notes  what the aggregator says
         """
         run, version = self.run, self.run.server.version
         usable = [not w for w in why]
         with run.phases("metrics"):
+            self.counters["bytes_up"] += sent
             self._count(cohort, uploads, usable, seconds)
         self.reasons |= {c: w for c, w in zip(cohort.clients, why) if w}
         self.notes = {k: v.tolist() for k, v in notes.items()}
@@ -211,7 +213,6 @@ class Watch:
 
     def _count(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
         self.counters["bytes_down"] += cohort.bytes_down
-        self.counters["bytes_up"] += self.run.devices.sent(uploads)
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
         self.timing.count(cohort)

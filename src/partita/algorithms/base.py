@@ -197,6 +197,7 @@ def compose(
         aggregate=aggregate_with(common.aggregate, common.weighting),
         server=serve_with(common.server),
         personalize=personalize or as_is,
+        adds_up=common.aggregate.linear,
     )
 
 

@@ -97,7 +97,8 @@ def scaffold(
         return LocalRule(begin, (steps, *at_x), end)
 
     made = compose(local, common)
-    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
+    sums = made.adds_up and common.weighting == "uniform"
+    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common), adds_up=sums)
 
 
 def _controlled(problem: Problem) -> tuple[str, ...]:
