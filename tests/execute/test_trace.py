@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita.execute import graph, trace
+from partita.execute import captured, graph, trace
 from partita.execute.stack import Stack, lift
 from partita.execute.trace import Steps
 
@@ -194,7 +194,7 @@ def test_values_that_change_places_in_a_step() -> None:
     carry = Stack.of((torch.ones(2, 3), torch.full((2, 3), 2.0)), 2, rows=True)
     nothing = Stack.of((), 2, rows=False)
     traced = trace.trace(swap, carry, nothing, nothing)
-    run = graph._in_place(traced, carry)
+    run = captured._in_place(traced.graph, carry)
     run(*trace.tensors(carry))
     assert [x[0, 0].item() for x in carry.leaves] == [2.0, 3.0]
 

@@ -28,18 +28,22 @@ def compiled(graph: GraphModule, given: Sequence[Tensor]) -> Callable[..., Any]:
     return _made[key]
 
 
-def known(graph: GraphModule, given: Sequence[Tensor]) -> bool:
+def known(graph: GraphModule, given: Sequence[Tensor], form: str) -> bool:
     """Whether a note says that this was compiled before on this machine, and takes little time again."""
-    return (_notes() / fingerprint(graph, given)).exists()
+    return (_notes() / _name(graph, given, form)).exists()
 
 
-def note(graph: GraphModule, given: Sequence[Tensor]) -> None:
+def note(graph: GraphModule, given: Sequence[Tensor], form: str) -> None:
     """That the kernels are on disk now; without a place for notes they count as new."""
     try:
         _notes().mkdir(parents=True, exist_ok=True)
-        (_notes() / fingerprint(graph, given)).touch()
+        (_notes() / _name(graph, given, form)).touch()
     except OSError:
         return
+
+
+def _name(graph: GraphModule, given: Sequence[Tensor], form: str) -> str:
+    return f"{fingerprint(graph, given)}-{form.replace(', ', '-')}"
 
 
 def fingerprint(graph: GraphModule, given: Sequence[Tensor]) -> str:

@@ -5,39 +5,33 @@ the clients' tensors, the plan of the phase (which samples in which step), and a
 on the device. A step looks its samples up by the counter, changes the tensors in place and counts on; the
 host only says "again", and waits for nothing.
 
-The operations of a step may also be compiled (inductor), which fuses what is memory-bound. That takes from
-seconds to a minute, and is done where the work that is left pays for it.
+The operations of a step may also be compiled (inductor), which fuses what is memory-bound, and convolutions
+may be products of matrices then. That takes from seconds to a minute, and is done where the work that is left
+pays for it; the fastest form is kept.
 """
 
 from __future__ import annotations
 
-import functools
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from partita.data import FederatedData
 from partita.execute.base import work_of
-from partita.execute.compiled import compiled, known, note
+from partita.execute.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
 from partita.execute.plan import Plan, count_steps
 from partita.execute.stack import Stack, flatten, join, unflatten
-from partita.execute.trace import Traced, kinds, signature, tensors, trace
+from partita.execute.trace import signature
 from partita.execute.vmap import Vmap, reordered
-from partita.types import Batch, ClientState, Group, LocalRule, Moment, Phase, Upload
+from partita.types import ClientState, Group, LocalRule, Moment, Phase, Upload
 
 Picks = dict[str, dict[str, str]]
-COMPILED, CAPTURED = "graph, compiled", "graph"
-RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
-SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
+_AS = {CAPTURED: "", COMPILED: "compiled", UNROLLED: "with convolutions as products"}
 FEW = 8  # chunks of a cohort, whose size is kept as it is
-KNOWN = 0.15  # of that, where it was done before
 WORTH = 0.35  # of the time of a step that compiling saves, as a rule at least
 
 
@@ -149,42 +143,45 @@ class Graph(Vmap):
         return min(work.batch, int(self.bound.data.ranges(work.split)[:, 1].max()))
 
     def _choose(self, made: Captured, found: list[Plan], moment: Moment, role: str) -> None:
-        """Compile, if the work that is left pays for it; the first step of a role decides for all."""
-        if role not in self.picks:
-            since = (
-                moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
-            )
-            steps = max(1, moment.stage_rounds - since) * int(found[0].steps.max())
-            plain = made.seconds()
-            left, cost = plain * steps, made.cost
+        """The fastest form that the work which is left pays for; the first step of a role decides for all."""
+        if role in self.picks:
+            self._make(made, self.picks[role]["picked"])
+            return
+        steps, seconds, why = _steps_left(found, moment), {CAPTURED: made.seconds()}, []
+        for form in self._forms(made):
+            left, cost = min(seconds.values()) * steps, made.cost(form == UNROLLED)
             if not self.always and left * WORTH < cost:
-                why = f"{plain * 1e3:.2f} ms a step, {left:.0f} s in all; to compile takes about {cost:.0f} s"
-                self.picks[role] = {"picked": CAPTURED, "why": why}
-                return
-            begin = time.perf_counter()
-            if reason := self._compile(made):
-                self.picks[role] = {"picked": CAPTURED, "why": f"not compiled: {reason}"}
-                return
-            took, fast = time.perf_counter() - begin, made.seconds()
-            why = f"{fast * 1e3:.2f} ms a step, {plain * 1e3:.2f} not compiled; compiled in {took:.0f} s"
-            better = fast < plain or self.always
-            self.picks[role] = {"picked": COMPILED if better else CAPTURED, "why": why}
-            if better:
-                return
-            made.run_step = made.plain
-            made.record()
-        elif self.picks[role]["picked"] == COMPILED:
-            self._compile(made)
+                why.append(f"{left:.0f} s in all; to compile takes about {cost:.0f} s")
+                break
+            if reason := self._make(made, form):
+                why.append(f"{form}: {reason}")
+                break
+            seconds[form] = made.seconds()
+        times = [f"{x * 1e3:.2f} ms a step {_AS[form]}".rstrip() for form, x in seconds.items()]
+        if self.always and len(seconds) > 1:
+            del seconds[CAPTURED]
+        best = min(seconds, key=lambda form: seconds[form])
+        self._make(made, best)
+        self.picks[role] = {"picked": best, "why": ", ".join(times + why)}
 
-    def _compile(self, made: Captured) -> str:
+    def _forms(self, made: Captured) -> list[str]:
+        """What may be tried. Runs that are to be the same bit for bit do not choose by the clock."""
+        if torch.are_deterministic_algorithms_enabled():
+            return [COMPILED] if self.always else []
+        return [COMPILED, UNROLLED] if made.unrolls else [COMPILED]
+
+    def _make(self, made: Captured, form: str) -> str:
         """Nothing, or why it stays as it was: without a compiler, for example."""
-        self.tell(f"compiling (about {made.cost:.0f} s)")
+        if made.form == form:
+            return ""
+        if form == CAPTURED:
+            made.plainly()
+            return ""
+        self.tell(f"compiling (about {made.cost(form == UNROLLED):.0f} s)")
         try:
-            made.compile()
-            made.record()
+            made.compile(unroll=form == UNROLLED)
         except Exception as error:
-            made.run_step = made.plain
-            made.record()
+            made.plainly()
             warnings.warn(f"executor='graph': steps are not compiled ({_reason(error)})", stacklevel=2)
             return _reason(error)
         finally:
@@ -192,288 +189,13 @@ class Graph(Vmap):
         return ""
 
 
+def _steps_left(found: list[Plan], moment: Moment) -> int:
+    since = moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
+    return max(1, moment.stage_rounds - since) * int(found[0].steps.max())
+
+
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0][:200]}"
-
-
-class Shape(NamedTuple):
-    """What a step is recorded for: clients, the width of their batches, whether all are full."""
-
-    n: int
-    width: int
-    even: bool
-
-
-class Captured:
-    """One step, and the memory that it reads and writes."""
-
-    def __init__(
-        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData, shape: Shape
-    ) -> None:
-        self.shape, self.phase = shape, phase
-        self.device = data.x.device
-        self.data, self.own_data = data, False
-        self.lr = _roomy(lr, shape.n)
-        self.plans = [self._plan(plan) for plan in found]
-        self.limit = torch.zeros(shape.n, dtype=torch.int64, device=self.device)
-        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.carry = _roomy(carry, shape.n)
-        self.traced = self._trace()
-        self.plain: Callable[..., Any] = _in_place(self.traced, self.carry)
-        self.run_step = self.plain
-        self.replay: Callable[[], None] = self._step
-
-    def _plan(self, plan: Plan) -> Plan:
-        """Room for a plan of these steps, or up to the next power of two."""
-        steps = 1 << max(0, int(plan.size.shape[1]) - 1).bit_length()
-        n, width = self.shape.n, self.shape.width
-        rows = torch.zeros(n, steps, width, dtype=torch.int64, device=self.device)
-        real = torch.zeros(n, steps, width, dtype=torch.bool, device=self.device)
-        keys = torch.zeros(n, steps, dtype=torch.int64, device=self.device)
-        return Plan(rows, real, plan.size, plan.steps, keys, plan.whole)
-
-    def _trace(self) -> Traced:
-        """The operations, with a row for each client of all that comes to differ between them."""
-        step = self.phase.step if self.shape.even else _only_active(self.phase.step)
-        while True:
-            traced = trace(step, *self._given())
-            if traced.spec != self.carry.spec:
-                raise ValueError("a step that returns another structure than it was given")
-            if traced.kinds == kinds(self.carry) and not self._wider(traced):
-                return traced
-            before = kinds(self.carry)
-            self.carry = self._widened(traced)
-            if kinds(self.carry) == before:
-                raise ValueError("a step that changes shapes, or what is no tensor")
-
-    def _wider(self, traced: Traced) -> bool:
-        return any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))
-
-    def _widened(self, traced: Traced) -> Stack:
-        """With rows, and in the type, that the tensors have after a step."""
-        rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
-        leaves = []
-        for x, kind, new, old in zip(self.carry.leaves, traced.kinds, rows, self.carry.has_rows):
-            if isinstance(x, Tensor) and isinstance(kind, tuple):
-                wide = x.expand(self.shape.n, *x.shape).clone() if new and not old else x
-                leaves.append(wide.to(kind[1]))
-            else:
-                leaves.append(x)
-        return Stack(leaves, rows, self.carry.spec, self.shape.n)
-
-    def _given(self) -> list[Stack]:
-        """What a step takes, as the counter says."""
-        batches = tuple([self._batch(plan) for plan in self.plans])
-        n = self.shape.n
-        batch = Stack.of(batches if self.phase.batches > 1 else batches[0], n, rows=True)
-        given = [self.carry, batch, self.lr]
-        return given if self.shape.even else [*given, Stack.of(self.counter < self.limit, n, rows=True)]
-
-    def _batch(self, plan: Plan) -> Batch:
-        def now(x: Tensor) -> Tensor:
-            return x.index_select(1, self.counter).squeeze(1)
-
-        x, y = self.data.gather(now(plan.rows))
-        mask = None if self.shape.even else now(plan.real).to(torch.float32)
-        return Batch(x, y, mask, now(plan.keys))
-
-    # ---- recording
-
-    @property
-    def nbytes(self) -> int:
-        """What its memory takes."""
-        return sum(x.nbytes for x in tensors(self.carry))
-
-    @property
-    def places(self) -> set[int]:
-        """Where the clients' tensors lie."""
-        return {x.untyped_storage().data_ptr() for x in tensors(self.carry)}
-
-    @torch.no_grad()
-    def _step(self) -> None:
-        self.run_step(*tensors(*self._given()))
-        self.counter.add_(1)
-
-    def record(self) -> None:
-        """Record a step from the samples to the new tensors; whatever is in memory is lost."""
-        self.replay = self._step
-        if self.device.type != "cuda":
-            return
-        here = torch.cuda.current_stream(self.device)
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            for _ in range(RUN_UP):
-                self.counter.zero_()
-                self._step()
-        here.wait_stream(side)
-        torch.cuda.empty_cache()  # what the run-up took: a recording has memory of its own
-        graph = torch.cuda.CUDAGraph()
-        self.counter.zero_()
-        with torch.cuda.graph(graph, pool=_pool(self.device)[0]):
-            self._step()
-        self.replay = graph.replay
-
-    def compile(self) -> None:
-        """Fuse the operations: inductor's kernels instead of one for each of them."""
-        given = tensors(*self._given())
-        with torch.no_grad():
-            self.run_step = compiled(make_fx(self.plain)(*given), given)
-        note(self.traced.graph, given)
-
-    @property
-    def cost(self) -> float:
-        """Seconds that compiling takes, about."""
-        full = SECONDS + PER_OPERATION * len(self.traced.graph.graph.nodes)
-        return full * KNOWN if known(self.traced.graph, tensors(*self._given())) else full
-
-    def seconds(self, times: int = 4) -> float:
-        """How long a recorded step takes."""
-        found = []
-        for _ in range(3):
-            _wait(self.device)
-            begin = time.perf_counter()
-            for _ in range(times):
-                self.counter.zero_()
-                self.replay()
-            _wait(self.device)
-            found.append((time.perf_counter() - begin) / times)
-        self.counter.zero_()
-        return min(found)
-
-    # ---- running
-
-    def run(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> Stack:
-        """All steps of a phase; the result lies in the memory of the recorded step."""
-        carry = _elsewhere(carry, self.places)
-        if self._load(carry, found, lr, data):
-            self.record()
-            self._load(carry, found, lr, data)
-        for _ in range(int(found[0].steps.max())):
-            self.replay()
-        return self.carry.between(0, carry.n)
-
-    def _load(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> bool:
-        """Put everything into its place; true if something had to move, so that the recording is void."""
-        moved = self._load_data(data)
-        self.counter.zero_()
-        for room, x, old, new in zip(self.carry.leaves, carry.leaves, carry.has_rows, self.carry.has_rows):
-            if isinstance(x, Tensor) and room is not x:
-                (room[: carry.n] if new else room).copy_(x if old or not new else x.expand(carry.n, *x.shape))
-        for room, x, rows in zip(self.lr.leaves, lr.leaves, lr.has_rows):
-            (room[: carry.n] if rows else room).copy_(x)
-        if not self.shape.even:
-            self.limit[: carry.n].copy_(torch.as_tensor(found[0].steps))
-            self.limit[carry.n :].zero_()
-        for i, plan in enumerate(found):
-            steps, width = plan.rows.shape[1:]
-            if steps > self.plans[i].rows.shape[1]:
-                self.plans[i] = self._plan(plan)
-                moved = True
-            room = self.plans[i]
-            if not self.shape.even:  # rows that nobody counts must still be rows of these samples
-                room.rows.zero_()
-                room.real.zero_()
-            room.rows[: carry.n, :steps, :width].copy_(plan.rows)
-            room.keys[: carry.n, :steps].copy_(plan.keys)
-            if not self.shape.even:
-                room.real[: carry.n, :steps, :width].copy_(plan.real)
-        return moved
-
-    def _load_data(self, data: FederatedData) -> bool:
-        """Samples may be others in every round (those of weak devices): then they are copied into place."""
-        if data.x is self.data.x and data.y is self.data.y:
-            return False
-        fits = self.own_data and len(data.x) <= len(self.data.x)
-        if not fits:
-            n = 1 << (len(data.x) - 1).bit_length()
-            x, y = (t.new_zeros(n, *t.shape[1:]) for t in (data.x, data.y))
-            self.data, self.own_data = FederatedData(x, y, data.train, data.test, data.names, {}), True
-        self.data.x[: len(data.x)].copy_(data.x)
-        self.data.y[: len(data.y)].copy_(data.y)
-        return not fits
-
-
-# ---- tensors in their places
-
-
-@functools.cache
-def _pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Recordings share their memory: only one runs at a time, and nothing that lasts lies in it.
-
-    It exists as long as there is a recording in it: an empty one that stays.
-    """
-    handle, nothing = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with warnings.catch_warnings(), torch.cuda.graph(nothing, pool=handle):
-        warnings.simplefilter("ignore")
-        torch.zeros(1, device=device)
-    return handle, nothing
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _room(x: Tensor, n: int) -> Tensor:
-    return x.new_zeros(n, *x.shape[1:])
-
-
-def _roomy(stack: Stack, n: int) -> Stack:
-    """Memory of its own for each tensor of a stack, with rows for n clients."""
-    leaves = [
-        (_room(x, n) if r else x.clone()) if isinstance(x, Tensor) else x
-        for x, r in zip(stack.leaves, stack.has_rows)
-    ]
-    for new, x, r in zip(leaves, stack.leaves, stack.has_rows):
-        if isinstance(x, Tensor) and r:
-            new[: stack.n] = x
-            new[stack.n :] = x[:1]
-    return Stack(leaves, stack.has_rows, stack.spec, n)
-
-
-def _elsewhere(stack: Stack, places: set[int]) -> Stack:
-    """What the phase before left in the memory of this step is copied: a new recording overwrites it."""
-    leaves = [
-        x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in places else x
-        for x in stack.leaves
-    ]
-    return Stack(leaves, stack.has_rows, stack.spec, stack.n)
-
-
-def _only_active(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A client that has taken all its steps stays as it is."""
-
-    def run(carry: Any, batch: Any, lr: Any, active: Tensor) -> Any:
-        old: list[Any] = []
-        new: list[Any] = []
-        flatten(carry, old)
-        spec = flatten(step(carry, batch, lr), new)
-        kept = [
-            b if b is a or not isinstance(b, Tensor) else torch.where(active, b, a) for a, b in zip(old, new)
-        ]
-        return unflatten(spec, iter(kept))
-
-    return run
-
-
-def _in_place(traced: Traced, carry: Stack) -> Callable[..., Any]:
-    """The operations, and then the new values to where the old ones were."""
-    count = sum(isinstance(x, Tensor) for x in carry.leaves)
-
-    def run(*given: Tensor) -> list[Tensor]:
-        new = [x for x in traced.graph(*given) if isinstance(x, Tensor)]
-        old = {x.untyped_storage().data_ptr() for x in given[:count]}
-        moved = [
-            y if y is x or y.untyped_storage().data_ptr() not in old else y.clone()
-            for x, y in zip(given[:count], new)
-        ]  # a tensor that was another one before is read before it is overwritten
-        for x, y in zip(given[:count], moved):
-            if y is not x:
-                x.copy_(y)
-        return []
-
-    return run
 
 
 def _apart(result: tuple[Upload, ClientState], places: set[int]) -> tuple[Upload, ClientState]:

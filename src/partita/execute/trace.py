@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from partita.execute.stack import Spec, Stack, lift
 
-OFTEN = 100  # steps of the same shapes, before one is written down: that takes as long as some dozen steps
+OFTEN = 40  # steps of the same shapes, before one is written down: that takes as long as some dozen steps
 KEPT, SEEN = 64, 4096  # lists of operations at a time, and shapes that are counted
 
 

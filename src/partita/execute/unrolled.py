@@ -1,0 +1,122 @@
+"""Convolutions of stacked clients as products of matrices.
+
+Stacked, a convolution is one with a group for each client:
+
+    x [B, G·C, H, W],  w [G·O, C, h, w]   ->   y [B, G·O, H', W']
+
+Libraries are slow at it where a group has much work. With the patches of all images as columns,
+
+    P [G, C·h·w, B·H'·W'],   y = w P,   ∂w = ∂y Pᵀ,   ∂P = wᵀ ∂y,   ∂x = Σ over patches that see a place
+
+it is three batched products, as fast as a device can be, at the price of h·w times the memory of x. Compiled,
+patches are read on the way. Which form is better is measured (`partita.execute.graph`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+aten = torch.ops.aten
+_FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
+Pair = Sequence[int]
+
+
+class Unrolled(Interpreter):
+    """Carries out a list of operations with every stacked convolution as products of matrices."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self._seen: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """The results; patches are kept from a convolution to its gradient, and no longer."""
+        self._seen = {}
+        try:
+            return super().run(*args, **options)
+        finally:
+            self._seen = {}
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation."""
+        if target is _FORWARD and _stacked(args[0], args[1], args[3:]):
+            return self._forward(args[0], args[1], args[2], args[4], args[8])
+        if target is _BACKWARD and _stacked(args[1], args[2], args[4:]):
+            return self._backward(args[0], args[1], args[2], args[5], args[9], args[10])
+        return super().call_function(target, args, kwargs)
+
+    def _patches(self, x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
+        key = (id(x), *kernel, *padding)
+        if key not in self._seen:
+            self._seen[key] = (x, patches(x, kernel, padding, groups))  # x too, so that no other gets its id
+        return self._seen[key][1]
+
+    def _forward(self, x: Tensor, w: Tensor, bias: Tensor | None, padding: Pair, groups: int) -> Tensor:
+        kernel, out = w.shape[2:], w.shape[0] // groups
+        height, width = (n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel))
+        y = torch.bmm(w.reshape(groups, out, -1), self._patches(x, kernel, padding, groups))
+        y = y.reshape(groups * out, len(x), height, width).transpose(0, 1)
+        return (y if bias is None else y + bias[:, None, None]).contiguous()  # as views of it expect
+
+    def _backward(
+        self, g: Tensor, x: Tensor, w: Tensor, padding: Pair, groups: int, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        kernel, out = w.shape[2:], w.shape[0] // groups
+        rows = g.transpose(0, 1).reshape(groups, out, -1)
+        of_x = of_w = None
+        if wanted[0]:
+            columns = torch.bmm(w.reshape(groups, out, -1).transpose(1, 2), rows)
+            of_x = gathered(columns, x.shape, kernel, padding)
+        if wanted[1]:
+            seen = self._patches(x, kernel, padding, groups)
+            of_w = torch.bmm(rows, seen.transpose(1, 2)).reshape(w.shape)
+        return of_x, of_w, g.sum((0, 2, 3)) if wanted[2] else None
+
+
+def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
+    """P: what every place of the result sees, [groups, channels · kernel, images · places]."""
+    wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    seen = wide.unfold(2, kernel[0], 1).unfold(3, kernel[1], 1)  # [B, G·C, H', W', h, w]
+    seen = seen.reshape(len(x), groups, -1, *seen.shape[2:]).permute(1, 2, 5, 6, 0, 3, 4)
+    return seen.reshape(groups, seen.shape[1] * kernel[0] * kernel[1], -1)
+
+
+def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tensor:
+    """∂x [B, G·C, H, W]: for each place the sum over all patches that saw it."""
+    b, channels, height, width = shape
+    down, right = (n + 2 * p - k + 1 for n, p, k in zip((height, width), padding, kernel))
+    parts = columns.reshape(channels, *kernel, b, down, right)
+    total: Tensor | None = None
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            # places of this part in the padded image: rows i to i + down, columns j to j + right
+            edges = (j, width + 2 * padding[1] - right - j, i, height + 2 * padding[0] - down - i)
+            part = F.pad(parts[:, i, j], edges)
+            total = part if total is None else total + part
+    assert total is not None
+    inner = total[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width]
+    return inner.transpose(0, 1).contiguous()
+
+
+def unrolls(graph: GraphModule) -> bool:
+    """Whether it has convolutions that can be written so."""
+    return any(_is_stacked(node) for node in graph.graph.nodes)
+
+
+def _is_stacked(node: Node) -> bool:
+    if node.op != "call_function" or node.target is not _FORWARD:
+        return False
+    x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in node.args[:2])
+    return x is not None and w is not None and _stacked(x, w, node.args[3:])
+
+
+def _stacked(x: Tensor, w: Tensor, options: Sequence[Any]) -> bool:
+    """Two dimensions, several groups, every place, nothing left out."""
+    stride, _, dilation, transposed, _, groups = options[:6]
+    plain = all(s == 1 for s in (*stride, *dilation)) and not transposed
+    return x.dim() == 4 and groups > 1 and plain and len(w) % groups == 0
