@@ -28,11 +28,13 @@ CAPTURED, COMPILED, UNROLLED = "graph", "graph, compiled", "graph, compiled, unr
 
 
 class Shape(NamedTuple):
-    """What a step is recorded for: clients, the width of their batches, whether all are full."""
+    """What a step is recorded for: clients, the width of their batches, whether some batches are short, and
+    whether some clients wait because others have more steps to take (or they are rows of padding)."""
 
     n: int
     width: int
-    even: bool
+    short: bool
+    waits: bool
 
 
 class Captured:
@@ -67,7 +69,7 @@ class Captured:
 
     def _trace(self) -> Traced:
         """The operations, with a row for each client of all that comes to differ between them."""
-        step = self.phase.step if self.shape.even else _only_active(self.phase.step)
+        step = _only_active(self.phase.step) if self.shape.waits else self.phase.step
         while True:
             traced = trace(step, *self._given())
             if traced.spec != self.carry.spec:
@@ -100,14 +102,14 @@ class Captured:
         n = self.shape.n
         batch = Stack.of(batches if self.phase.batches > 1 else batches[0], n, rows=True)
         given = [self.carry, batch, self.lr]
-        return given if self.shape.even else [*given, Stack.of(self.counter < self.limit, n, rows=True)]
+        return [*given, Stack.of(self.counter < self.limit, n, rows=True)] if self.shape.waits else given
 
     def _batch(self, plan: Plan) -> Batch:
         def now(x: Tensor) -> Tensor:
             return x.index_select(1, self.counter).squeeze(1)
 
         x, y = self.data.gather(now(plan.rows))
-        mask = None if self.shape.even else now(plan.real).to(torch.float32)
+        mask = now(plan.real).to(torch.float32) if self.shape.short else None
         return Batch(x, y, mask, now(plan.keys))
 
     # ---- recording
@@ -203,7 +205,7 @@ class Captured:
                 (room[: carry.n] if new else room).copy_(x if old or not new else x.expand(carry.n, *x.shape))
         for room, x, rows in zip(self.lr.leaves, lr.leaves, lr.has_rows):
             (room[: carry.n] if rows else room).copy_(x)
-        if not self.shape.even:
+        if self.shape.waits:
             self.limit[: carry.n].copy_(torch.as_tensor(found[0].steps))
             self.limit[carry.n :].zero_()
         for i, plan in enumerate(found):
@@ -212,12 +214,12 @@ class Captured:
                 self.plans[i] = self._plan(plan)
                 moved = True
             room = self.plans[i]
-            if not self.shape.even:  # rows that nobody counts must still be rows of these samples
+            if self.shape.short:  # rows that nobody counts must still be rows of these samples
                 room.rows.zero_()
                 room.real.zero_()
             room.rows[: carry.n, :steps, :width].copy_(plan.rows)
             room.keys[: carry.n, :steps].copy_(plan.keys)
-            if not self.shape.even:
+            if self.shape.short:
                 room.real[: carry.n, :steps, :width].copy_(plan.real)
         return moved
 

@@ -106,8 +106,9 @@ class Graph(Vmap):
     ) -> Captured:
         """The recorded step for these shapes; a new one if there is none."""
         n, width = self._size(carry.n), self._width(phase, found, moment)
-        even = carry.n == n and all((plan.size == width).all() for plan in found)
-        shape = Shape(n, width, even)
+        waits = carry.n < n or bool((found[0].steps != found[0].steps[0]).any())
+        short = waits or any(bool((plan.size != width).any()) for plan in found)
+        shape = Shape(n, width, short, waits)
         key = (phase.step, shape, signature(carry.between(0, 1), lr.between(0, 1)))
         if key not in self.made:
             made = Captured(phase, carry, found, lr, self.bound.data, shape)
