@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from partita import draws
-from partita.execute.stackable import KEY, MASK, KeyedDropout, MaskedBatchNorm, context, stackable
+from partita.execute.stackable import KEY, MASK, KeyedDropout, MaskedBatchNorm, Normalized, context, stackable
 
 SHAPES = {1: (3,), 2: (3, 4, 5), 3: (3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -288,3 +288,41 @@ def test_context_hands_the_mask_to_every_norm() -> None:
 def test_other_layers_stay_as_they_are() -> None:
     model = nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3), nn.AlphaDropout(0.1))
     assert [type(m) for m in stackable(model)] == [type(m) for m in model]
+
+
+def masked_norm(
+    x: torch.Tensor, share: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """As the formula says, derivatives left to autograd."""
+    part = share[:, None, None] / x.shape[2]
+    mean = (part * x).sum((0, 2))
+    var = (part * (x - mean[:, None]).square()).sum((0, 2))
+    return (x - mean[:, None]) * (weight / (var + 1e-5).sqrt())[:, None] + bias[:, None]
+
+
+def test_derivatives_of_masked_batchnorm() -> None:
+    """First ones, and second ones, which methods with Hessians take; a single sample, a part, all samples."""
+    g = torch.Generator().manual_seed(0)
+    x, q, d = (torch.randn(3, 5, 4, 6, generator=g, dtype=torch.float64) for _ in range(3))
+    weight, bias = (torch.randn(3, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    mask = (torch.arange(5) < torch.tensor([[5], [3], [1]])).double()
+    share = mask / mask.sum(1, keepdim=True)
+    q = q * mask[:, :, None, None]
+
+    def ours(*given):
+        return Normalized.apply(*given, 1e-5)[0]
+
+    def both(norm):
+        def f(x, share, weight, bias, q):
+            return (norm(x, share, weight, bias) * q).tanh().sum()
+
+        def second(x, share, weight, bias, q, d):
+            gradient = torch.func.grad(f, (0, 2))
+            _, pull = torch.func.vjp(lambda x, w: gradient(x, share, w, bias, q), x, weight)
+            return pull((d, weight))
+
+        first = torch.func.vmap(torch.func.grad(f, (0, 2, 3)))(x, share, weight, bias, q)
+        return (*first, *torch.func.vmap(second)(x, share, weight, bias, q, d))
+
+    for mine, theirs in zip(both(ours), both(masked_norm), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
