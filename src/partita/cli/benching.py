@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -16,9 +17,10 @@ from partita import check
 from partita.bench import METHODS, WORKLOADS, Row, by_method, by_workload
 from partita.bench.peers import PEERS, choose
 from partita.bench.peers.apart import Speed
+from partita.bench.plot import checked, plot
 from partita.cli.asking import announcer
 from partita.cli.options import Executor, Precision, Quiet
-from partita.report.words import shorten
+from partita.report.words import shorten, units
 from partita.settings import EXECUTORS
 
 LONGEST = 60  # of an error in a table
@@ -40,6 +42,12 @@ def bench(
         str,
         typer.Option(help=f"Other packages: installed, none, or of {', '.join(PEERS)} with commas."),
     ] = "installed",
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", help="Also draw it: a page (.html), or through a browser a picture (.svg, .png)."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each row.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,6 +68,8 @@ def bench(
     there, missing = choose(peers)
     if methods and peers not in ("installed", "none"):
         raise check.fail("--peers", peers, "no --methods beside it: peers train by fedavg alone")
+    if picture is not None:
+        checked(picture)
     here = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     used = "compiled" if executor == "auto" and here == "cuda" else executor
     tell = announcer(as_json, quiet)
@@ -78,11 +88,18 @@ def bench(
         Console().print(_table(found, here, "loop" if methods else "textbook"))
     if not as_json and not methods:
         _show_peers(found, there, missing)
+    if picture is not None:
+        plot(found, picture, _machine(here), "loop" if methods else "textbook loop")
+        tell(f"plot: {picture}")
+
+
+def _machine(device: str) -> str:
+    cores = torch.get_num_threads()
+    return torch.cuda.get_device_name() if device == "cuda" else f"{cores} CPU core{'s' * (cores > 1)}"
 
 
 def _table(rows: list[Row], device: str, other: str) -> Table:
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU cores"
-    table = Table(title=f"client steps per second, {name}", box=SIMPLE_HEAD)
+    table = Table(title=f"client steps per second, {_machine(device)}", box=SIMPLE_HEAD)
     for column in ("", other, "partita", "ratio", "around", "GFLOP/s", "of peak"):
         table.add_column(column, justify="left" if not column else "right")
     table.add_column("executor")
@@ -112,4 +129,4 @@ def _show_peers(rows: list[Row], there: list[str], missing: list[str]) -> None:
 def _cell(row: Row, speed: Speed) -> str:
     if speed.steps is None:
         return escape(shorten(speed.error or "", LONGEST))
-    return f"{speed.steps:,.0f}, {row.partita / speed.steps:.1f}×"
+    return f"{units(speed.steps)}, {row.partita / speed.steps:.1f}×"
