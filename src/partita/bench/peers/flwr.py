@@ -45,7 +45,7 @@ def _serve(job: Job, grid: Any, times: list[float], replies: list[int]) -> None:
 
     strategy = FedAvg(
         fraction_train=job.share,
-        min_train_nodes=1,
+        min_train_nodes=job.work.cohort,  # a share of those that have arrived may be less at first
         fraction_evaluate=0.0,
         min_available_nodes=job.work.clients,
         train_metrics_aggr_fn=count,
