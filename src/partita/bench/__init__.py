@@ -1,4 +1,4 @@
-"""How fast are rounds here? Partita against the textbook loop on the same machine, in the same run."""
+"""How fast are rounds here? Partita, the textbook loop and peers on the same machine, in the same run."""
 
 from partita.bench.compare import Row, by_method, by_workload
 from partita.bench.workloads import METHODS, WORKLOADS, Workload

@@ -1,17 +1,19 @@
-"""Partita and the textbook loop in turn: seconds depend on the machine and its load, ratios less."""
+"""Partita, the textbook loop and peers in turn: seconds depend on the machine and its load, ratios less."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from partita.arithmetic import arithmetic
 from partita.bench.ceilings import Ceilings, ceilings, flops_of_a_step
+from partita.bench.peers.apart import Speed, Turns
+from partita.bench.peers.job import Job
 from partita.bench.textbook import textbook, wait
 from partita.bench.workloads import METHODS, WORKLOADS, Method, Workload
 from partita.callbacks import Callback, Event
@@ -33,6 +35,7 @@ class Row:
     phases: dict[str, float]  # shares of the time of a round
     flops: float | None = None
     share: float | None = None  # of what a product of large matrices reaches
+    peers: dict[str, Speed] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -58,9 +61,15 @@ class Marks(Callback):
 
 
 def by_workload(
-    names: list[str], device: str, executor: str, precision: str, repeats: int, tell: Tell
+    names: list[str],
+    device: str,
+    executor: str,
+    precision: str,
+    repeats: int,
+    tell: Tell,
+    peers: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """A row for each workload: fedavg against the textbook loop."""
+    """A row for each workload: fedavg against the textbook loop and the peers."""
     tell("measuring what the machine can do")
     most = ceilings(device, precision)
     for name in names:
@@ -72,14 +81,19 @@ def by_workload(
             textbook(work, there, device, 1)
         theirs: list[float] = []
         ours: list[float] = []
+        others = [Turns(peer, Job(name, device, precision, work.rounds)) for peer in peers]
         for i in range(repeats):
             with arithmetic(precision):
                 theirs += textbook(work, there, device, work.rounds)
+            for other in others:
+                tell(f"{name}: {other.name}, {i + 1} of {repeats}")
+                other.measure()
             tell(f"{name}: partita, {i + 1} of {repeats}")
             seconds, run = rounds(work, data, METHODS["fedavg"], device, executor, precision)
             ours += seconds
         _, profiled = rounds(work, data, METHODS["fedavg"], device, executor, precision, profile=True)
-        yield _row(name, work, statistics.median(theirs), statistics.median(ours), run, profiled, most)
+        row = _row(name, work, statistics.median(theirs), statistics.median(ours), run, profiled, most)
+        yield replace(row, peers={other.name: other.speed() for other in others})
 
 
 def by_method(

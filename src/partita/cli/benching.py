@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from partita import check
 from partita.bench import METHODS, WORKLOADS, Row, by_method, by_workload
+from partita.bench.peers import PEERS, choose
+from partita.bench.peers.apart import Speed
+from partita.bench.plot import checked, plot
 from partita.cli.asking import announcer
 from partita.cli.options import Executor, Precision, Quiet
+from partita.report.words import shorten, units
 from partita.settings import EXECUTORS
+
+LONGEST = 60  # of an error in a table
 
 
 def bench(
@@ -29,15 +37,27 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     executor: Executor = "auto",
     precision: Precision = "tf32",
-    repeats: Annotated[int, typer.Option(help="How often both are measured in turn.")] = 3,
+    repeats: Annotated[int, typer.Option(help="How often all are measured in turn.")] = 3,
+    peers: Annotated[
+        str,
+        typer.Option(help=f"Other packages: installed, none, or of {', '.join(PEERS)} with commas."),
+    ] = "installed",
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", help="Also draw it: a page (.html), or through a browser a picture (.svg, .png)."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each row.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """How fast are rounds on this machine? Whole rounds against the textbook loop, in the same run.
+    """How fast are rounds on this machine? Whole rounds against the textbook loop and other packages.
 
     The textbook loop loads the state, makes a torch.optim.SGD, takes the steps and adds to the average,
     client by client. Steps are of one client; `around` is the share of a round that is not local training;
     FLOP/s are of training, beside what a product of large matrices reaches. On a GPU `auto` is `compiled`.
+    Packages that are installed do the same work in turn, each in a process of its own; those that are not
+    are named and left out, and one that fails shows its error.
 
     Example: `partita bench logistic --repeats 1`
     """
@@ -45,6 +65,11 @@ def bench(
     check.choice("device", device, ("auto", "cpu", "cuda"))
     check.choice("--executor", executor, EXECUTORS)
     check.integer("--repeats", repeats, low=1)
+    there, missing = choose(peers)
+    if methods and peers not in ("installed", "none"):
+        raise check.fail("--peers", peers, "no --methods beside it: peers train by fedavg alone")
+    if picture is not None:
+        checked(picture)
     here = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     used = "compiled" if executor == "auto" and here == "cuda" else executor
     tell = announcer(as_json, quiet)
@@ -52,19 +77,29 @@ def bench(
         workload = chosen[0] if workloads else "mnist_cnn"
         rows = by_method(list(METHODS), workload, here, used, precision, tell)
     else:
-        rows = by_workload(chosen, here, used, precision, repeats, tell)
+        rows = by_workload(chosen, here, used, precision, repeats, tell, there)
     found = []
     for row in rows:
         found.append(row)
         if as_json:
-            typer.echo(json.dumps({**row.facts(), "device": here, "precision": precision}))
+            about = {"device": here, "precision": precision, "not_installed": [] if methods else missing}
+            typer.echo(json.dumps({**row.facts(), **about}))
     if not as_json:
         Console().print(_table(found, here, "loop" if methods else "textbook"))
+    if not as_json and not methods:
+        _show_peers(found, there, missing)
+    if picture is not None:
+        plot(found, picture, _machine(here), "loop" if methods else "textbook loop")
+        tell(f"plot: {picture}")
+
+
+def _machine(device: str) -> str:
+    cores = torch.get_num_threads()
+    return torch.cuda.get_device_name() if device == "cuda" else f"{cores} CPU core{'s' * (cores > 1)}"
 
 
 def _table(rows: list[Row], device: str, other: str) -> Table:
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU cores"
-    table = Table(title=f"client steps per second, {name}", box=SIMPLE_HEAD)
+    table = Table(title=f"client steps per second, {_machine(device)}", box=SIMPLE_HEAD)
     for column in ("", other, "partita", "ratio", "around", "GFLOP/s", "of peak"):
         table.add_column(column, justify="left" if not column else "right")
     table.add_column("executor")
@@ -75,3 +110,23 @@ def _table(rows: list[Row], device: str, other: str) -> Table:
         cells = (f"{row.textbook:,.0f}", f"{row.partita:,.0f}", f"{row.ratio:.2f}×", f"{around:.0%}")
         table.add_row(row.name, *cells, flops, share, row.executor)
     return table
+
+
+def _show_peers(rows: list[Row], there: list[str], missing: list[str]) -> None:
+    """Those that were measured, and which were not there to measure."""
+    if there:
+        table = Table(title="other packages: client steps per second, partita's ratio", box=SIMPLE_HEAD)
+        table.add_column("")
+        for name in there:
+            table.add_column(PEERS[name].about, justify="right")
+        for row in rows:
+            table.add_row(row.name, *(_cell(row, row.peers[name]) for name in there))
+        Console().print(table)
+    if missing:
+        typer.echo(f"not installed, so left out: {', '.join(missing)}")
+
+
+def _cell(row: Row, speed: Speed) -> str:
+    if speed.steps is None:
+        return escape(shorten(speed.error or "", LONGEST))
+    return f"{units(speed.steps)}, {row.partita / speed.steps:.1f}×"

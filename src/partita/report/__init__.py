@@ -28,19 +28,19 @@ def write(runs: Mapping[str, Sequence[Result]], path: str | Path, *, title: str 
         raise ValueError(f"path={str(path)!r}: expected a file such as report.html, this is a folder")
     if not target.parent.is_dir():
         raise ValueError(f"path={str(path)!r}: expected a file in a folder that exists")
-    _write_whole(target, page(runs, title))
+    write_whole(target, page(runs, title))
     return target
 
 
-def _write_whole(target: Path, content: str) -> None:
+def write_whole(target: Path, content: str | bytes) -> None:
     """Through a temporary file beside it, so that nobody ever sees half a page."""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
         raise OSError(f"{target}: the folder cannot be written ({error.strerror})") from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            f.write(content)
+        with os.fdopen(handle, "wb") as f:
+            f.write(content.encode() if isinstance(content, str) else content)
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp's file is for its owner only; a report is an ordinary file

@@ -59,9 +59,10 @@ def section(name: str, title: str, *children: object) -> Safe:
     return tag("section", tag("h2", title), *children, id=name)
 
 
-def figure(name: str, label: str) -> Safe:
-    """The place where script.js draws the figure of this name."""
-    return tag("div", class_="figure", role="img", aria_label=label, data_figure=name)
+def figure(name: str, label: str, height: int | None = None) -> Safe:
+    """The place where script.js draws the figure of this name; as high as the others, or so many pixels."""
+    style = {} if height is None else {"style": f"height: {height}px"}
+    return tag("div", class_="figure", role="img", aria_label=label, data_figure=name, **style)
 
 
 def choice(name: str, label: str, options: Mapping[str, str], start: str | None = None) -> Safe | None:

@@ -64,7 +64,7 @@ def page(runs: Runs, title: str | None = None) -> str:
             settings(runs),
         ]
     )
-    return _document(title or what_ran(runs), body, figures)
+    return document(title or what_ran(runs), body, figures)
 
 
 def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
@@ -153,8 +153,9 @@ def _several_seeds(runs: Runs) -> bool:
     return any(len(seeds) > 1 for seeds in runs.values())
 
 
-def _document(title: str, body: Safe, figures: dict[str, Figure]) -> str:
-    scripts = (import_module("plotly.offline").get_plotlyjs(), _file("script.js"))
+def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> str:
+    """A page whose figures are drawn in its places for them, and then `more` scripts."""
+    scripts = (import_module("plotly.offline").get_plotlyjs(), _file("script.js"), *more)
     return "\n".join(
         [
             "<!doctype html>",

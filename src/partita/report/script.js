@@ -51,7 +51,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: text },
       hoverlabel: { bgcolor: colour("panel"), bordercolor: line, font: { color: text, size: 13 }, align: "left" },
-      legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { color: text, size: 12 } },
+      legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { color: text, size: 12 }, ...own.legend },
       margin: { l: 56, r: 12, t: 24, b: 48 },
       dragmode: touch ? false : "zoom", // a finger scrolls the page
     };
