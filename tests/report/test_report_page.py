@@ -340,6 +340,13 @@ def test_what_was_not_recorded_is_left_out() -> None:
     assert "per client" not in text
 
 
+def test_shares_of_the_time() -> None:
+    phases = {"steps": 6.0, "evaluation": 1.0, "states": 0.5, "files": 0.5}
+    text = shown(cost({"x": [fake(client("a", 0.5), seconds=9.0, phases=phases)]}))
+    assert "of that, local steps 75" in text
+    assert "of that, evaluation 12" in text
+
+
 def test_visits_need_one_cohort_for_all_rounds() -> None:
     run = example()
     assert visits(run) == 1000

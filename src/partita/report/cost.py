@@ -8,7 +8,7 @@ from typing import Any
 from partita.report.histograms import uploads
 from partita.report.html import Safe, section, table, tag, tiles
 from partita.report.rows import Result, Runs, mean, number, virtual_time
-from partita.report.words import MISSING, bytes_, count, rounded, seconds, units
+from partita.report.words import MISSING, bytes_, count, rounded, seconds, share, units
 
 Read = Callable[[Result], Any]
 
@@ -54,12 +54,25 @@ def _per_visit(key: str) -> Read:
     return read
 
 
+def _phase(name: str) -> Read:
+    """The share of a part of the rounds in the time of all of them."""
+
+    def read(run: Result) -> float | None:
+        found = run.summary().get("phases") or {}
+        total = sum(number(x) or 0.0 for x in found.values())
+        return (number(found.get(name)) or 0.0) / total if total else None
+
+    return read
+
+
 def _parameters(kind: str) -> Read:
     return lambda run: (run.summary().get("parameters") or {}).get(kind)
 
 
 LINES: list[tuple[str, Read, Callable[[object], str]]] = [
     ("time", _fact("seconds"), seconds),
+    ("of that, local steps", _phase("steps"), share),
+    ("of that, evaluation", _phase("evaluation"), share),
     ("virtual time", virtual_time, units),
     (
         "client steps per second",
