@@ -99,10 +99,10 @@ def _machine(device: str) -> str:
 
 
 def _table(rows: list[Row], device: str, other: str) -> Table:
-    table = Table(title=f"client steps per second, {_machine(device)}", box=SIMPLE_HEAD)
+    table = Table(title=f"client steps per second, {_machine(device)}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", other, "partita", "ratio", "around", "GFLOP/s", "of peak"):
-        table.add_column(column, justify="left" if not column else "right")
-    table.add_column("executor")
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+    table.add_column("executor", min_width=9)
     for row in rows:
         around = 1.0 - row.phases.get("steps", 0.0)
         flops = "-" if row.flops is None else f"{row.flops / 1e9:,.1f}"
