@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,15 @@ pytestmark = pytest.mark.skipif(
 
 
 DEVICES = ("cpu", "cuda")
+OPTIONS = {"rounds": 2, "cohort": 4, "epochs": 1, "batch": 4, "baselines": False, "precision": "fp32"}
+METHOD = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str | None]] = {
     "mlp": (lambda: pt.models.mlp(12, 8, 4), (12,), None),
-    "norm": (lambda: pt.models.resnet20(4, width=0.25), (3, 8, 8), "global"),
+    "norm": (
+        lambda: pt.models.resnet20(4, width=0.25).double(),
+        (3, 8, 8),
+        "global",
+    ),  # sensitive to rounding
     "dropout": (lambda: pt.models.mnist_cnn(4), (28, 28), None),
 }
 
@@ -32,6 +39,13 @@ def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData
     client = np.repeat(np.arange(clients), np.arange(7, 7 + clients))
     x = rng.normal(size=(len(client), *shape)).astype("float32")
     return pt.data.from_arrays(x, rng.integers(0, 4, len(client)), client, test=0.3)
+
+
+def of_kind(kind: str) -> tuple[nn.Module, pt.data.FederatedData, str | None]:
+    """A model, its samples in its precision, and what becomes of its statistics."""
+    make, shape, norm = KINDS[kind]
+    model, data = make(), make_data(shape)
+    return model, replace(data, x=data.x.to(next(model.parameters()).dtype)), norm
 
 
 def test_the_same_draws() -> None:
@@ -46,28 +60,15 @@ def test_the_same_draws() -> None:
 @pytest.mark.parametrize("executor", ["loop", "vmap", "graph", "auto"])
 @pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
 def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: object) -> None:
-    make, shape, norm = KINDS[kind]
-    model = make()
-    options = {
-        "rounds": 2,
-        "cohort": 4,
-        "epochs": 1,
-        "batch": 4,
-        "norm": norm,
-        "baselines": False,
-        "precision": "fp32",
-    }
-    method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
-    cpu = pt.federate(
-        model, make_data(shape), method, executor="loop", device="cpu", progress=False, **options
-    )
+    model, data, norm = of_kind(kind)
+    cpu = pt.federate(model, data, METHOD, executor="loop", device="cpu", norm=norm, **OPTIONS)
     gpu = pt.federate(
-        model, make_data(shape), method, executor=executor, device="cuda", out=f"{tmp_path}/run", **options
+        model, data, METHOD, executor=executor, device="cuda", norm=norm, out=f"{tmp_path}/run", **OPTIONS
     )
     for name, value in cpu.shared.items():
         torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
     loaded = pt.load(f"{tmp_path}/run", model=model)
-    x = make_data(shape).client(3)[0]
+    x = data.client(3)[0]
     torch.testing.assert_close(
         loaded.client(3).model()(x), gpu.client(3).model()(x.cuda()).cpu(), atol=2e-4, rtol=1e-3
     )
@@ -75,21 +76,45 @@ def test_the_same_result_as_on_the_cpu(kind: str, executor: str, tmp_path: objec
 
 @pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
 def test_a_compiled_step_computes_the_same(kind: str) -> None:
-    model, shape, norm = KINDS[kind]
-    options = {
-        "rounds": 2,
-        "cohort": 4,
-        "epochs": 1,
-        "batch": 4,
-        "norm": norm,
-        "baselines": False,
-        "precision": "fp32",
-    }
-    method = pt.fedalt(personal="output", lr=0.05, momentum=0.5)
-    cpu = pt.federate(model(), make_data(shape), method, executor="loop", device="cpu", **options)
-    gpu = pt.federate(model(), make_data(shape), method, executor="compiled", device="cuda", **options)
+    model, data, norm = of_kind(kind)
+    cpu = pt.federate(model, data, METHOD, executor="loop", device="cpu", norm=norm, **OPTIONS)
+    gpu = pt.federate(model, data, METHOD, executor="compiled", device="cuda", norm=norm, **OPTIONS)
     for name, value in cpu.shared.items():
         torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
+@pytest.mark.parametrize("kind", ["mlp", "norm", "dropout"])
+def test_repeatable_bit_for_bit(kind: str, executor: str) -> None:
+    model, data, norm = of_kind(kind)
+    options = {**OPTIONS, "precision": "tf32", "norm": norm, "deterministic": True}
+    first, second = (
+        pt.federate(model, data, METHOD, executor=executor, device="cuda", **options) for _ in range(2)
+    )
+    for name, value in first.shared.items():
+        assert torch.equal(second.shared[name], value), name
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
+def test_half_precision_keeps_single_weights(executor: str) -> None:
+    model, data, _ = of_kind("mlp")
+    exact, half = (
+        pt.federate(model, data, METHOD, executor=executor, device="cuda", **{**OPTIONS, "precision": p})
+        for p in ("fp32", "bf16")
+    )
+    for name, value in exact.shared.items():
+        assert half.shared[name].dtype == torch.float32
+        torch.testing.assert_close(half.shared[name], value, atol=0.05, rtol=0.05)
+
+
+def test_deltas_that_are_added_up() -> None:
+    model, data, _ = of_kind("mlp")
+    whole, parts = (
+        pt.federate(model, data, METHOD, executor="graph", device="cuda", memory=memory, **OPTIONS)
+        for memory in ("1GiB", "8KiB")
+    )
+    for name, value in whole.shared.items():
+        torch.testing.assert_close(parts.shared[name], value, atol=1e-5, rtol=1e-4)
 
 
 def on_the_clock() -> pt.schedule.Schedule:
@@ -160,15 +185,7 @@ def test_resume_has_the_same_bits(
             if event.round == 3:
                 raise InterruptedError
 
-    options = {
-        "rounds": 5,
-        "cohort": 3,
-        "epochs": 1,
-        "batch": 4,
-        "baselines": False,
-        "precision": "fp32",
-        "device": "cuda",
-    }
+    options = {**OPTIONS, "rounds": 5, "cohort": 3, "device": "cuda"}
     options |= {"executor": executor, "store": store, "checkpoint_every": 1, "schedule": schedule}
     model, data, method = pt.models.mlp(12, 8, 4), make_data((12,)), pt.fedsim(personal="output", lr=0.1)
     straight = pt.federate(model, data, method, out=f"{tmp_path}/a", **options)
