@@ -63,7 +63,7 @@ def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:
     new = ClientState(tree.pick(run.base, partition.personal), {})
 
     def block(places: list[int]) -> tuple[Group, ClientState]:
-        own = run.load(clients[places].tolist()) if measure.own else tree.expand(new, len(places))
+        own = run.load(clients[places]) if measure.own else tree.expand(new, len(places))
         return Group(tuple(range(len(places))), download), own
 
     return _execute(run, measure, clients, block)
@@ -82,7 +82,7 @@ def _of_cohort(
         some = [there[i] for i in places]
         shared, extra = tree.expand(now, len(some))
         download = Download(shared, {**extra, **_ended(cohort, uploads, some)}, run.server.version)
-        return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places].tolist())
+        return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places])
 
     return _execute(run, measure, clients, block)
 

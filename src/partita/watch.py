@@ -25,7 +25,7 @@ from partita.store.files import append_jsonl, plain, write_csv, write_json, writ
 from partita.timing import Timing
 from partita.types import Cohort, Tensors, Upload
 
-CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
+CHECKPOINT_SECONDS = 30.0
 SCORES, TRAIN_SCORES = "scores/global", "scores/global_train"
 COUNTERS = (
     "bytes_up",
@@ -202,8 +202,6 @@ class Watch:
         return step is not None and time // step > before // step
 
     def _checkpoint_due(self, version: int) -> bool:
-        if self.run.store.overlay_bytes > OVERLAY_BYTES:
-            return True
         every = self.run.settings.checkpoint_every
         return version % every == 0 if every else time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
 
