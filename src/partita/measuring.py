@@ -156,10 +156,7 @@ def _probe(run: Federation, measure: Measure) -> Tensors:
 
 def _unseen(data: FederatedData, count: int, seed: int) -> torch.Tensor:
     """Rows among the clients' test samples that no client trains on, drawn by the seed."""
-    there = {name: np.zeros(len(data.x), dtype=bool) for name in SPLITS}
-    for name, rows in there.items():
-        for start, length in data.ranges(name).tolist():
-            rows[start : start + length] = True
+    there = {name: arrays.covered(data.ranges(name), len(data.x)) for name in SPLITS}
     free = np.flatnonzero(there["test"] & ~there["train"])
     if count > len(free):
         reason = "so many of the clients' test samples are none that a client trains on"
