@@ -53,7 +53,19 @@ from partita.types import (
     Upload,
 )
 
-PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores", "received", "ahead")
+PARTS = (
+    "base",
+    "shared",
+    "opt",
+    "extra",
+    "personal",
+    "memory",
+    "store",
+    "scores",
+    "turns",
+    "received",
+    "ahead",
+)
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 
 
@@ -180,8 +192,7 @@ class Federation:
         """What the liars of a cohort send instead of what they computed."""
         if self.attack is None or self.attack.forge is None:
             return {}
-        lying = set(self.settings.byzantine)
-        places = tuple(i for i, client in enumerate(cohort.clients) if client in lying)
+        places = tuple(i for i, client in enumerate(cohort.clients) if not self.honest[client])
         if not places:
             return {}
         key = draws.key(self.settings.seed, "attack", self.server.version, device=self.settings.device)
