@@ -26,6 +26,7 @@ MACHINERY = (
     "record",
     "results",
     "settings",
+    "table",
     "initial",
     "begin",
     "measuring",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -62,7 +62,7 @@ def size(field: str, value: Any) -> int:
 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
     """One of a few words, with a suggestion on a typo."""
-    words = list(allowed)
+    words = allowed if isinstance(allowed, Sequence) else list(allowed)
     if not isinstance(value, str) or value not in words:
         raise fail(field, value, f"one of {', '.join(map(repr, words))}{meant(value, words)}")
     return value

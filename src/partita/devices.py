@@ -9,7 +9,7 @@ import functools
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from partita.execute.classes import Classes, Part
 from partita.execute.ordered import ordered
 from partita.execute.probe import saved_bytes
 from partita.execute.stackable import by_batch, stackable
+from partita.table import Coded, Column
 from partita.types import Capacity, Download, Partition, ServerState, Share, Tensors, Upload
 
 if TYPE_CHECKING:
@@ -195,11 +196,16 @@ class Devices:
         """Each part of the model over those who hold it."""
         if self.alike:
             return rule
-        return over_holders(rule, self.held, self.kinds.tolist())
+        return over_holders(rule, self.held, self._kind_of)
 
     def forge(self, attack: Forge) -> Forge:
         """An attack that sees, of each part of the model, those who hold it."""
-        return attack if self.alike else forged_by_holders(attack, self.held, self.kinds.tolist())
+        return attack if self.alike else forged_by_holders(attack, self.held, self._kind_of)
+
+    @functools.cached_property
+    def _kind_of(self) -> list[int]:
+        """The class of each client; made once, not in every round."""
+        return self.kinds.tolist()
 
     @functools.cached_property
     def held(self) -> list[Held]:
@@ -264,13 +270,16 @@ class Devices:
         whole = total(Share("", run.model))
         return [(found, found / whole) for found in map(total, self.shares)]
 
-    def described(self, client: int) -> dict[str, Any]:
-        """What clients.csv has about a client's device."""
+    def described(self) -> dict[str, Column]:
+        """What clients.csv has about the clients' devices."""
         if self.capacity is None:
             return {"class": None, "capacity": 1.0, "memory": None}
-        kind = int(self.kinds[client])
-        size, share = self.memory[kind]
-        return {"class": self.shares[kind].name, "capacity": round(share, 6), "memory": size}
+        sizes, shares = zip(*self.memory)
+        return {
+            "class": Coded(self.kinds, [share.name for share in self.shares]),
+            "capacity": Coded(self.kinds, [round(share, 6) for share in shares]),
+            "memory": Coded(self.kinds, sizes),
+        }
 
     def sent_by(self, kind: int) -> int:
         """Bytes that a client of this class uploads in a turn of this stage."""

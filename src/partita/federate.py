@@ -309,7 +309,7 @@ def _baselines(run: Federation) -> dict[str, Algorithm]:
 
 def _check_baselines(given: Mapping[str, Record], data: FederatedData) -> None:
     for name, other in given.items():
-        if tuple(other.names) != data.names:
+        if tuple(other.names) != tuple(data.names):
             raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
 
 

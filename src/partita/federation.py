@@ -36,7 +36,7 @@ from partita.partition import keep_norms
 from partita.phases import Phases
 from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
 from partita.settings import Settings, as_one, stage_work, steps_of
-from partita.store import Store, open_store
+from partita.store import Clients, Store, open_store
 from partita.types import (
     Algorithm,
     Attack,
@@ -53,7 +53,19 @@ from partita.types import (
     Upload,
 )
 
-PARTS = ("base", "shared", "opt", "extra", "personal", "memory", "store", "scores", "received", "ahead")
+PARTS = (
+    "base",
+    "shared",
+    "opt",
+    "extra",
+    "personal",
+    "memory",
+    "store",
+    "scores",
+    "turns",
+    "received",
+    "ahead",
+)
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 
 
@@ -180,8 +192,7 @@ class Federation:
         """What the liars of a cohort send instead of what they computed."""
         if self.attack is None or self.attack.forge is None:
             return {}
-        lying = set(self.settings.byzantine)
-        places = tuple(i for i, client in enumerate(cohort.clients) if client in lying)
+        places = tuple(i for i, client in enumerate(cohort.clients) if not self.honest[client])
         if not places:
             return {}
         key = draws.key(self.settings.seed, "attack", self.server.version, device=self.settings.device)
@@ -365,7 +376,7 @@ class Federation:
             role=role,
         )
 
-    def load(self, clients: Sequence[int]) -> ClientState:
+    def load(self, clients: Clients) -> ClientState:
         """The states of these clients, on the run's device."""
         with self.phases("states"):
             states: ClientState = tree.to(self.store.load(clients), self.settings.device)
@@ -424,7 +435,7 @@ class Federation:
         download = Download(self.server.shared, self.server.extra, self.server.version)
         for i in range(0, len(with_data), self.block):
             some = with_data[i : i + self.block]
-            states = self.load(some.tolist()) if role == "personal" else ClientState({}, {})
+            states = self.load(some) if role == "personal" else ClientState({}, {})
             group = Group(tuple(range(len(some))), download)
             upload, _ = self.execute_group(rule, some, group, states, self.moment(role))
             found[some] = upload.metrics["metric"].double().cpu().numpy() / counts[some]

@@ -63,7 +63,7 @@ def _of_everyone(run: Federation, measure: Measure) -> dict[str, Any]:
     new = ClientState(tree.pick(run.base, partition.personal), {})
 
     def block(places: list[int]) -> tuple[Group, ClientState]:
-        own = run.load(clients[places].tolist()) if measure.own else tree.expand(new, len(places))
+        own = run.load(clients[places]) if measure.own else tree.expand(new, len(places))
         return Group(tuple(range(len(places))), download), own
 
     return _execute(run, measure, clients, block)
@@ -82,7 +82,7 @@ def _of_cohort(
         some = [there[i] for i in places]
         shared, extra = tree.expand(now, len(some))
         download = Download(shared, {**extra, **_ended(cohort, uploads, some)}, run.server.version)
-        return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places].tolist())
+        return Group(tuple(range(len(some))), download, stacked=True), run.load(clients[places])
 
     return _execute(run, measure, clients, block)
 
@@ -156,10 +156,7 @@ def _probe(run: Federation, measure: Measure) -> Tensors:
 
 def _unseen(data: FederatedData, count: int, seed: int) -> torch.Tensor:
     """Rows among the clients' test samples that no client trains on, drawn by the seed."""
-    there = {name: np.zeros(len(data.x), dtype=bool) for name in SPLITS}
-    for name, rows in there.items():
-        for start, length in data.ranges(name).tolist():
-            rows[start : start + length] = True
+    there = {name: arrays.covered(data.ranges(name), len(data.x)) for name in SPLITS}
     free = np.flatnonzero(there["test"] & ~there["train"])
     if count > len(free):
         reason = "so many of the clients' test samples are none that a client trains on"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,9 @@ import numpy as np
 
 from partita import check
 from partita.aggregate.screen import NOT_FINITE, TOO_LARGE
+from partita.data.names import Numbered
 from partita.store.files import read_jsonl
+from partita.table import BLOCK, Table
 
 CLIENT_COLUMNS = (
     "client",
@@ -107,16 +110,24 @@ class Record:
     """
 
     metrics: list[dict[str, Any]]
-    clients: list[dict[str, Any]]
+    clients: Sequence[dict[str, Any]]
     config: dict[str, Any]
     facts: Summary
     page: ClassVar[Callable[[Mapping[str, Sequence[Record]], Path], Path]]
     """Writes the report; set where the package is put together, since a run knows nothing of pages."""
 
     @property
+    def table(self) -> Table:
+        """The clients by columns."""
+        if isinstance(self.clients, Table):
+            return self.clients
+        columns = dict.fromkeys(k for row in self.clients for k in row)
+        return Table(len(self.clients), {k: [row.get(k) for row in self.clients] for k in columns})
+
+    @property
     def names(self) -> list[str]:
         """The clients' names, in order."""
-        return [row["client"] for row in self.clients]
+        return [name for (name,) in self.table.values(["client"])]
 
     @property
     def higher_is_better(self) -> bool:
@@ -130,8 +141,7 @@ class Record:
         """
         check.choice("model", model, MODELS)
         column = model if check.choice("split", split, ("test", "train")) == "test" else f"{model}_train"
-        values = [row.get(column) for row in self.clients]
-        return np.array([np.nan if v is None else v for v in values])
+        return self.table.numbers(column)
 
     def time_to(self, score: float, model: str = "personal") -> float | None:
         """The virtual time of the first evaluation that reached this score; None if none did."""
@@ -201,24 +211,54 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_clients(path: Path) -> list[dict[str, Any]]:
-    """Rows with numbers; a column that an older run did not write is empty."""
+def _read_clients(path: Path) -> Table:
+    """A table with numbers; a column that an older run did not write is empty."""
     try:
         with path.open(newline="", encoding="utf-8") as f:
-            rows: list[dict[str, Any]] = list(csv.DictReader(f))
-    except (OSError, ValueError, csv.Error) as error:
+            lines = csv.reader(f)
+            header = next(lines, [])
+            columns = _columns(path, header, filter(None, lines))
+    except (OSError, UnicodeError, csv.Error) as error:
         raise check.fail("file", str(path), f"a table, as a run writes it ({error})") from None
-    if not rows or not {"client", "n_train", "n_test"} <= set(rows[0]):
+    if not columns or not {"client", "n_train", "n_test"} <= set(header):
         raise check.fail("file", str(path), "the columns client, n_train, n_test, ..., as a run writes them")
-    column = ""
-    try:
-        for row in rows:
-            for column in CLIENT_COLUMNS[1:]:
-                cell = row.get(column) or ""
-                row[column] = _KINDS.get(column, float)(cell) if cell else None
-    except (ValueError, TypeError):
-        raise check.fail("file", str(path), f"numbers in column {column}, as a run writes them") from None
-    return rows
+    length, names = len(columns["client"]), columns["client"]
+    if names == [*Numbered(length)]:
+        columns["client"] = Numbered(length)
+    return Table(length, {**columns, **dict.fromkeys(set(CLIENT_COLUMNS) - set(header))})
+
+
+def _columns(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> dict[str, Any]:
+    """What stands below each heading, block by block; nothing if there is no line."""
+    found: dict[str, list[Any]] = {}
+    while block := list(itertools.islice(lines, BLOCK)):
+        for name, cells in zip(header, itertools.zip_longest(*block, fillvalue="")):
+            try:
+                found.setdefault(name, []).append(_values(name, cells))
+            except (ValueError, TypeError, OverflowError):
+                raise check.fail(
+                    "file", str(path), f"numbers in column {name}, as a run writes them"
+                ) from None
+    return {name: _joined(blocks) for name, blocks in found.items()}
+
+
+def _values(name: str, cells: Sequence[str]) -> Any:
+    """Numbers as an array where none is missing or NaN stands for it, all else as a list."""
+    if name not in CLIENT_COLUMNS[1:]:
+        return list(cells)
+    kind = _KINDS.get(name, float)
+    values = [kind(cell) if cell else None for cell in cells]
+    if kind is float or (kind is int and None not in values):
+        return np.array(values, dtype=kind)
+    return values
+
+
+def _joined(blocks: list[Any]) -> Any:
+    if all(isinstance(block, np.ndarray) for block in blocks):
+        return np.concatenate(blocks)
+    return [
+        value for block in blocks for value in (block.tolist() if isinstance(block, np.ndarray) else block)
+    ]
 
 
 def human_bytes(count: float) -> str:

@@ -13,10 +13,13 @@ from partita import tree
 from partita.federation import Federation
 from partita.measure.memory import client_memory
 from partita.record import MODELS, Record, Summary
+from partita.table import Column, Table
 from partita.types import Tensors
 from partita.watch import Watch, mean_score
 
 Scores = dict[str, np.ndarray | None]
+LABELS = 1 << 16
+"""Labels that are counted at once."""
 
 
 def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Record:
@@ -57,33 +60,26 @@ def _train_scores(run: Federation, watch: Watch, references: Mapping[str, Record
     return {"global_train": everyone, "personal_train": personal}
 
 
-def _client_rows(run: Federation, watch: Watch, scores: Scores) -> list[dict[str, Any]]:
-    columns = {**scores, "distance": _distances(run), "label_shift": _label_shift(run)}
-    honest = run.honest
-
-    def cell(column: str, i: int) -> float | None:
-        found = columns.get(column)
-        return None if found is None or np.isnan(found[i]) else float(found[i])
-
-    measured = (*MODELS, "global_train", "personal_train", "distance", "label_shift")
-    return [
-        {
-            "client": name,
-            "n_train": int(run.data.train[i, 1]),
-            "n_test": int(run.data.test[i, 1]),
-            **run.devices.described(i),
-            "byzantine": int(not honest[i]),
-            **{column: cell(column, i) for column in measured},
-            **watch.timing.client(i),
-        }
-        for i, name in enumerate(run.data.names)
-    ]
+def _client_rows(run: Federation, watch: Watch, scores: Scores) -> Table:
+    columns: dict[str, Column] = {
+        "client": run.data.names,
+        "n_train": run.data.train[:, 1],
+        "n_test": run.data.test[:, 1],
+        **run.devices.described(),
+        "byzantine": (~run.honest).astype(np.int8),
+        **dict.fromkeys((*MODELS, "global_train", "personal_train")),
+        **scores,
+        "distance": _distances(run),
+        "label_shift": _label_shift(run),
+        **watch.timing.turns.columns(),
+    }
+    return Table(run.data.clients, columns)
 
 
 def _distances(run: Federation) -> np.ndarray | None:
     """‖v_i − v̄‖ of each client that has trained a personal part v_i; v̄ is their mean."""
     touched = run.store.touched
-    if not run.partition.personal or not run.keeps_state or not touched:
+    if not run.partition.personal or not run.keeps_state or not len(touched):
         return None
     names = [k for k in run.partition.personal if k in run.problem.trainable]  # no counters or statistics
     blocks = [touched[i : i + run.block] for i in range(0, len(touched), run.block)]
@@ -95,10 +91,14 @@ def _distances(run: Federation) -> np.ndarray | None:
     found = np.full(run.data.clients, np.nan)
     for some in blocks:
         own = tree.pick(run.load(some).personal, names)
-        away = [v - total[k] / len(touched) for k, v in own.items()]
-        squares = [d.reshape(len(d), -1).square().sum(1) for d in away]
+        squares = [_squares(v - total[k] / len(touched)) for k, v in own.items()]
         found[some] = torch.stack(squares).sum(0).sqrt().cpu().numpy()
     return found
+
+
+def _squares(stack: torch.Tensor) -> torch.Tensor:
+    """‖·‖² of each row, which is lost: a block of clients is large."""
+    return stack.reshape(len(stack), -1).square_().sum(1)
 
 
 def _label_shift(run: Federation, most: int = 1000) -> np.ndarray | None:
@@ -108,16 +108,30 @@ def _label_shift(run: Federation, most: int = 1000) -> np.ndarray | None:
         return None
     labels, classes = y.cpu().numpy(), int(y.max()) + 1
     starts, sizes = run.source.train.T
-    everyone = np.zeros(classes)
-    for start, size in zip(starts, sizes):
-        everyone += np.bincount(labels[start : start + size], minlength=classes)
+    blocks = _blocks(sizes, max(1, LABELS // classes))
+    everyone = sum((_counted(labels, starts[b], sizes[b], classes).sum(0) for b in blocks), np.zeros(classes))
     everyone /= everyone.sum()
     found = np.full(run.data.clients, np.nan)
-    for i, (start, size) in enumerate(zip(starts, sizes)):
-        if size:
-            own = np.bincount(labels[start : start + size], minlength=classes) / size
-            found[i] = np.abs(own - everyone).sum() / 2
+    for b in blocks:
+        own = _counted(labels, starts[b], sizes[b], classes) / np.maximum(sizes[b], 1)[:, None]
+        found[b] = np.where(sizes[b] > 0, np.abs(own - everyone).sum(1) / 2, np.nan)
     return found
+
+
+def _blocks(sizes: np.ndarray, most: int) -> list[slice]:
+    """Clients one after another, at most so many, and not many more than LABELS samples of them at once."""
+    number = np.maximum(np.arange(len(sizes)) // most, (np.cumsum(sizes) - sizes) // LABELS)
+    number = np.cumsum(np.diff(number, prepend=number[:1]) > 0)
+    ends = np.searchsorted(number, np.arange(number[-1] + 1), side="right").tolist()
+    return [slice(a, b) for a, b in zip([0, *ends], ends)]
+
+
+def _counted(labels: np.ndarray, starts: np.ndarray, sizes: np.ndarray, classes: int) -> np.ndarray:
+    """How often each client has each label, a row for each client."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(len(owner)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    found = np.bincount(owner * classes + labels[place], minlength=len(sizes) * classes)
+    return found.reshape(len(sizes), classes)
 
 
 def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
@@ -151,24 +165,26 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
     )
 
 
-def _classes(run: Federation, rows: list[dict[str, Any]], scores: Scores) -> dict[str, Any] | None:
+def _classes(run: Federation, rows: Table, scores: Scores) -> dict[str, Any] | None:
     """Class by class of devices: how many, what they hold and send, how long a turn takes, how they score."""
     devices = run.devices
     if devices.capacity is None:
         return None
     found = {}
     for kind in devices.used:
-        mine = [row for row, k in zip(rows, devices.kinds) if k == kind]
-        delays = [row["delay"] for row in mine if row["delay"] is not None]
-        weight = np.where(devices.kinds == kind, run.test_weight, 0)
+        mine = devices.kinds == kind
+        delays = rows.numbers("delay")[mine]
+        delays = delays[~np.isnan(delays)].tolist()
+        size, share = devices.memory[kind]
+        weight = np.where(mine, run.test_weight, 0)
         found[devices.shares[kind].name] = {
-            "clients": len(mine),
-            "capacity": mine[0]["capacity"],
-            "memory": mine[0]["memory"],
+            "clients": int(mine.sum()),
+            "capacity": round(share, 6),
+            "memory": size,
             "parameters": devices.parameters(kind),
             "bytes_down": devices.received_by(kind),
             "bytes_up": devices.sent_by(kind),
-            "reports": sum(row["reports"] for row in mine),
+            "reports": int(rows.numbers("reports")[mine].sum()),
             "delay": sum(delays) / len(delays) if delays else None,
             "test": {model: mean_score(scores[model], weight) for model in MODELS},
         }

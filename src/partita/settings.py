@@ -223,12 +223,14 @@ def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
 def _named(byzantine: Any, names: Sequence[str]) -> tuple[int, ...]:
     if isinstance(byzantine, str | bytes) or not isinstance(byzantine, Iterable):
         raise check.fail("byzantine", byzantine, "a share such as 0.25, or a list of numbers or names")
-    places = {name: i for i, name in enumerate(names)}
+    given = list(byzantine)
+    named = any(isinstance(who, str) for who in given)
+    places = {name: i for i, name in enumerate(names)} if named else {}
     found = {
         places[check.choice("byzantine", who, places)]
         if isinstance(who, str)
         else check.integer("byzantine", who, low=0, high=len(names) - 1)
-        for who in byzantine
+        for who in given
     }
     return tuple(sorted(found))
 

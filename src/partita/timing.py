@@ -8,23 +8,65 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.types import Cohort
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partita.types import Cohort, Tensors
 
 BINS = 4
 """Bins of delays for each doubling: bin b holds those from 2^(b/4) up to 2^((b+1)/4)."""
+
+
+class Turns:
+    """For each client how often it reported, its delays together, and how often it was late or lost."""
+
+    def __init__(self, clients: int) -> None:
+        self.reports: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+        self.delay: NDArray[np.float64] = np.zeros(clients)
+        # not zeros_like, which writes its zeros: memory that nobody writes to is never taken
+        self.late: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+        self.lost: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+
+    def count(self, cohort: Cohort) -> None:
+        """One more server step."""
+        reported = list(cohort.clients[: len(cohort.delays)])
+        np.add.at(self.reports, reported, 1)
+        np.add.at(self.delay, reported, cohort.delays)
+        np.add.at(self.late, list(cohort.late), 1)
+        np.add.at(self.lost, list(cohort.lost), 1)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """What clients.csv has: counts, and the mean delay of those who reported."""
+        mean = np.full(len(self.delay), np.nan)
+        np.divide(self.delay, self.reports, out=mean, where=self.reports > 0)
+        return {"reports": self.reports, "delay": mean, "late": self.late, "lost": self.lost}
+
+    def tensors(self) -> Tensors:
+        """For a checkpoint: of the clients that had a turn."""
+        some = np.flatnonzero((self.reports > 0) | (self.late > 0) | (self.lost > 0))
+        found = {"clients": some, **{k: v[some] for k, v in vars(self).items()}}
+        return {k: torch.from_numpy(v) for k, v in found.items()}
+
+    def restore(self, tensors: Tensors) -> None:
+        """Be where the checkpoint was."""
+        some = tensors["clients"].numpy()
+        for name, values in vars(self).items():
+            values[:] = 0
+            values[some] = tensors[name].numpy()
 
 
 @dataclass
 class Timing:
     """Counted over a run; `row` since the last row of metrics."""
 
+    turns: Turns
     time: float = 0.0
     activity: float = 0.0  # time at work, of all clients together
     staleness: Counter[int] = field(default_factory=Counter)  # uploads by their age
     delays: Counter[int] = field(default_factory=Counter)  # uploads by the bin of their delay; -9999: none
     total_delay: float = 0.0
     longest: float = 0.0
-    turns: dict[int, list[float]] = field(default_factory=dict)  # client -> reports, delay, late, lost
     row: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("time", "activity", "age", "uploads"), 0)
     )
@@ -41,13 +83,7 @@ class Timing:
         self.delays.update(map(_bin, cohort.delays))
         self.total_delay += sum(cohort.delays)
         self.longest = max(self.longest, *cohort.delays) if cohort.delays else self.longest
-        for client, delay in zip(cohort.clients, cohort.delays):
-            mine = self.turns.setdefault(client, [0, 0.0, 0, 0])
-            mine[0] += 1
-            mine[1] += delay
-        for place, some in ((2, cohort.late), (3, cohort.lost)):
-            for client in some:
-                self.turns.setdefault(client, [0, 0.0, 0, 0])[place] += 1
+        self.turns.count(cohort)
 
     def next_row(self, clients: int) -> dict[str, Any]:
         """Share of clients at work and mean staleness since the last row; who was late or lost so far."""
@@ -55,13 +91,9 @@ class Timing:
         return {
             "active": row["activity"] / (row["time"] * clients) if row["time"] else None,
             "staleness": row["age"] / row["uploads"] if row["uploads"] else None,
-            "late": self.total(2),
-            "lost": self.total(3),
+            "late": int(self.turns.late.sum()),
+            "lost": int(self.turns.lost.sum()),
         }
-
-    def total(self, place: int) -> int:
-        """How often clients were late (2) or lost (3)."""
-        return int(sum(mine[place] for mine in self.turns.values()))
 
     def summary(self, clients: int, steps: int) -> dict[str, Any]:
         """The whole run."""
@@ -81,34 +113,24 @@ class Timing:
                 "max": self.longest if uploads else None,
                 "counts": [[*_edges(b), n] for b, n in sorted(self.delays.items())],
             },
-            "late": self.total(2),
-            "lost": self.total(3),
+            "late": int(self.turns.late.sum()),
+            "lost": int(self.turns.lost.sum()),
         }
-
-    def client(self, number: int) -> dict[str, Any]:
-        """How often one client reported, was late or lost, and its mean delay."""
-        reports, delay, late, lost = self.turns.get(number, (0, 0.0, 0, 0))
-        mean = delay / reports if reports else None
-        return {"reports": int(reports), "delay": mean, "late": int(late), "lost": int(lost)}
 
     # ---- checkpoints
 
     def facts(self) -> dict[str, Any]:
-        """All of it; pairs, since the keys of JSON are words."""
+        """All but the turns; pairs, since the keys of JSON are words."""
         return {
             **{k: getattr(self, k) for k in ("time", "activity", "total_delay", "longest", "row")},
-            **{k: list(getattr(self, k).items()) for k in ("staleness", "delays", "turns")},
+            **{k: list(getattr(self, k).items()) for k in ("staleness", "delays")},
         }
 
     @staticmethod
-    def of(facts: dict[str, Any]) -> Timing:
+    def of(facts: dict[str, Any], turns: Turns) -> Timing:
         """What `facts` wrote."""
-        kinds: dict[str, Callable[[Iterable[Any]], Any]] = {
-            "staleness": _counter,
-            "delays": _counter,
-            "turns": dict,
-        }
-        return Timing(**{k: kinds[k](v) if k in kinds else v for k, v in facts.items()})
+        kinds: dict[str, Callable[[Iterable[Any]], Any]] = {"staleness": _counter, "delays": _counter}
+        return Timing(turns, **{k: kinds[k](v) if k in kinds else v for k, v in facts.items()})
 
 
 def _counter(pairs: Iterable[Any]) -> Counter[int]:

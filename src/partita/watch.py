@@ -22,11 +22,11 @@ from partita.settings import describe, versions
 from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
 from partita.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
-from partita.timing import Timing
+from partita.timing import Timing, Turns
 from partita.types import Cohort, Tensors, Upload
 
-CHECKPOINT_SECONDS, OVERLAY_BYTES = 30.0, 1 << 28
-SCORES, TRAIN_SCORES = "scores/global", "scores/global_train"
+CHECKPOINT_SECONDS = 30.0
+SCORES, TRAIN_SCORES, TURNS = "scores/global", "scores/global_train", "turns/"
 COUNTERS = (
     "bytes_up",
     "bytes_down",
@@ -50,7 +50,7 @@ class Watch:
         self.excluded: dict[int, list[int]] = {}  # client -> rounds
         self.reasons: dict[int, str] = {}  # client -> why it was last excluded
         self.notes: dict[str, Any] = {}  # of the last aggregation
-        self.timing = Timing()
+        self.timing = Timing(Turns(run.data.clients))
         self.global_scores: np.ndarray | None = None
         self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
@@ -166,7 +166,9 @@ class Watch:
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
         self.reasons = {int(c): why for c, why in facts["reasons"].items()}
-        self.timing = Timing.of(facts["timing"])
+        turns = {k: found.tensors[TURNS + k] for k in ("clients", *vars(self.timing.turns))}
+        self.timing = Timing.of(facts["timing"], self.timing.turns)
+        self.timing.turns.restore(turns)
         scores, on_train = (found.tensors.get(name) for name in (SCORES, TRAIN_SCORES))
         self.global_scores = None if scores is None else scores.numpy()
         self.global_train_scores = None if on_train is None else on_train.numpy()
@@ -175,6 +177,7 @@ class Watch:
     def tensors(self) -> Tensors:
         """The tensors of a checkpoint; also the global model's scores, for stages that have no such model."""
         tensors = self.run.tensors()
+        tensors |= {f"{TURNS}{k}": v for k, v in self.timing.turns.tensors().items()}
         if self.global_scores is not None:
             tensors[SCORES] = torch.from_numpy(self.global_scores)
         if self.global_train_scores is not None:
@@ -204,8 +207,6 @@ class Watch:
         return step is not None and time // step > before // step
 
     def _checkpoint_due(self, version: int) -> bool:
-        if self.run.store.overlay_bytes > OVERLAY_BYTES:
-            return True
         every = self.run.settings.checkpoint_every
         return version % every == 0 if every else time.monotonic() - self.saved_at > CHECKPOINT_SECONDS
 
@@ -294,7 +295,8 @@ class Watch:
 
     def write_results(self, folder: Path, found: Record) -> None:
         """clients.csv and summary.json."""
-        write_csv(folder / "clients.csv", found.clients, CLIENT_COLUMNS)
+        cells = found.table.values(CLIENT_COLUMNS, finite=True)
+        write_csv(folder / "clients.csv", cells, CLIENT_COLUMNS)
         write_json(folder / "summary.json", found.facts)
 
     def tell_summary(self, found: Record) -> None:

@@ -66,7 +66,7 @@ def resume(folder: Path) -> tuple[DiskStore, int]:
         if values[c]:  # a client that was never in a cohort has the template
             assert torch.equal(loaded.personal["w"][c], expected.personal["w"][c]), (round, c)
     assert loaded.memory["n"].tolist() == values, round
-    assert store.touched == sorted({c for t in range(1, round + 1) for c in cohort(t)})
+    assert store.touched.tolist() == sorted({c for t in range(1, round + 1) for c in cohort(t)})
     return store, round
 
 

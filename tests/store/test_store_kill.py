@@ -83,21 +83,21 @@ def test_killed_at_every_call_that_changes_the_disk(forks: Forks, tmp_path: Path
     assert forks.run(grown, rounds=6, every=2) == 0
     whole = tmp_path / "whole"
     shutil.copytree(grown, whole)
-    assert forks.run(whole, rounds=8, every=2) == 0
+    assert forks.run(whole, rounds=12, every=2) == 0
     calls = read_jsonl(whole / "calls.jsonl")[-1]["calls"]
     assert calls > 30
     rounds = set()
     for n in range(calls):
         folder = tmp_path / "run"
         shutil.copytree(grown, folder)
-        assert forks.run(folder, rounds=8, every=2, die_at=n) == KILLED
+        assert forks.run(folder, rounds=12, every=2, die_at=n) == KILLED
         rounds.add(check_newest_and_previous(folder))
         shutil.rmtree(folder)
-    assert rounds == {6, 8}
+    assert rounds == {6, 8, 10, 12}
 
 
 def test_killed_at_every_call_from_the_start(forks: Forks, tmp_path: Path) -> None:
-    """The first checkpoints, before the row file has any rows."""
+    """Before the first checkpoint, and before there are two of them."""
     whole = tmp_path / "whole"
     assert forks.run(whole, rounds=4, every=2) == 0
     for n in range(read_jsonl(whole / "calls.jsonl")[-1]["calls"]):

@@ -47,7 +47,7 @@ def test_load_gives_saved_rows_in_the_order_asked(store: Store) -> None:
     store.save([7, 2], stacked([70, 20]))
     expected = tree.stack([state(20), TEMPLATE, state(70), state(20)])
     assert equal(store.load([2, 0, 7, 2]), expected)
-    assert store.touched == [2, 7]
+    assert store.touched.tolist() == [2, 7]
     assert equal(store.load(np.array([2])), stacked([20]))
     assert store.load([]).personal["head"].shape == (0, 2, 3)
 
@@ -73,7 +73,7 @@ def test_snapshot_is_not_changed_by_later_saves(store: Store) -> None:
     assert all(torch.equal(snapshot[k], copy[k]) for k in copy)
     store.restore(snapshot)
     assert equal(store.load([3, 4]), tree.stack([state(5), TEMPLATE]))
-    assert store.touched == [3]
+    assert store.touched.tolist() == [3]
 
 
 def test_states_saved_while_a_checkpoint_is_written_belong_to_the_next(store: Store, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_stateless_clients(kind: str, tmp_path: Path) -> None:
     snapshot = store.snapshot(1)
     store.committed()
     store.restore(snapshot)
-    assert store.touched == [1, 2]
+    assert store.touched.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("bad", [[-1], [0, CLIENTS]])
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
             return
         expected = [state(self.model[c]) if c in self.model else TEMPLATE for c in range(CLIENTS)]
         assert equal(self.store.load(range(CLIENTS)), tree.stack(expected))
-        assert self.store.touched == sorted(self.model)
+        assert self.store.touched.tolist() == sorted(self.model)
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)

@@ -82,6 +82,14 @@ def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
     raise check.fail(f"{field}[{row}] of {client(row)}", float(flat[row][bad[row]][0]), "finite numbers")
 
 
+def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
+    """Which rows lie in one of the ranges (start, length)."""
+    begins = np.bincount(ranges[:, 0], minlength=rows + 1)
+    ends = np.bincount(ranges.sum(1), minlength=rows + 1)
+    inside: NDArray[np.bool_] = np.cumsum(begins - ends)[:rows] > 0
+    return inside
+
+
 def _sample(value: Any) -> Any:
     array = np.asarray(value)
     image = hasattr(value, "mode") and array.ndim == 3  # a colour image of PIL: height, width, colour

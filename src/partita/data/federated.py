@@ -15,6 +15,7 @@ from torch import Tensor
 from partita import check
 from partita.data import arrays
 from partita.data.arrays import IntArray
+from partita.data.names import checked
 
 SPLITS = ("train", "test")
 _SAMPLED = 4 << 20  # bytes of x that a fingerprint reads
@@ -36,7 +37,7 @@ class FederatedData:
     y: Tensor
     train: IntArray
     test: IntArray
-    names: tuple[str, ...]
+    names: Sequence[str]
     source: dict[str, Any]
 
     @classmethod
@@ -55,12 +56,12 @@ class FederatedData:
         if len(y) != len(x):
             raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
         train = _ranges("train", train)
-        test = np.zeros_like(train) if test is None else _ranges("test", test)
+        test = np.zeros(train.shape, dtype=np.int64) if test is None else _ranges("test", test)
         if len(train) == 0:
             raise check.fail("clients", 0, "at least one client")
         if len(test) != len(train):
             raise check.fail("clients in test", len(test), f"{len(train)}, as many as in train")
-        names = _names(names, len(train))
+        names = checked(names, len(train))
         for split, ranges in (("train", train), ("test", test)):
             outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
             if outside.any():
@@ -108,9 +109,7 @@ class FederatedData:
         if not chosen or len(set(chosen)) != len(chosen):
             raise check.fail("clients", chosen, "at least one client, each once")
         train, test = self.train[chosen], self.test[chosen]
-        used = np.zeros(len(self.x) + 1, dtype=np.int64)
-        for start, length in np.concatenate([train, test]):
-            used[start : start + length] = 1
+        used = np.append(arrays.covered(np.concatenate([train, test]), len(self.x)), False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
         rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
         return replace(
@@ -119,7 +118,7 @@ class FederatedData:
             y=self.y.index_select(0, rows),
             train=np.stack([place[train[:, 0]], train[:, 1]], axis=1),
             test=np.stack([place[test[:, 0]], test[:, 1]], axis=1),
-            names=tuple(self.names[i] for i in chosen),
+            names=checked([self.names[i] for i in chosen], len(chosen)),
             source={**self.source, "subset": chosen},
         )
 
@@ -160,7 +159,7 @@ class FederatedData:
         head = [[str(t.dtype), list(t.shape)] for t in (self.x, self.y)]
         digest.update(json.dumps(head).encode())
         for part in (self.train, self.test):
-            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+            digest.update(np.ascontiguousarray(part, dtype="<i8").data)
         for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
             digest.update(values.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -203,21 +202,6 @@ class FederatedData:
             if len(holders):
                 return f"client {self.names[holders[0]]!r} ({split})"
         return "no client"
-
-
-def _names(names: Any, clients: int) -> tuple[str, ...]:
-    allowed = f"{clients} different names, one for each client"
-    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
-        raise check.fail("names", names, allowed)
-    found = tuple(map(str, range(clients) if names is None else names))
-    if len(found) != clients or len(set(found)) != clients:
-        raise check.fail("names", found, allowed)
-    try:
-        "".join(found).encode()
-    except UnicodeEncodeError:  # half a character: it could not be written to clients.csv after the run
-        broken = next(name for name in found if name != name.encode(errors="ignore").decode())
-        raise check.fail("names", broken, "names of whole characters") from None
-    return found
 
 
 def _ranges(field: str, values: Any) -> IntArray:

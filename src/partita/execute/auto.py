@@ -14,7 +14,8 @@ from partita.execute.base import Bound, Build, Executor, Runner, client_steps
 from partita.execute.graph import Graph
 from partita.types import ClientState, Download, Group, Moment, Upload
 
-QUICK = 0.05  # seconds for one step of two clients, below which a trial may be generous
+TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
+FEWEST, MOST = 8, 64  # clients of a trial
 SHORT = 5.0  # seconds of work, below which nothing is recorded
 
 
@@ -67,17 +68,19 @@ class Auto:
 
         tried = [e for e in self.candidates if not isinstance(e, Graph)]
         warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in tried}
-        generous = max(warm.values()) < QUICK
-        count, steps, repeats = (16, 3, 2) if generous else (8, 2, 1)
-        seconds = {e.name: min(trial(e, count, steps) for _ in range(repeats)) for e in tried}
+        steps, each = 2, max(warm.values()) / 2
+        count = min(len(clients), MOST, max(FEWEST, int(TRIAL / (steps * each))))
+        turns = 3 if count > FEWEST else 1  # in turn, so that all see the same load of the machine
+        found = [[trial(e, count, steps) for e in tried] for _ in range(turns)]
+        seconds = {e.name: min(times) for e, times in zip(tried, zip(*found))}
         shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
         best = min(seconds, key=lambda name: seconds[name])
-        why = f"measured on {len(clients[:count])} clients: {shown}"
+        why = f"measured on {count} clients: {shown}"
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
         if graph is None or moment.role != "training":
             return {"picked": best, "why": why}
         work = client_steps(self.bound.bind(build), clients, self.bound.data, moment)
-        usual = seconds[best] * work / (len(clients[:count]) * steps)
+        usual = seconds[best] * work / (count * steps)
         since = moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
         if usual * (moment.stage_rounds - since) < SHORT:
             return {"picked": best, "why": f"{why}; too little work for a graph"}

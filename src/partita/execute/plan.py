@@ -51,7 +51,7 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
     elif isinstance(work.steps, int):
         steps = np.full(len(n), work.steps)
     else:
-        steps = np.asarray(work.steps)[clients]
+        steps = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
     return np.where(n > 0, steps, 0)
 
 

@@ -26,7 +26,7 @@ class Result(Protocol):
         """The rows of metrics.jsonl."""
 
     @property
-    def clients(self) -> list[Row]:
+    def clients(self) -> Sequence[Row]:
         """The rows of clients.csv."""
 
     @property
@@ -46,7 +46,7 @@ class Honest:
     """A run without its liars, whose scores are nobody's concern; the summary counts the honest only too."""
 
     run: Result
-    clients: list[Row]
+    clients: Sequence[Row]
 
     @property
     def metrics(self) -> list[Row]:
@@ -170,7 +170,7 @@ def means(runs: Runs) -> Means:
     return {label: averaged(seeds) for label, seeds in runs.items()}
 
 
-def averaged(seeds: Sequence[Result]) -> list[Row]:
+def averaged(seeds: Sequence[Result]) -> Sequence[Row]:
     """One row per client, its numbers averaged over the runs that have it."""
     if len(seeds) == 1:
         return seeds[0].clients

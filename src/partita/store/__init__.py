@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from partita import check
-from partita.store.base import Store
+from partita.store.base import Clients, Store
 from partita.store.disk import DiskStore
 from partita.store.layout import Layout
 from partita.store.memory import MemoryStore
 from partita.types import ClientState
 
-__all__ = ["DiskStore", "Layout", "MemoryStore", "Store", "open_store"]
+__all__ = ["Clients", "DiskStore", "Layout", "MemoryStore", "Store", "open_store"]
 
 
 def open_store(

@@ -8,14 +8,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.check import fail
 from partita.store.layout import Layout
 from partita.types import ClientState, Tensors
 
+IntArray = NDArray[np.int64]
+Clients = Sequence[int] | IntArray
 NOTHING = -1
-"""The round of a base file that holds no rows yet."""
+"""The round of a store without any checkpoint."""
 
 
 class Store(Protocol):
@@ -32,20 +35,15 @@ class Store(Protocol):
     """
 
     @property
-    def touched(self) -> list[int]:
+    def touched(self) -> IntArray:
         """The clients that were saved, in order."""
         ...
 
-    @property
-    def overlay_bytes(self) -> int:
-        """Memory of the rows that wait for the next checkpoint; past some limit, a run should take one."""
-        ...
-
-    def load(self, clients: Sequence[int]) -> ClientState:
+    def load(self, clients: Clients) -> ClientState:
         """The states of these clients, stacked in this order. No later call changes them."""
         ...
 
-    def save(self, clients: Sequence[int], states: ClientState) -> None:
+    def save(self, clients: Clients, states: ClientState) -> None:
         """Replace the states of these (distinct) clients by the rows of `states`."""
         ...
 
@@ -63,12 +61,12 @@ class Store(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """Rows of some clients as of `round`, complete on top of a base file complete up to round `base`."""
+    """The rows of some clients as of `round`, or (`in_file`) for each its place in the row file."""
 
-    clients: list[int]
+    clients: IntArray
     rows: Tensor
     round: int
-    base: int = NOTHING
+    in_file: bool = False
 
 
 def encode(snapshot: Snapshot, layout: Layout, clients: int) -> Tensors:
@@ -77,10 +75,10 @@ def encode(snapshot: Snapshot, layout: Layout, clients: int) -> Tensors:
         "clients": clients,
         "layout": layout.describe(),
         "round": snapshot.round,
-        "base": snapshot.base,
+        "in_file": snapshot.in_file,
     }
     return {
-        "clients": torch.tensor(snapshot.clients, dtype=torch.int64),
+        "clients": torch.from_numpy(snapshot.clients),
         "rows": snapshot.rows,
         "about": torch.from_numpy(np.frombuffer(json.dumps(about).encode(), dtype=np.uint8).copy()),
     }
@@ -93,21 +91,21 @@ def decode(tensors: Tensors, layout: Layout, clients: int) -> Snapshot:
         raise ValueError(f"snapshot: {', '.join(sorted(missing))} missing, so it is not of a client store")
     try:
         about = json.loads(tensors["about"].numpy().tobytes())
-        about = {key: about[key] for key in ("clients", "layout", "round", "base")}
+        about = {key: about[key] for key in ("clients", "layout", "round", "in_file")}
     except (ValueError, KeyError, TypeError):
         raise ValueError("snapshot: its description is not of a client store") from None
     layout.check(about["layout"], "the snapshot")
     if about["clients"] != clients:
         raise ValueError(f"the snapshot was written for {about['clients']} clients, this run has {clients}")
-    return Snapshot(tensors["clients"].tolist(), tensors["rows"], about["round"], about["base"])
+    return Snapshot(tensors["clients"].numpy(), tensors["rows"], about["round"], about["in_file"])
 
 
-def indices(clients: Sequence[int], total: int, *, distinct: bool = False) -> list[int]:
-    """Client numbers as plain integers, checked."""
-    numbers = [int(c) for c in clients]
-    if numbers and (min(numbers) < 0 or max(numbers) >= total):
-        outside = next(c for c in numbers if not 0 <= c < total)
-        raise fail("clients", outside, f"numbers from 0 to {total - 1}")
-    if distinct and len(set(numbers)) < len(numbers):
-        raise fail("clients", numbers, "each client once")
+def indices(clients: Clients, total: int, *, distinct: bool = False) -> IntArray:
+    """Client numbers as an array, checked."""
+    numbers = np.asarray(clients, dtype=np.int64)
+    outside = numbers[(numbers < 0) | (numbers >= total)]
+    if len(outside):
+        raise fail("clients", int(outside[0]), f"numbers from 0 to {total - 1}")
+    if distinct and len(np.unique(numbers)) < len(numbers):
+        raise fail("clients", numbers.tolist(), "each client once")
     return numbers

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,11 +21,17 @@ from partita import check
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace a file in one step: a reader (or a kill) finds the old text or the new, nothing between."""
-    path = Path(path)
+    with _replaced(Path(path)) as f:
+        f.write(text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of the one that is there when all of it is on disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as f:
-            f.write(text.encode())
+            yield f
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
@@ -43,20 +49,22 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A table; a missing, None or NaN value is an empty cell, a key that is no column an error."""
-    lines = _Lines()
-    table = csv.DictWriter(lines, columns, restval="", lineterminator="\r\n")
-    table.writeheader()
-    table.writerows(plain(row) for row in rows)
-    write_text(path, "".join(lines))
+def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence[str]) -> None:
+    """A table of plain values, None as an empty cell; row by row: it is never in memory as a whole."""
+    with _replaced(Path(path)) as f:
+        table = csv.writer(_Lines(f), lineterminator="\r\n")
+        table.writerow(columns)
+        table.writerows(rows)
 
 
-class _Lines(list[str]):
+class _Lines:
     """Rows of a csv writer. Told that lines end in \\r\\n it quotes both characters; ours end in \\n."""
 
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
     def write(self, row: str) -> None:
-        self.append(row.removesuffix("\r\n") + "\n")
+        self.file.write((row.removesuffix("\r\n") + "\n").encode())
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

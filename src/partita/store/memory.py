@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from partita import check, tree
-from partita.store.base import NOTHING, Snapshot, decode, encode, indices
+from partita.store.base import Clients, IntArray, Snapshot, decode, encode, indices
 from partita.store.layout import Layout
 from partita.types import ClientState, Tensors
 
@@ -28,17 +27,13 @@ class MemoryStore:
         self._reset()
 
     @property
-    def touched(self) -> list[int]:
-        return self._slots.nonzero().flatten().tolist()
+    def touched(self) -> IntArray:
+        return np.flatnonzero(self._slots.numpy())
 
-    @property
-    def overlay_bytes(self) -> int:
-        return 0  # a snapshot holds all rows anyway: an early one would free nothing
-
-    def load(self, clients: Sequence[int]) -> ClientState:
+    def load(self, clients: Clients) -> ClientState:
         return self.layout.unpack(self._rows(indices(clients, self._clients)), self._device)
 
-    def save(self, clients: Sequence[int], states: ClientState) -> None:
+    def save(self, clients: Clients, states: ClientState) -> None:
         numbers = indices(clients, self._clients, distinct=True)
         self._write(numbers, self.layout.pack(states, len(numbers)))
 
@@ -51,7 +46,7 @@ class MemoryStore:
 
     def restore(self, snapshot: Tensors) -> None:
         found = decode(snapshot, self.layout, self._clients)
-        if found.base != NOTHING:
+        if found.in_file:
             raise ValueError("the snapshot needs the row file of a store on disk: resume with kind='disk'")
         self._reset()
         self._write(found.clients, found.rows)
@@ -64,12 +59,12 @@ class MemoryStore:
     def _words(self, rows: Tensor) -> Tensor:
         return rows.to(self._device).view(torch.int64)  # gathers of wide items are faster than of bytes
 
-    def _rows(self, clients: list[int]) -> Tensor:
-        slots = self._slots[torch.tensor(clients, dtype=torch.int64)]
+    def _rows(self, clients: IntArray) -> Tensor:
+        slots = self._slots[torch.from_numpy(clients)]
         return self._pool.index_select(0, slots.to(self._device)).view(torch.uint8)
 
-    def _write(self, clients: list[int], rows: Tensor) -> None:
-        index = torch.tensor(clients, dtype=torch.int64)
+    def _write(self, clients: IntArray, rows: Tensor) -> None:
+        index = torch.from_numpy(clients)
         new = index[self._slots[index] == 0]
         self._grow(self._used + len(new))
         self._slots[new] = torch.arange(self._used, self._used + len(new))

@@ -1,11 +1,11 @@
-"""The file of a store on disk: a description, a tag per client, a row per client.
+"""The file of a store on disk: a description, and rows in places that are numbered from 0.
 
-    | magic, length, layout (JSON) | round, twice | tags: clients x 8 bytes | rows: clients x width |
+    | magic, length, layout (JSON) | round, twice | rows: width bytes each |
 
-The file is sparse: it costs the rows that were written, not the clients there are. The tags lie apart from
-the rows so that opening the file reads them in one go. A tag of zero is a client without a row, any other
-is 2**32 + crc32 of the row, seeded with the client's number so that a row in the wrong place is found too.
-The round is written to its two places in turn: of a torn write, the other one remains.
+Whose row lies where is known to the store alone, as a number for each client: (slot + 1) << 32 | crc32 of the
+row, seeded with the client's number so that a row in the wrong place is found too; 0 is a client without a
+row. The round is that of the oldest checkpoint whose rows are all there. It is written to its two places in
+turn: of a torn write, the other one remains.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partita import check
-from partita.store.base import NOTHING
+from partita.store.base import NOTHING, IntArray
 from partita.store.files import failed, sync_folder
 from partita.store.layout import Layout
 
 Row = NDArray[np.uint8]
 
-_MAGIC = b"partita1"
+_MAGIC = b"partita2"
 _HEAD = struct.Struct("<8sI")
 _ROUND = struct.Struct("<q")
 _CRC = struct.Struct("<I")
 _SECTOR = 512
-_TAG = np.dtype("<u8")
 _PAGE = 4096
+_BITS = 32  # of a checksum
+
+
+def slots_of(places: IntArray) -> IntArray:
+    """Where the rows lie."""
+    slots: IntArray = (places >> _BITS) - 1
+    return slots
 
 
 class RowFile:
-    """`round` is the last round whose rows began to be written; NOTHING in a new file."""
+    """`oldest` is the round of the oldest checkpoint that can be restored; NOTHING before the first one."""
 
     def __init__(self, path: Path, layout: Layout, clients: int) -> None:
         self.path = path
@@ -46,55 +52,67 @@ class RowFile:
         self._clients = clients
         self._about = json.dumps({"clients": clients, "layout": layout.describe()}).encode()
         self._rounds_at = _pages(_HEAD.size + len(self._about))
-        self._tags_at = self._rounds_at + _PAGE
-        self._rows_at = self._tags_at + _pages(clients * _TAG.itemsize)
+        self._rows_at = self._rounds_at + _PAGE
         if not path.exists():
             self._create()
         # the states of a finished run may be looked at where they cannot be changed
         self._fd = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
         weakref.finalize(self, os.close, self._fd)
         self._check_head()
-        self.round, self._place = self._read_round()
-        tags = os.pread(self._fd, clients * _TAG.itemsize, self._tags_at)
-        self._tags = np.frombuffer(tags, dtype=_TAG).copy()
+        self.oldest, self._place = self._read_round()
 
     @property
-    def touched(self) -> list[int]:
-        """Clients that have a row."""
-        numbers: list[int] = np.flatnonzero(self._tags).tolist()
-        return numbers
+    def extent(self) -> int:
+        """How many places there are, counting one that was begun."""
+        return -((self._rows_at - self._size) // self._layout.width)
 
-    def read(self, client: int) -> Row | None:
-        """The row of a client, None if it has none."""
-        tag = int(self._tags[client])
-        if tag == 0:
-            return None
-        row = os.pread(self._fd, self._layout.width, self._row_at(client))
-        if tag != _tag(client, row):
-            raise ValueError(
-                f"{self.path}: the row of client {client} is damaged (its checksum differs); "
-                "restore the file from a copy, or start the run again"
-            )
-        return np.frombuffer(row, dtype=np.uint8)
+    def read(self, clients: IntArray, places: IntArray, rows: Sequence[Row]) -> None:
+        """Fill the rows with those of these clients, from these places."""
+        for client, place, row in zip(clients.tolist(), places.tolist(), rows):
+            count = os.preadv(self._fd, [row.data], self._row_at((place >> _BITS) - 1))
+            if count != len(row) or place & 0xFFFFFFFF != _crc(client, row):
+                raise ValueError(
+                    f"{self.path}: the row of client {client} is damaged (its checksum differs); "
+                    "restore the file from a copy, or start the run again"
+                )
 
-    def apply(self, rows: Mapping[int, Row], round: int) -> None:
-        """Write the rows of a round and wait until they are on disk. Doing it twice is the same as once."""
+    def write(self, clients: IntArray, slots: IntArray, rows: Row) -> IntArray:
+        """Write rows of these clients to these slots, which are in order; what to find them by."""
+        ends = np.flatnonzero(np.diff(slots) != 1) + 1
         try:
-            self._begin(round)
-            for client in sorted(rows):
-                row = rows[client].tobytes()
-                tag = _tag(client, row)
-                self._write(self._row_at(client), row)
-                self._write(self._tags_at + client * _TAG.itemsize, tag.to_bytes(_TAG.itemsize, "little"))
-                self._tags[client] = tag
+            for some, block in zip(np.split(slots, ends), np.split(rows, ends)):
+                if len(some):
+                    self._write(self._row_at(int(some[0])), block.reshape(-1).data)
+        except OSError as e:
+            raise self._failed(e) from e
+        sums = np.array([_crc(c, row) for c, row in zip(clients.tolist(), rows)], dtype=np.int64)
+        places: IntArray = (slots + 1 << _BITS) | sums
+        return places
+
+    def sync(self) -> None:
+        """Wait until all that was written is on disk."""
+        try:
             os.fsync(self._fd)
         except OSError as e:
-            raise failed(e, f"cannot write client rows to {self.path} (the last checkpoint is intact)") from e
+            raise self._failed(e) from e
 
-    def _begin(self, round: int) -> None:
-        self._place = 1 - self._place
-        self._write(self._rounds_at + self._place * _SECTOR, _sealed(round))
-        self.round = round
+    def note(self, round: int) -> None:
+        """From now on the rows of checkpoints before this round may be written over."""
+        if round == self.oldest:
+            return
+        try:
+            self._write(self._rounds_at + (1 - self._place) * _SECTOR, memoryview(_sealed(round)))
+        except OSError as e:
+            raise self._failed(e) from e
+        self._place, self.oldest = 1 - self._place, round
+
+    def check_length(self, count: int) -> None:
+        """Refuse a file that has fewer places: it was cut, or replaced by an older or new one."""
+        if self._size < self._row_at(count):
+            raise self._refused(f"{self._size} bytes long, expected {self._row_at(count)} or more")
+
+    def _failed(self, e: OSError) -> OSError:
+        return failed(e, f"cannot write client rows to {self.path} (the last checkpoint is intact)")
 
     def _read_round(self) -> tuple[int, int]:
         found = []
@@ -114,7 +132,7 @@ class RowFile:
                 f.write(_HEAD.pack(_MAGIC, len(self._about)) + self._about)
                 f.seek(self._rounds_at)
                 f.write(_sealed(NOTHING))
-                f.truncate(self._size)
+                f.truncate(self._rows_at)
                 f.flush()
                 os.fsync(f.fileno())
             os.replace(temporary, self.path)
@@ -130,9 +148,7 @@ class RowFile:
             raise self._refused("not a row file of this version of Partita")
         _, length = _HEAD.unpack(head)
         self._check_about(os.pread(self._fd, length, _HEAD.size))
-        size = os.fstat(self._fd).st_size
-        if size != self._size:
-            raise self._refused(f"{size} bytes long, expected {self._size}")
+        self.check_length(0)
 
     def _check_about(self, found: bytes) -> None:
         if found == self._about:
@@ -150,19 +166,19 @@ class RowFile:
 
     @property
     def _size(self) -> int:
-        return self._row_at(self._clients)
+        return os.fstat(self._fd).st_size
 
-    def _row_at(self, client: int) -> int:
-        return self._rows_at + client * self._layout.width
+    def _row_at(self, slot: int) -> int:
+        return self._rows_at + slot * self._layout.width
 
-    def _write(self, offset: int, data: bytes) -> None:
+    def _write(self, offset: int, data: memoryview) -> None:
         while data:  # a full disk shortens a write first and fails the next
             done = os.pwrite(self._fd, data, offset)
             data, offset = data[done:], offset + done
 
 
-def _tag(client: int, row: bytes) -> int:
-    return 1 << 32 | zlib.crc32(row, client & 0xFFFFFFFF)
+def _crc(client: int, row: Row) -> int:
+    return zlib.crc32(row.data, client & 0xFFFFFFFF)
 
 
 def _sealed(round: int) -> bytes:

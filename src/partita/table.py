@@ -1,0 +1,102 @@
+"""A table of clients that is kept by columns, so that a million of them are a few arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+BLOCK = 1024
+"""Rows that are held as Python objects at a time."""
+
+Column = Sequence[Any] | np.ndarray | str | float | None
+"""A value for each row, or one for all. NaN in an array of numbers is a value that is not there: None."""
+
+
+class Coded(Sequence[Any]):
+    """One of a few values for each row: `values[codes[i]]`."""
+
+    def __init__(self, codes: np.ndarray, values: Sequence[Any]) -> None:
+        self.codes, self.values = codes, values
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return [self.values[code] for code in self.codes[place].tolist()]
+        return self.values[int(self.codes[place])]
+
+
+class Table(Sequence[dict[str, Any]]):
+    """Like a list of dictionaries, each of which is made when it is looked at."""
+
+    def __init__(self, length: int, columns: Mapping[str, Column]) -> None:
+        self._length, self._columns = length, dict(columns)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(self._length))]
+        i = range(self._length)[place]
+        return next(self._dicts(i, i + 1))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for a in range(0, self._length, BLOCK):
+            yield from self._dicts(a, min(a + BLOCK, self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table | list):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __repr__(self) -> str:
+        return f"Table of {self._length} rows with {', '.join(self._columns)}"
+
+    def values(self, names: Sequence[str], *, finite: bool = False) -> Iterator[tuple[Any, ...]]:
+        """The values of these columns, row by row; with `finite` an infinite number is not there either."""
+        for a in range(0, self._length, BLOCK):
+            yield from self._tuples(names, a, min(a + BLOCK, self._length), finite)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column as numbers, NaN where there is none."""
+        found = self._columns.get(name)
+        if isinstance(found, np.ndarray):
+            return found.astype(np.float64)
+        return np.array([np.nan if v is None else v for (v,) in self.values([name])], dtype=np.float64)
+
+    def _dicts(self, a: int, b: int) -> Iterator[dict[str, Any]]:
+        names = list(self._columns)
+        return (dict(zip(names, row)) for row in self._tuples(names, a, b))
+
+    def _tuples(
+        self, names: Sequence[str], a: int, b: int, finite: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        return zip(*[_plain(self._columns.get(name), a, b, finite) for name in names])
+
+
+def _plain(column: Column, a: int, b: int, finite: bool) -> Sequence[Any]:
+    """The values of rows a to b, as Python objects."""
+    if column is None or isinstance(column, str | float):
+        return [column] * (b - a)
+    if not isinstance(column, np.ndarray):
+        return column[a:b]
+    some = column[a:b]
+    gone = ~np.isfinite(some) if finite else np.isnan(some)
+    found: list[Any] = some.tolist()
+    for i in np.flatnonzero(gone).tolist():
+        found[i] = None
+    return found
