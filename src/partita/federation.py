@@ -36,7 +36,7 @@ from partita.partition import keep_norms
 from partita.phases import Phases
 from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
 from partita.settings import Settings, as_one, stage_work, steps_of
-from partita.store import Clients, Store, open_store
+from partita.store import Clients, DiskStore, Store, open_store
 from partita.types import (
     Algorithm,
     Attack,
@@ -381,6 +381,12 @@ class Federation:
         with self.phases("states"):
             states: ClientState = tree.to(self.store.load(clients), self.settings.device)
             return states
+
+    def read_ahead(self) -> None:
+        """The states of those who come next, from the disk, while others train."""
+        if self.keeps_state and isinstance(self.store, DiskStore):
+            with self.phases("states"):
+                self.store.expect(self.schedule.soon(self.server))
 
     def save(self, clients: Sequence[int], states: ClientState) -> None:
         """What these clients keep."""

@@ -256,3 +256,19 @@ def test_a_file_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match=r"cannot create .*rows\.bin for 10 clients of 32 bytes: No space"):
         DiskStore(TEMPLATE, 10, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_ahead_asks_for_the_rows_and_changes_nothing(tmp_path, monkeypatch) -> None:
+    """Rows that lie side by side in one piece; clients that were never saved are nowhere."""
+    asked = []
+    monkeypatch.setattr("os.posix_fadvise", lambda fd, at, length, how: asked.append((at, length)))  # noqa: ARG005
+    template = ClientState({"w": torch.zeros(3)}, {})
+    store = DiskStore(template, 10, tmp_path)
+    store.save([1, 2, 5, 7], ClientState({"w": torch.arange(12.0).view(4, 3)}, {}))
+    store.expect([7, 0, 2, 1])
+    width = store.layout.width
+    assert [length for _, length in asked] == [2 * width, width]
+    assert asked[1][0] - asked[0][0] == 3 * width
+    assert store.load([5]).personal["w"].tolist() == [[6.0, 7.0, 8.0]]
+    store.expect([0, 9])
+    assert len(asked) == 2

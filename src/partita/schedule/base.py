@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -77,6 +77,10 @@ class Turns(Protocol):
 
     def flying(self) -> Cohort:
         """Who is at work and will report later; they may train at any time from now on."""
+        ...
+
+    def soon(self, server: ServerState) -> Sequence[int]:
+        """Who is likely to train in the next round: a guess, which may be empty."""
         ...
 
     def discount(self, staleness: int) -> float:
@@ -164,6 +168,10 @@ class OnClock(Generic[T]):
     def flying(self) -> Cohort:
         """Who is at work and will report later."""
         return self.clock.flying()
+
+    def soon(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
+        """Nobody knows, unless a schedule says more."""
+        return ()
 
     def discount(self, staleness: int) -> float:
         """How much a delta counts that is so many server steps old."""

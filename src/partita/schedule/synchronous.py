@@ -71,6 +71,10 @@ class Rounds(OnClock[Synchronous]):
             self.clock.free(flight)
         return self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
 
+    def soon(self, server: ServerState) -> Sequence[int]:
+        """The next cohort, unless some of it are late until then."""
+        return self._choose(server.version + 1)
+
     def _choose(self, round: int) -> Sequence[int]:
         if self.asked.order == "random":
             return self.clock.idle(self.stint.cohort, round)

@@ -43,6 +43,10 @@ class Store(Protocol):
         """The states of these clients, stacked in this order. No later call changes them."""
         ...
 
+    def expect(self, clients: Clients) -> None:
+        """These are likely to be loaded next. Whether they are or not, nothing changes but the speed."""
+        ...
+
     def save(self, clients: Clients, states: ClientState) -> None:
         """Replace the states of these (distinct) clients by the rows of `states`."""
         ...

@@ -75,6 +75,10 @@ class DiskStore:
         self._file.read(numbers[there], places[there], [array[i] for i in there])
         return self.layout.unpack(rows, self._device)
 
+    def expect(self, clients: Clients) -> None:
+        places = self._places[indices(clients, self._clients)]
+        self._file.expect(slots_of(places[places > 0]))
+
     def save(self, clients: Clients, states: ClientState) -> None:
         self._check_ours()
         numbers = indices(clients, self._clients, distinct=True)

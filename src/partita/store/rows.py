@@ -76,6 +76,16 @@ class RowFile:
                     "restore the file from a copy, or start the run again"
                 )
 
+    def expect(self, slots: IntArray) -> None:
+        """These are likely to be read soon: the system may fetch them from the disk meanwhile."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        ordered = np.sort(slots)
+        for some in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
+            if len(some):
+                length = len(some) * self._layout.width
+                os.posix_fadvise(self._fd, self._row_at(int(some[0])), length, os.POSIX_FADV_WILLNEED)
+
     def write(self, clients: IntArray, slots: IntArray, rows: Row) -> IntArray:
         """Write rows of these clients to these slots, which are in order; what to find them by."""
         ends = np.flatnonzero(np.diff(slots) != 1) + 1
