@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from torch import nn
 
 import partita as pt
 from partita import aggregate, cohorts
-from partita.types import Upload
+from partita.algorithms.base import aggregate_with
+from partita.types import Cohort, Upload
 
 CLIENTS, FEATURES = 7, 5
+MEAN = aggregate_with(aggregate.mean(), "samples")
 
 
 def data() -> pt.data.FederatedData:
@@ -81,9 +84,11 @@ def test_same_as_all_at_once(method, sizes) -> None:
     [
         (pt.fedavg(lr=0.1, aggregate=aggregate.trimmed_mean(1)), {}),
         (pt.scaffold(lr=0.1, weighting="samples"), {}),
+        (replace(pt.fedavg(lr=0.1), aggregate=aggregate_with(aggregate.trimmed_mean(1), "samples")), {}),
+        (replace(pt.fedavg(lr=0.1), aggregate=lambda problem: MEAN(problem)), {}),
         (pt.fedavg(lr=0.1), {"attack": pt.attack.sign_flip(), "byzantine": [0]}),
     ],
-    ids=["robust", "scaffold by samples", "attack"],
+    ids=["robust", "scaffold by samples", "replaced", "of one's own", "attack"],
 )
 def test_kept_where_single_deltas_are_looked_at(method, options, sizes) -> None:
     """The same bits as with much memory, then."""
@@ -126,3 +131,11 @@ def test_weights() -> None:
     assert found.delta["n"].tolist() == 7
     assert cohorts.merged([]) is None
     assert cohorts.merged(parts[:1]) is parts[0]
+
+
+def test_parts_are_of_one_size() -> None:
+    """So that a step need not be recorded for a rest."""
+    cohort = Cohort(tuple(range(100)), (), (0,) * 100, 0.0)
+    assert [len(part.clients) for part in cohorts.parts(cohort, 97)] == [50, 50]
+    assert [len(part.clients) for part in cohorts.parts(cohort, 40)] == [34, 34, 32]
+    assert [len(part.clients) for part in cohorts.parts(cohort, 100)] == [100]

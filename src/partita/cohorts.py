@@ -13,13 +13,15 @@ from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
 
 
 def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:
-    """At most so many clients at a time; the whole cohort, if it is no larger."""
+    """At most so many clients at a time, in parts of one size; the whole cohort, if it is no larger."""
     if len(cohort.clients) <= most:
         if cohort.clients:
             yield cohort
         return
-    for a in range(0, len(cohort.clients), most):
-        b = a + most
+    n = len(cohort.clients)
+    size = -(-n // -(-n // most))
+    for a in range(0, n, size):
+        b = a + size
         groups = tuple(_between(group, a, b) for group in cohort.groups)
         groups = tuple(group for group in groups if group.positions)
         yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)

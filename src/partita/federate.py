@@ -58,7 +58,7 @@ def one_round(run: Federation, watch: Watch) -> None:
     with run.phases("cohort"):
         cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
     run.ahead.forget(cohort.late)
-    run.read_ahead()
+    run.read_ahead(cohort)
     many = run.adds_up(cohort)
     done = [_work(run, part, many) for part in run.parts(cohort)] or [NOTHING]
     uploads, why = tree.cat([d.uploads for d in done]), [w for d in done for w in d.why]

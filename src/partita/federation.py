@@ -382,11 +382,13 @@ class Federation:
             states: ClientState = tree.to(self.store.load(clients), self.settings.device)
             return states
 
-    def read_ahead(self) -> None:
-        """The states of those who come next, from the disk, while others train."""
-        if self.keeps_state and isinstance(self.store, DiskStore):
+    def read_ahead(self, cohort: Cohort) -> None:
+        """The states of those who come next, from the disk, while these train; theirs will be new ones."""
+        soon = getattr(self.schedule, "soon", None)
+        if soon is not None and self.keeps_state and isinstance(self.store, DiskStore):
             with self.phases("states"):
-                self.store.expect(self.schedule.soon(self.server))
+                here = set(cohort.clients)
+                self.store.expect([c for c in soon(self.server) if c not in here])
 
     def save(self, clients: Sequence[int], states: ClientState) -> None:
         """What these clients keep."""
@@ -410,7 +412,7 @@ class Federation:
     def adds_up(self, cohort: Cohort) -> bool:
         """Whether deltas are added up as they come: they are many, and nobody looks at a single one."""
         looked_at = self.attack is not None or any(m.of_cohort for m in self.measures)
-        able = self.algorithm.adds_up and self.devices.alike and not looked_at
+        able = getattr(self.algorithm.aggregate, "adds_up", False) and self.devices.alike and not looked_at
         return able and len(cohort.clients) > self.deltas
 
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:

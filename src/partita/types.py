@@ -324,13 +324,30 @@ class Personalize(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Aggregation:
+    """How a method aggregates, and whether a cohort may be aggregated in parts.
+
+    adds_up  the mean of what parts give, each counting for its weight, and the sum of their extras, are those
+             of the whole
+    """
+
+    bind: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
+    adds_up: bool
+
+    def __call__(self, problem: Problem) -> Callable[[Upload, Tensor], Upload]:
+        """For a model."""
+        return self.bind(problem)
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A method: small functions, composed.
 
     partition    (model, names)               -> which names are shared and which personal
     init_client  (model's tensors, Partition) -> the state of a client that was never seen
     local        (Problem)                    -> LocalRule, what a client does
-    aggregate    (Problem)                    -> (stacked uploads, key) -> one upload
+    aggregate    (Problem)                    -> (stacked uploads, key) -> one upload. If it says `adds_up`, a
+                 cohort may be aggregated in parts (see `Aggregation`)
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
     stateful     whether clients keep a state between rounds, if the run lets them
@@ -338,8 +355,6 @@ class Algorithm:
                  may be empty) runs under one unless the run says otherwise
     in_step      why it cannot run under an asynchronous schedule ('': it can)
     whole_models why every client must hold the whole model ('': it need not)
-    adds_up      whether a cohort may be aggregated in parts: the mean of their deltas, each part counting for
-                 its weight, and the sum of their extras, are those of the whole
     """
 
     name: str
@@ -353,7 +368,6 @@ class Algorithm:
     asynchronous: Mapping[str, Any] | None = None
     in_step: str = ""
     whole_models: str = ""
-    adds_up: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

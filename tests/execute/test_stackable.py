@@ -321,8 +321,24 @@ def test_derivatives_of_masked_batchnorm() -> None:
             _, pull = torch.func.vjp(lambda x, w: gradient(x, share, w, bias, q), x, weight)
             return pull((d, weight))
 
+        def forward(x, share, weight, bias, q, d):
+            gradient = torch.func.grad(f, (0, 2))
+            along = lambda x, w, b: gradient(x, share, w, b, q)  # noqa: E731
+            return torch.func.jvp(along, (x, weight, bias), (d, bias, weight))[1]
+
         first = torch.func.vmap(torch.func.grad(f, (0, 2, 3)))(x, share, weight, bias, q)
-        return (*first, *torch.func.vmap(second)(x, share, weight, bias, q, d))
+        given = (x, share, weight, bias, q, d)
+        return (*first, *torch.func.vmap(second)(*given), *torch.func.vmap(forward)(*given))
 
     for mine, theirs in zip(both(ours), both(masked_norm), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_masked_batchnorm_in_double_precision() -> None:
+    """The same as PyTorch's on the real samples, to the last digits."""
+    torch.manual_seed(0)
+    x, norm = torch.randn(5, 3, 4, dtype=torch.float64), nn.BatchNorm1d(3).double()
+    masked = stackable(norm)
+    masked.batch_mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(masked(x)[:3], norm(x[:3]), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(masked.running_var, norm.running_var, rtol=1e-13, atol=1e-13)

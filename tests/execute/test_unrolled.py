@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import partita as pt
 from partita.execute import captured, graph
-from partita.execute.unrolled import Unrolled, unrolls
+from partita.execute.unrolled import Unrolled, patch_bytes
 
 
 def step(groups: int, padding: tuple[int, int], stride: int = 1, bias: bool = True):
@@ -39,7 +39,9 @@ def test_same_as_torch(padding, kernel, bias) -> None:
     v = torch.randn(groups * 2, out, 2, 2, generator=g, dtype=torch.float64)
     run = step(groups, padding, bias=bias)
     traced = make_fx(run)(x, w, b, v)
-    assert unrolls(traced)
+    patches = channels * groups * kernel[0] * kernel[1] * 5 * (7 + 2 * padding[0] - kernel[0] + 1)
+    patches *= 6 + 2 * padding[1] - kernel[1] + 1
+    assert patch_bytes(traced) > 8 * patches
     other = make_fx(Unrolled(traced).run)(x, w, b, v)
     targets = [str(node.target) for node in other.graph.nodes]
     assert not any("convolution" in t for t in targets)
@@ -53,13 +55,13 @@ def test_what_is_left_alone(groups, stride) -> None:
     """A single client, or steps of two places."""
     x, w = torch.randn(2, groups * 2, 8, 8), torch.randn(groups, 2, 3, 3)
     traced = make_fx(lambda x, w: torch.conv2d(x, w, stride=stride, groups=groups))(x, w)
-    assert not unrolls(traced)
+    assert patch_bytes(traced) == 0
     assert torch.equal(Unrolled(traced).run(x, w), traced(x, w))
 
 
 def test_without_convolutions() -> None:
     """There is nothing to choose between."""
-    assert not unrolls(make_fx(lambda x: x @ x)(torch.eye(3)))
+    assert not patch_bytes(make_fx(lambda x: x @ x)(torch.eye(3)))
 
 
 # ---- the choice between the forms of a step

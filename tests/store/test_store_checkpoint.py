@@ -176,7 +176,7 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checkpoint, "FORMAT", 9)
     write(tmp_path, 1, X, {})
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="format 9, this version of Partita reads up to 1"):
+    with pytest.raises(ValueError, match="format 9, this version of Partita reads 2"):
         read(tmp_path)
 
 

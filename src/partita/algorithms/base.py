@@ -17,6 +17,7 @@ from partita.options import Option, bind, readable, signature
 from partita.partition import Personal, check_personal, split
 from partita.server import sgd
 from partita.types import (
+    Aggregation,
     Aggregator,
     Algorithm,
     ClientState,
@@ -197,7 +198,6 @@ def compose(
         aggregate=aggregate_with(common.aggregate, common.weighting),
         server=serve_with(common.server),
         personalize=personalize or as_is,
-        adds_up=common.aggregate.linear,
     )
 
 
@@ -206,9 +206,7 @@ def own_part(model: Tensors, partition: Partition) -> ClientState:
     return ClientState(tree.pick(model, partition.personal), {})
 
 
-def aggregate_with(
-    aggregator: Aggregator, weighting: str
-) -> Callable[[Problem], Callable[[Upload, Tensor], Upload]]:
+def aggregate_with(aggregator: Aggregator, weighting: str) -> Aggregation:
     """The aggregator on the deltas, weighted by samples or uniformly."""
 
     def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
@@ -221,7 +219,7 @@ def aggregate_with(
 
         return aggregate
 
-    return bind
+    return Aggregation(bind, adds_up=aggregator.linear)
 
 
 def counted(uploads: Upload, weighting: str) -> Tensor:

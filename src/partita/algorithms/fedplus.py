@@ -89,7 +89,6 @@ def fedplus(
         return replace(
             algorithm,
             aggregate=_all_of(common.weighting),
-            adds_up=False,
             server=remember(common),
             in_step=REMEMBERS,
             whole_models="with over='all' the server keeps every client's last whole model",

@@ -40,6 +40,7 @@ from partita.options import Option
 from partita.server import optimizers
 from partita.server.rates import as_rate
 from partita.types import (
+    Aggregation,
     Algorithm,
     Batch,
     ClientState,
@@ -97,8 +98,7 @@ def scaffold(
         return LocalRule(begin, (steps, *at_x), end)
 
     made = compose(local, common)
-    sums = made.adds_up and common.weighting == "uniform"
-    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common), adds_up=sums)
+    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
 
 
 def _controlled(problem: Problem) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def _finish(
     return finish
 
 
-def _aggregate(common: Choices) -> Callable[[Problem], Callable[[Upload, Tensor], Upload]]:
+def _aggregate(common: Choices) -> Aggregation:
     """The deltas as usual; of the Δc_i, |S| times what the same aggregator makes of them."""
 
     def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
@@ -196,7 +196,8 @@ def _aggregate(common: Choices) -> Callable[[Problem], Callable[[Upload, Tensor]
 
         return aggregate
 
-    return bind
+    sums = common.aggregate.linear and common.weighting == "uniform"
+    return Aggregation(bind, adds_up=sums)
 
 
 def _serve(common: Choices) -> Callable[[Problem], ServerRule]:

@@ -70,7 +70,9 @@ class Auto:
         warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in tried}
         steps, each = 2, max(warm.values()) / 2
         count = min(len(clients), MOST, max(FEWEST, int(TRIAL / (steps * each))))
-        turns = 3 if count > FEWEST else 1  # in turn, so that all see the same load of the machine
+        turns = (
+            3 if count * steps * each <= TRIAL else 1
+        )  # in turn, so that all see the same load of the machine
         found = [[trial(e, count, steps) for e in tried] for _ in range(turns)]
         seconds = {e.name: min(times) for e, times in zip(tried, zip(*found))}
         shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())

@@ -17,7 +17,7 @@ from partita.execute.compiled import compiled, known, note
 from partita.execute.plan import Plan
 from partita.execute.stack import Stack, flatten, unflatten
 from partita.execute.trace import Traced, kinds, tensors, trace
-from partita.execute.unrolled import Unrolled, unrolls
+from partita.execute.unrolled import Unrolled, patch_bytes
 from partita.types import Batch, Phase
 
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
@@ -52,7 +52,7 @@ class Captured:
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.carry = _roomy(carry, shape.n)
         self.traced = self._trace()
-        self.unrolls = unrolls(self.traced.graph)
+        self.patches = patch_bytes(self.traced.graph)
         self.plain: Callable[..., Any] = _in_place(self.traced.graph, self.carry)
         self.form = CAPTURED
         self.run_step = self.plain
@@ -74,12 +74,19 @@ class Captured:
             traced = trace(step, *self._given())
             if traced.spec != self.carry.spec:
                 raise ValueError("a step that returns another structure than it was given")
-            if traced.kinds == kinds(self.carry) and not self._wider(traced):
+            if self._as_before(traced) and not self._wider(traced):
                 return traced
             before = kinds(self.carry)
             self.carry = self._widened(traced)
             if kinds(self.carry) == before:
                 raise ValueError("a step that changes shapes, or what is no tensor")
+
+    def _as_before(self, traced: Traced) -> bool:
+        """Whether what comes out fits where it came from; what is the same for all again fits every row."""
+        pairs = zip(traced.kinds, kinds(self.carry), traced.rows, self.carry.has_rows)
+        return all(
+            new == ((old[0][1:], old[1]) if before and not rows else old) for new, old, rows, before in pairs
+        )
 
     def _wider(self, traced: Traced) -> bool:
         return any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))

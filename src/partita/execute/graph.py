@@ -126,15 +126,14 @@ class Graph(Vmap):
 
     def _size(self, n: int) -> int:
         """For how many clients a step is recorded: for so many, or a few more where their number changes."""
-        for usual in self.usual:
-            for m in (n, n + 1):  # of a cohort in a few chunks of the same size
-                chunks = -(-usual // m)
-                if chunks <= FEW and -(-usual // chunks) == m:
-                    return m
+        usual = {-(-size // chunks) for size in self.usual for chunks in range(1, FEW + 1)}
+        if usual & {n, n + 1}:  # the chunks of a cohort differ by one
+            return n if n in usual else n + 1
         power = 1 << (n - 1).bit_length()
+        rule = power * 3 // 4 if 4 < n <= power * 3 // 4 else power
         if self.always:  # each size is compiled on its own
-            return max(4, power)
-        return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
+            rule = max(4, power)
+        return min([rule, *[m for m in usual if m > n]])
 
     def _width(self, phase: Phase, found: list[Plan], moment: Moment) -> int:
         """Samples in a batch: the same in every round, where batches have a size; else a power of two."""
@@ -169,7 +168,8 @@ class Graph(Vmap):
         """What may be tried. Runs that are to be the same bit for bit do not choose by the clock."""
         if torch.are_deterministic_algorithms_enabled():
             return [COMPILED] if self.always else []
-        return [COMPILED, UNROLLED] if made.unrolls else [COMPILED]
+        fits = 0 < made.patches <= self.budget  # in addition to what the chunk takes
+        return [COMPILED, UNROLLED] if fits else [COMPILED]
 
     def _make(self, made: Captured, form: str) -> str:
         """Nothing, or why it stays as it was: without a compiler, for example."""

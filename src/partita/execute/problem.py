@@ -65,6 +65,7 @@ class ModelProblem:
         try:
             product: Tensors = torch.func.jvp(gradient, (point,), (direction,))[1]
         except NotImplementedError:  # an operation without forward derivatives: reverse over reverse
+            f = self._f(params, batch)  # dropout counts its calls: begin anew
             product = torch.func.vjp(gradient, point)[1](direction)[0]
         return product
 

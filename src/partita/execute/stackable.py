@@ -80,6 +80,7 @@ class Normalized(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
         ctx.eps = inputs[4]
         ctx.mark_non_differentiable(*output[1:])
 
@@ -94,6 +95,25 @@ class Normalized(torch.autograd.Function):
             part * (a * of_bias)[:, None], centred, part * (a * scale.square() * along)[:, None]
         )
         return torch.addcmul(back, gradient, a[:, None]), None, scale * along, of_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, x_dot: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The change of y along a change of x, w and b."""
+        x, share, weight = ctx.saved_for_forward
+        mean, var = _statistics(x, share)
+        scale, centred = torch.rsqrt(var + ctx.eps), x - mean[:, None]
+        along, turn, lift = x_dot, others[1], others[2]
+        change = torch.zeros_like(x)
+        if along is not None:
+            part = (share / x.shape[2])[:, None, None]
+            of_mean, of_var = (part * along).sum((0, 2)), 2 * (part * centred * along).sum((0, 2))
+            slope = -0.5 * scale.pow(3) * of_var
+            change = weight[:, None] * (
+                slope[:, None] * centred + scale[:, None] * (along - of_mean[:, None])
+            )
+        if turn is not None:
+            change = change + (turn * scale)[:, None] * centred
+        return change if lift is None else change + lift[:, None], None, None
 
 
 def _statistics(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,13 +162,12 @@ class MaskedBatchNorm(nn.Module):
 
     def _masked(self, x: Tensor) -> Tensor:
         """In single precision at least."""
-        mask = self.batch_mask.float().expand(x.shape[0])
         values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        mask = self.batch_mask.to(values.dtype).expand(x.shape[0])
         places = values.flatten(2) if x.dim() > 2 else values[..., None]
         weight = values.new_ones(x.shape[1]) if self.weight is None else self.weight
         bias = values.new_zeros(x.shape[1]) if self.bias is None else self.bias
-        share = (mask / mask.sum()).to(values.dtype)
-        y, mean, var = Normalized.apply(places, share, weight, bias, self.eps)  # type: ignore[no-untyped-call]
+        y, mean, var = Normalized.apply(places, mask / mask.sum(), weight, bias, self.eps)  # type: ignore[no-untyped-call]
         if self.training and self.tracks:
             count = mask.sum() * places.shape[-1]
             self._track(mean.detach(), (var * count / (count - 1).clamp(min=1)).detach())

@@ -51,7 +51,7 @@ class Unrolled(Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _patches(self, x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
-        key = (id(x), *kernel, *padding)
+        key = (id(x), *kernel, *padding, groups)
         if key not in self._seen:
             self._seen[key] = (x, patches(x, kernel, padding, groups))  # x too, so that no other gets its id
         return self._seen[key][1]
@@ -74,6 +74,7 @@ class Unrolled(Interpreter):
             of_x = gathered(columns, x.shape, kernel, padding)
         if wanted[1]:
             seen = self._patches(x, kernel, padding, groups)
+            self._seen.pop((id(x), *kernel, *padding, groups), None)  # as a rule nobody needs them again
             of_w = torch.bmm(rows, seen.transpose(1, 2)).reshape(w.shape)
         return of_x, of_w, g.sum((0, 2, 3)) if wanted[2] else None
 
@@ -103,16 +104,19 @@ def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tenso
     return inner.transpose(0, 1).contiguous()
 
 
-def unrolls(graph: GraphModule) -> bool:
-    """Whether it has convolutions that can be written so."""
-    return any(_is_stacked(node) for node in graph.graph.nodes)
+def patch_bytes(graph: GraphModule) -> int:
+    """What the patches of all its convolutions take; 0 where there are none that can be written so."""
+    return sum(_patch_bytes(node) for node in graph.graph.nodes)
 
 
-def _is_stacked(node: Node) -> bool:
+def _patch_bytes(node: Node) -> int:
     if node.op != "call_function" or node.target is not _FORWARD:
-        return False
-    x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in node.args[:2])
-    return x is not None and w is not None and _stacked(x, w, node.args[3:])
+        return 0
+    x, w, y = (a.meta.get("val") if isinstance(a, Node) else None for a in (node.args[0], node.args[1], node))
+    if x is None or w is None or y is None or not _stacked(x, w, node.args[3:]):
+        return 0
+    places, kernel = y[:, 0].numel(), w[0, 0].numel()
+    return int(x.shape[1] * kernel * places * x.element_size())
 
 
 def _stacked(x: Tensor, w: Tensor, options: Sequence[Any]) -> bool:

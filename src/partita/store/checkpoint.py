@@ -29,7 +29,7 @@ from partita import check
 from partita.store.files import sync_folder, write_text
 from partita.types import Tensors
 
-FORMAT = 1
+FORMAT = 2  # 1: rows of clients and their turns were kept in another way
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 
 
@@ -165,8 +165,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     if digest != _digest(body):
         raise _Damaged(f"{path} was altered (its checksum differs)")
     kind = body.get("format")
-    if isinstance(kind, int) and kind > FORMAT:
-        reason = f"it has format {kind}, this version of Partita reads up to {FORMAT}"
+    if isinstance(kind, int) and kind != FORMAT:
+        reason = f"it has format {kind}, this version of Partita reads {FORMAT}"
         raise check.fail("checkpoint", str(path.parent), f"one of this version; {reason}")
     if kind != FORMAT or not {TENSORS, STATE} <= set(body.get("files", ())) or "round" not in body:
         raise _Damaged(f"{path} is not a manifest")

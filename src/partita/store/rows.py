@@ -10,6 +10,7 @@ turn: of a torn write, the other one remains.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -83,8 +84,9 @@ class RowFile:
         ordered = np.sort(slots)
         for some in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
             if len(some):
-                length = len(some) * self._layout.width
-                os.posix_fadvise(self._fd, self._row_at(int(some[0])), length, os.POSIX_FADV_WILLNEED)
+                at, length = self._row_at(int(some[0])), len(some) * self._layout.width
+                with contextlib.suppress(OSError):  # not every file system takes advice
+                    os.posix_fadvise(self._fd, at, length, os.POSIX_FADV_WILLNEED)
 
     def write(self, clients: IntArray, slots: IntArray, rows: Row) -> IntArray:
         """Write rows of these clients to these slots, which are in order; what to find them by."""
