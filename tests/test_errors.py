@@ -227,7 +227,7 @@ def newer_manifest(path: Path) -> None:
 
 
 def bare_manifest(path: Path) -> None:
-    body = {"format": 1, "round": int(path.parent.name)}
+    body = {"format": 2, "round": int(path.parent.name)}
     path.write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
 
 
@@ -1190,7 +1190,7 @@ TABLE = [
         "a newer format",
         resumed(),
         "checkpoint='OUT/checkpoint/",
-        "format 9, this version of Partita reads up to 1",
+        "format 9, this version of Partita reads 2",
         copy(HALF, every("manifest.json", newer_manifest)),
     ),
     Wrong(

@@ -117,7 +117,7 @@ MODELS = {
         lambda: models.resnet18(4, width=0.125),
         lambda: numbers(8, 8, sizes=(6, 3), tests=(1, 1)),
         pt.fedalt(personal="input", lr=0.02),
-        {},
+        {"graph": False},  # as resnet20
     ),
     "resnet20": (
         lambda: models.resnet20(4, norm="group", width=0.25),
@@ -155,8 +155,8 @@ def test_batchnorm(norm, method) -> None:
     model = models.resnet20(4, norm="batch", width=0.25).double()
     images = numbers(3, 8, 8)
     images = replace(images, x=images.x.double())
-    graph = norm == "personal" and method.name == "fedalt"  # it takes long to write such a deep model down
-    loop, vmap = loop_equals_vmap(model, images, method, norm=norm, tolerance=1e-10, graph=graph)
+    # it takes long to write such a deep model down
+    loop, vmap = loop_equals_vmap(model, images, method, norm=norm, tolerance=1e-10, graph=False)
     at = vmap.shared if norm == "global" else vmap.client(0).personal
     statistics = {"stem.norm.running_mean", "stem.norm.running_var", "stem.norm.num_batches_tracked"}
     assert statistics <= at.keys()
@@ -174,6 +174,16 @@ def test_batchnorm_without_affine_and_with_a_cumulative_mean() -> None:
     norm = nn.BatchNorm1d(5, affine=False, momentum=None)
     model = nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 4))
     loop_equals_vmap(model, numbers(6), pt.fedavg(lr=0.05), norm="global")
+
+
+@pytest.mark.parametrize("norm", ["global", "personal", "static"])
+def test_batchnorm_in_recorded_steps(norm) -> None:
+    """With short batches, and clients that wait for others."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+    model, images = nn.Sequential(*layers).double(), numbers(3, 8, 8)
+    images = replace(images, x=images.x.double())
+    loop_equals_vmap(model, images, pt.fedalt(personal="output", lr=0.02), norm=norm, tolerance=1e-10)
 
 
 def test_batchnorm_without_running_statistics() -> None:
