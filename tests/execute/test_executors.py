@@ -117,13 +117,13 @@ MODELS = {
         lambda: models.resnet18(4, width=0.125),
         lambda: numbers(8, 8, sizes=(6, 3), tests=(1, 1)),
         pt.fedalt(personal="input", lr=0.02),
-        {"graph": False},  # as resnet20
+        {"graph": False},
     ),
     "resnet20": (
         lambda: models.resnet20(4, norm="group", width=0.25),
         lambda: numbers(3, 8, 8),
         pt.fedsim(personal="norm", lr=0.02),
-        {},
+        {"graph": False},
     ),
     "transformer": (lambda: models.transformer(7, **LM, dropout=0.2), tokens, ALT, {}),
     "bilstm": (
@@ -143,6 +143,14 @@ def test_no_model_is_forgotten() -> None:
 def test_models(name) -> None:
     build, data, method, options = MODELS[name]
     loop_equals_vmap(build(), data(), method, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet20"])
+def test_deep_models_are_recorded(name) -> None:
+    """They take long to write down."""
+    build, data, method, _ = MODELS[name]
+    loop_equals_vmap(build(), data(), method)
 
 
 @pytest.mark.parametrize("norm", ["global", "personal"])
