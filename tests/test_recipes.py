@@ -40,6 +40,7 @@ def heterogeneity() -> tuple[Runs, list[Table]]:
         return run("ffgg-heterogeneity", *some, rounds=18)
 
 
+@pytest.mark.slow
 def test_heterogeneity_does_not_slow_ffgg_down() -> None:
     """Figure 2: the same error whatever ζ, orders below the others; more local steps, a lower floor."""
     runs, _ = heterogeneity()
@@ -62,6 +63,7 @@ def test_tables_of_errors_are_filled() -> None:
     assert int(first["rounds to 1e-4"]) <= 18
 
 
+@pytest.mark.slow
 def test_liars_do_not_stop_a_robust_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figure 4: one θ* for all is found in spite of ten of 42 liars; the mean diverges when they shout."""
     monkeypatch.setattr(quadratic, "POINTS", 2)

@@ -89,9 +89,7 @@ def counted(clients: int, folder: Path, case: str) -> tuple[Counter[str], int, i
     return count.calls, *blocks
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c in ("liars", "classes", "memory"))) for c in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c != "disk")) for c in CASES])
 def test_ten_times_the_clients_make_no_calls_and_no_objects(case: str, tmp_path: Path) -> None:
     counted(FEW, tmp_path / "first", case)  # what is made on first use
     few, many = (counted(clients, tmp_path / str(clients), case) for clients in (FEW, MANY))

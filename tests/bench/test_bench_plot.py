@@ -107,6 +107,7 @@ def test_a_browser_that_does_not_draw_is_told(
     assert not (tmp_path / "speed.svg").exists()
 
 
+@pytest.mark.slow
 @browser
 def test_pictures(tmp_path: Path) -> None:
     drawn = plot(ROWS, tmp_path / "speed.svg", "2 CPU cores", "textbook loop").read_text()
