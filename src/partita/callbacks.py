@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """One finished round. `what` names the run: the method, or a baseline of it."""
+    """One finished round. `what` names the run: the method, or a baseline of it.
+
+    `phases` are the seconds of the run so far by what they were spent on, as in summary.json.
+    """
 
     what: str
     round: int
     rounds: int
     train_loss: float | None
     excluded: tuple[str, ...]
+    phases: Mapping[str, float] = MappingProxyType({})
 
 
 class Callback:

@@ -23,15 +23,14 @@ def number(
     field: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> float:
     """A finite number in a range; `open_low` excludes the lower end."""
-    allowed = f"a number {'above' if open_low else 'from'} {low:g}" if low > -math.inf else "a number"
-    allowed += f" up to {high:g}" if high < math.inf else ""
     try:
         x = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         x = math.nan
-    if not math.isfinite(x) or x < low or x > high or (open_low and x == low):
-        raise fail(field, value, allowed)
-    return x
+    if math.isfinite(x) and low <= x <= high and not (open_low and x == low):
+        return x
+    allowed = f"a number {'above' if open_low else 'from'} {low:g}" if low > -math.inf else "a number"
+    raise fail(field, value, allowed + (f" up to {high:g}" if high < math.inf else ""))
 
 
 def integer(field: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:

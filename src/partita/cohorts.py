@@ -51,9 +51,8 @@ def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, 
     owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
     which = [g for _, g in owner]
     shared, extra = tree.stack([groups[g].download[:2] for g in which])
-    device = next(iter(shared.values())).device if shared else None
     moment = moment._replace(
-        round=torch.tensor([events[g] for g in which], device=device),
+        round=torch.tensor([events[g] for g in which]),
         stage_round=torch.tensor([since[g] for g in which]),
     )
     return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,31 +22,52 @@ _MIX2 = -0x6B2FB644ECCEEE15
 _MASK = (1 << 64) - 1
 
 
-def _shift(x: Tensor, by: int) -> Tensor:
-    return (x >> by) & ((1 << (64 - by)) - 1)  # logical: torch shifts signed integers arithmetically
+Keys = TypeVar("Keys", Tensor, np.ndarray)
+"""Whole numbers of 64 bits with a sign: on a device, or (fewer than some thousand, faster) on the host."""
 
 
-def bits(key: Tensor) -> Tensor:
+def _shift(x: Keys, by: int) -> Keys:
+    found: Keys = (x >> by) & ((1 << (64 - by)) - 1)  # logical: signed integers are shifted arithmetically
+    return found
+
+
+def bits(key: Keys) -> Keys:
     """64 random bits for each key (int64 in, int64 out)."""
     z = key + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX1
     z = (z ^ _shift(z, 27)) * _MIX2
-    return z ^ _shift(z, 31)
+    found: Keys = z ^ _shift(z, 31)
+    return found
 
 
-def fold(key: Tensor, part: int | Tensor) -> Tensor:
-    """The key of a part: fold(fold(key, round), client) and so on; tensors broadcast."""
+def fold(key: Keys, part: int | Keys) -> Keys:
+    """The key of a part: fold(fold(key, round), client) and so on; tensors and arrays broadcast."""
     return bits(key * 0x9E3779B1 + part)
 
 
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """The key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
-    whole = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
-    known = _key(seed, purpose, *parts[:whole])  # numbers are folded on the host: the same bits, one tensor
-    k = torch.tensor(known - (known >> 63 << 64), dtype=torch.int64, device=device)
-    for part in parts[whole:]:
+    known, rest = _known(seed, purpose, parts)  # numbers are folded on the host: the same bits, one tensor
+    k = torch.tensor(known, dtype=torch.int64, device=device)
+    for part in rest:
         k = fold(k, part)
     return k
+
+
+def keys(seed: int, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
+    """What `key` gives, worked out on the host: an array of one dimension at least."""
+    known, rest = _known(seed, purpose, parts)
+    k = np.array([known])
+    for part in rest:
+        k = fold(k, part)
+    return k
+
+
+def _known(seed: int, purpose: str, parts: Sequence[Any]) -> tuple[int, Sequence[Any]]:
+    """The key of the first parts, as far as they are numbers, with its sign; the other parts."""
+    whole = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
+    found = _key(seed, purpose, *parts[:whole])
+    return found - (found >> 63 << 64), parts[whole:]
 
 
 def uniform(key: Tensor) -> Tensor:

@@ -378,6 +378,8 @@ class Federation:
 
     def load(self, clients: Clients) -> ClientState:
         """The states of these clients, on the run's device."""
+        if not self.store_names:
+            return ClientState({}, {})
         with self.phases("states"):
             states: ClientState = tree.to(self.store.load(clients), self.settings.device)
             return states
@@ -403,7 +405,8 @@ class Federation:
         """The deltas, each scaled by how much its age lets it count; statistics from where they are now."""
         if any(cohort.staleness):
             uploads = rebased(uploads, cohort.groups, self.server.shared, self.problem.buffers)
-        return discounted(uploads, [self.schedule.discount(age) for age in cohort.staleness])
+        counts = {age: self.schedule.discount(age) for age in set(cohort.staleness)}
+        return discounted(uploads, [counts[age] for age in cohort.staleness])
 
     def parts(self, cohort: Cohort) -> Iterator[Cohort]:
         """The cohort in parts that fit: one, unless states, or deltas that add up, are many or large."""
@@ -426,7 +429,7 @@ class Federation:
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
         """With the numbers of the clients, and their sample counts as weights."""
         device, chosen = self.settings.device, np.asarray(clients)
-        weight = torch.as_tensor(self.data.train[chosen, 1], device=device).to(torch.float64)
+        weight = torch.as_tensor(self.data.train[chosen, 1].astype(np.float64), device=device)
         return uploads._replace(weight=weight, client=torch.as_tensor(chosen, device=device))
 
     def work_done(self, cohort: Cohort) -> int:

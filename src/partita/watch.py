@@ -227,9 +227,8 @@ class Watch:
     def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
         if "loss" not in uploads.metrics or uploads.weight is None:
             return
-        weight, steps, loss = (
-            x.tolist() for x in (uploads.weight, uploads.metrics["steps"], uploads.metrics["loss"])
-        )
+        found = (uploads.weight, uploads.metrics["steps"], uploads.metrics["loss"])
+        weight, steps, loss = torch.stack([x.double() for x in found]).tolist()
         counted = [i for i in keep if steps[i] > 0]  # without a step, no loss
         total, sum_ = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
         self.loss = sum_ / total if total else None
@@ -254,7 +253,8 @@ class Watch:
         if not self.callbacks:
             return
         named = tuple(self.run.data.names[c] for c, good in zip(cohort.clients, usable) if not good)
-        event = Event(self.what, self.run.server.version, self.run.rounds, self.loss, named)
+        run = self.run
+        event = Event(self.what, run.server.version, run.rounds, self.loss, named, {**run.phases.seconds})
         for callback in self.callbacks:
             callback.round(event)
 

@@ -16,6 +16,7 @@ from torch import nn
 import partita as pt
 from partita import models
 from partita.data import FederatedData
+from partita.execute import probe
 from partita.execute.vmap import Vmap
 
 RAGGED = (9, 5, 1, 0, 6)  # short batches, one sample, none
@@ -581,3 +582,27 @@ def test_a_fallback_is_recorded_too(tmp_path) -> None:
         run("auto", Centred(), numbers(6), ALT, out=out)
     said = json.loads((out / "config.json").read_text())["executor"]
     assert "mixes the samples" in json.dumps(said)
+
+
+def test_double_precision_decides_where_single_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roundings grow in some models (normalization over few samples, on a GPU) until gradients differ."""
+    compare = probe._compare
+
+    def rough(loop, stacked, params, x, y):
+        return probe.DIFFERENT if x.dtype == torch.float32 else compare(loop, stacked, params, x, y)
+
+    monkeypatch.setattr(probe, "_compare", rough)
+    result = run("vmap", models.mlp(6, 5, 4), numbers(6), ALT)
+    assert "fallback" not in result.config["executor"]["picks"]
+    with pytest.warns(UserWarning, match="mixes the samples"):
+        run(
+            "vmap",
+            models.mlp(6, 5, 4),
+            numbers(6),
+            ALT,
+            loss=lambda out, y: F.cross_entropy(out, y) + out.std(),
+        )
+
+
+def _mixing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target) + output.std()

@@ -26,13 +26,17 @@ def mean() -> Aggregator:
             return Combined({k: d[0] for k, d in deltas.items()})
         total = weight.sum()
         share = torch.where(total > 0, weight / total, torch.zeros_like(weight))
-        return Combined({k: _combine(share, d) for k, d in deltas.items()})
+        shares = {kind: share.to(_exact(kind))[None] for kind in {d.dtype for d in deltas.values()}}
+        return Combined({k: _combine(shares[d.dtype], d) for k, d in deltas.items()})
 
     return Aggregator("mean", combine, {}, linear=True)
 
 
+def _exact(kind: torch.dtype) -> torch.dtype:
+    return kind if kind.is_floating_point else torch.float64
+
+
 def _combine(share: Tensor, delta: Tensor) -> Tensor:
-    exact = delta if delta.is_floating_point() else delta.double()
-    mean: Tensor = torch.tensordot(share.to(exact.dtype), exact, 1)
+    mean = torch.mm(share, delta.to(share.dtype).reshape(len(delta), -1)).view(delta.shape[1:])
     # counters, such as BatchNorm's number of batches, stay whole
     return mean if delta.is_floating_point() else mean.round().to(delta.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -48,16 +48,25 @@ class Row:
 
 
 class Marks(Callback):
-    """When each round was over."""
+    """When each round was over, and what its time was spent on."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.times: list[float] = []
+        self.phases: list[Mapping[str, float]] = []
 
-    def round(self, event: Event) -> None:  # noqa: ARG002
+    def round(self, event: Event) -> None:
         """Note the time."""
         wait(self._device)
         self.times.append(time.perf_counter())
+        self.phases.append(event.phases)
+
+    def shares(self) -> dict[str, float]:
+        """Of the time after the first round."""
+        first, last = self.phases[0], self.phases[-1]
+        spent = {k: last[k] - first[k] for k in last if k not in ("evaluation", "files")}
+        total = sum(spent.values())
+        return {k: v / total for k, v in spent.items() if total}
 
 
 def by_workload(
@@ -89,10 +98,10 @@ def by_workload(
                 tell(f"{name}: {other.name}, {i + 1} of {repeats}")
                 other.measure()
             tell(f"{name}: partita, {i + 1} of {repeats}")
-            seconds, run = rounds(work, data, METHODS["fedavg"], device, executor, precision)
+            seconds, run, _ = rounds(work, data, METHODS["fedavg"], device, executor, precision)
             ours += seconds
-        _, profiled = rounds(work, data, METHODS["fedavg"], device, executor, precision, profile=True)
-        row = _row(name, work, statistics.median(theirs), statistics.median(ours), run, profiled, most)
+        _, _, shares = rounds(work, data, METHODS["fedavg"], device, executor, precision, profile=True)
+        row = _row(name, work, statistics.median(theirs), statistics.median(ours), run, shares, most)
         yield replace(row, peers={other.name: other.speed() for other in others})
 
 
@@ -107,10 +116,10 @@ def by_method(
         found = {}
         for kind in ("loop", executor):
             tell(f"{name}: {kind}")
-            seconds, run = rounds(work, data, METHODS[name], device, kind, precision)
+            seconds, run, shares = rounds(work, data, METHODS[name], device, kind, precision)
             found[kind] = statistics.median(seconds)
         reports = work._replace(cohort=METHODS[name].uploads or work.cohort)
-        yield _row(name, reports, found["loop"], found[executor], run, run, None)
+        yield _row(name, reports, found["loop"], found[executor], run, shares, None)
 
 
 def rounds(
@@ -121,8 +130,8 @@ def rounds(
     executor: str,
     precision: str,
     profile: bool = False,
-) -> tuple[list[float], Run]:
-    """Seconds of each round, everything included; the first one warms up, records and compiles."""
+) -> tuple[list[float], Run, dict[str, float]]:
+    """Seconds of each round but the first, which warms up, records and compiles; what they went into."""
     marks = Marks(device)
     run = federate(
         work.model(),
@@ -138,28 +147,26 @@ def rounds(
         profile=profile,
         baselines=False,
         progress=False,
+        evaluate_every=work.rounds + 1,
         callbacks=[marks],
         **method.options(),
     )
-    return list(np.diff(marks.times)), run
+    return list(np.diff(marks.times)), run, marks.shares()
 
 
 def _row(
-    name: str, work: Workload, slow: float, fast: float, run: Run, profiled: Run, most: Ceilings | None
+    name: str,
+    work: Workload,
+    slow: float,
+    fast: float,
+    run: Run,
+    shares: dict[str, float],
+    most: Ceilings | None,
 ) -> Row:
     steps = work.cohort * work.steps
-    spent = {k: v for k, v in profiled.summary()["phases"].items() if k not in ("evaluation", "files")}
-    total = sum(spent.values())
     flops = None if most is None else flops_of_a_step(work) * steps / fast
-    return Row(
-        name,
-        steps / slow,
-        steps / fast,
-        _executor(run),
-        {k: v / total for k, v in spent.items() if total},
-        flops,
-        None if most is None or flops is None else flops / most.flops,
-    )
+    share = None if most is None or flops is None else flops / most.flops
+    return Row(name, steps / slow, steps / fast, _executor(run), shares, flops, share)
 
 
 def _executor(run: Run) -> str:

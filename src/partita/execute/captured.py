@@ -207,11 +207,8 @@ class Captured:
         """Put everything into its place; true if something had to move, so that the recording is void."""
         moved = self._load_data(data)
         self.counter.zero_()
-        for room, x, old, new in zip(self.carry.leaves, carry.leaves, carry.has_rows, self.carry.has_rows):
-            if isinstance(x, Tensor) and room is not x:
-                (room[: carry.n] if new else room).copy_(x if old or not new else x.expand(carry.n, *x.shape))
-        for room, x, rows in zip(self.lr.leaves, lr.leaves, lr.has_rows):
-            (room[: carry.n] if rows else room).copy_(x)
+        _copy(self.carry, carry)
+        _copy(self.lr, lr)
         if self.shape.waits:
             self.limit[: carry.n].copy_(torch.as_tensor(found[0].steps))
             self.limit[carry.n :].zero_()
@@ -280,6 +277,17 @@ def _roomy(stack: Stack, n: int) -> Stack:
             new[: stack.n] = x
             new[stack.n :] = x[:1]
     return Stack(leaves, stack.has_rows, stack.spec, n)
+
+
+def _copy(room: Stack, stack: Stack) -> None:
+    """The values of a stack to where there is room for them."""
+    pairs = [
+        (to[: stack.n] if new else to, x if old or not new else x.expand(stack.n, *x.shape))
+        for to, x, new, old in zip(room.leaves, stack.leaves, room.has_rows, stack.has_rows)
+        if isinstance(x, Tensor) and to is not x
+    ]
+    if pairs:
+        torch._foreach_copy_([to for to, _ in pairs], [x for _, x in pairs])
 
 
 def _elsewhere(stack: Stack, places: set[int]) -> Stack:

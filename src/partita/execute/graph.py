@@ -68,7 +68,7 @@ class Graph(Vmap):
         clients: np.ndarray,
         group: Group,
         states: ClientState,
-        some: torch.Tensor,
+        some: Tensor | slice,
         moment: Moment,
     ) -> tuple[Upload, ClientState]:
         result = super()._chunk(rule, clients, group, states, some, moment)

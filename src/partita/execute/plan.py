@@ -34,8 +34,7 @@ class Plan(NamedTuple):
 
 def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
     """For each client the key of what is random when it begins."""
-    ids = torch.as_tensor(clients, device=device)
-    return draws.key(moment.seed, "start", moment.round, ids, device=device)
+    return torch.as_tensor(draws.keys(moment.seed, "start", _round(moment), clients), device=device)
 
 
 def plans(data: FederatedData, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> list[Plan]:
@@ -56,7 +55,10 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
 
 
 def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, moment: Moment) -> Plan:
-    """The plan of one phase for these clients, on the device of the data."""
+    """The plan of one phase for these clients, on the device of the data.
+
+    What there is for each client or step is worked out on the host, what there is for each sample there.
+    """
     device = data.x.device
     start, n = data.ranges(work.split)[clients].T
     steps = count_steps(n, clients, work)
@@ -67,26 +69,39 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
     size = np.minimum(n[:, None] - offset, work.batch or n[:, None])
     size = np.where(which < steps[:, None], size, 0)
 
-    ids = torch.as_tensor(clients, device=device)
-    key = draws.key(moment.seed, "batches", moment.round, phase, ids, device=device)
-    keys = draws.fold(draws.fold(key, -1)[:, None], torch.arange(length, device=device))
-    place = torch.as_tensor(offset, device=device)[:, :, None] + torch.arange(width, device=device)
-    real = torch.arange(width, device=device) < torch.as_tensor(size, device=device)[:, :, None]
+    key = draws.keys(moment.seed, "batches", _round(moment), phase, clients)
+    keys = draws.fold(draws.fold(key, -1)[:, None], which)
+    column, shape = torch.arange(width, device=device), (len(clients), length, width)
+    short = bool((size < width).any())
+    real = column < _on(size, device) if short else column.new_ones((), dtype=torch.bool).expand(shape)
     if work.shuffle and work.batch is not None:
         passes = np.where(steps > 0, -(-steps // per_pass), 0)
-        order, first = _orders(key, n, passes)
-        place = order[torch.where(real, place + _first_of(first, passes, epoch, device), 0)]
-    index = torch.where(real, place + torch.as_tensor(start, device=device)[:, None, None], 0)
-    return Plan(index, real, size, steps, keys, whole=work.batch is None)
+        order, first = _orders(key, n, passes, device)
+        place = _on(offset + _first_of(first, passes, epoch), device) + column
+        place = order[torch.where(real, place, 0) if short else place] + _on(start[:, None], device)
+    else:
+        place = _on(offset + start[:, None], device) + column
+    index = torch.where(real, place, 0) if short else place
+    return Plan(index, real, size, steps, torch.as_tensor(keys, device=device), whole=work.batch is None)
+
+
+def _round(moment: Moment) -> int | np.ndarray:
+    return moment.round if isinstance(moment.round, int) else moment.round.numpy()
+
+
+def _on(x: np.ndarray, device: torch.device) -> Tensor:
+    """Numbers for clients × steps, beside samples."""
+    return torch.as_tensor(x, device=device)[:, :, None]
 
 
 def _batches(n: np.ndarray, work: Work) -> np.ndarray:
     return -(-n // work.batch) if work.batch else np.minimum(n, 1)
 
 
-def _orders(key: Tensor, n: np.ndarray, passes: np.ndarray) -> tuple[Tensor, np.ndarray]:
+def _orders(
+    key: np.ndarray, n: np.ndarray, passes: np.ndarray, device: torch.device
+) -> tuple[Tensor, np.ndarray]:
     """A random order of range(n_i) for each pass of each client, one after another; where each begins."""
-    device = key.device
     lengths = np.repeat(n, passes)
     first = np.concatenate([[0], np.cumsum(lengths)])
     total = int(first[-1])
@@ -94,8 +109,8 @@ def _orders(key: Tensor, n: np.ndarray, passes: np.ndarray) -> tuple[Tensor, np.
         return torch.zeros(1, dtype=torch.int64, device=device), first
     owner = np.repeat(np.arange(len(n)), passes)
     number = np.arange(len(lengths)) - np.repeat(np.cumsum(passes) - passes, passes)
-    keys = draws.fold(key[torch.as_tensor(owner, device=device)], torch.as_tensor(number, device=device))
-    lengths_, first_ = torch.as_tensor(lengths, device=device), torch.as_tensor(first[:-1], device=device)
+    of_pass = np.stack([lengths, first[:-1], draws.fold(key[owner], number)])
+    lengths_, first_, keys = torch.as_tensor(of_pass, device=device)
     segment = torch.repeat_interleave(lengths_, output_size=total)
     place = torch.arange(total, device=device) - first_[segment]
     random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)
@@ -105,7 +120,8 @@ def _orders(key: Tensor, n: np.ndarray, passes: np.ndarray) -> tuple[Tensor, np.
     return place[by_bits[torch.argsort(segment[by_bits], stable=True)]], first
 
 
-def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray, device: torch.device) -> Tensor:
+def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+    """Where the order of each step's pass begins."""
     before = (np.cumsum(passes) - passes)[:, None]
-    begin = first[np.minimum(before + epoch, len(first) - 1)]
-    return torch.as_tensor(begin, device=device)[:, :, None]
+    begin: np.ndarray = first[np.minimum(before + epoch, len(first) - 1)]
+    return begin

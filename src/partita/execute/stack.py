@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim
+from torch._functorch import vmap as parts_of_vmap
 
 Spec = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
 """The shape of a structure: its type, its keys if it is a dictionary, its parts; None is a leaf."""
@@ -119,5 +120,16 @@ def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
     if not moving:  # nothing differs between the clients yet
         call()
         return Stack(out, [False] * len(out), spec, n)
-    result = iter(vmap(call, randomness="different")(*[leaves[i] for i in moving]))
+    result = iter(_vmap(call, [leaves[i] for i in moving], n))
     return Stack([next(result) if r else x for x, r in zip(out, rows)], rows, spec, n)
+
+
+def _vmap(fn: Callable[..., Sequence[Tensor]], given: list[Tensor], n: int) -> list[Tensor]:
+    """`torch.func.vmap(fn, randomness="different")` of tensors alone.
+
+    What it is made of, without its search through structures, which takes longer than small operations.
+    """
+    parts_of_vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
+    with parts_of_vmap.vmap_increment_nesting(n, "different") as level:
+        found = fn(*[_add_batch_dim(x, 0, level) for x in given])
+        return [_remove_batch_dim(x, level, n, 0) for x in found]

@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 Pair = Sequence[int]
+EVEN = 4
 
 
 class Unrolled(Interpreter):
@@ -59,7 +60,7 @@ class Unrolled(Interpreter):
     def _forward(self, x: Tensor, w: Tensor, bias: Tensor | None, padding: Pair, groups: int) -> Tensor:
         kernel, out = w.shape[2:], w.shape[0] // groups
         height, width = (n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel))
-        y = torch.bmm(w.reshape(groups, out, -1), self._patches(x, kernel, padding, groups))
+        y = torch.bmm(_even(w.reshape(groups, out, -1), 2), self._patches(x, kernel, padding, groups))
         y = y.reshape(groups * out, len(x), height, width).transpose(0, 1)
         return (y if bias is None else y + bias[:, None, None]).contiguous()  # as views of it expect
 
@@ -75,7 +76,7 @@ class Unrolled(Interpreter):
         if wanted[1]:
             seen = self._patches(x, kernel, padding, groups)
             self._seen.pop((id(x), *kernel, *padding, groups), None)  # as a rule nobody needs them again
-            of_w = torch.bmm(rows, seen.transpose(1, 2)).reshape(w.shape)
+            of_w = torch.bmm(rows, seen.transpose(1, 2))[:, :, : w[0].numel()].reshape(w.shape)
         return of_x, of_w, g.sum((0, 2, 3)) if wanted[2] else None
 
 
@@ -84,7 +85,13 @@ def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
     wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     seen = wide.unfold(2, kernel[0], 1).unfold(3, kernel[1], 1)  # [B, G·C, H', W', h, w]
     seen = seen.reshape(len(x), groups, -1, *seen.shape[2:]).permute(1, 2, 5, 6, 0, 3, 4)
-    return seen.reshape(groups, seen.shape[1] * kernel[0] * kernel[1], -1)
+    return _even(seen.reshape(groups, seen.shape[1] * kernel[0] * kernel[1], -1), 1)
+
+
+def _even(x: Tensor, dim: int) -> Tensor:
+    """With zeros up to a multiple of EVEN: tensor cores read rows that begin at multiples of 16 bytes."""
+    missing = -x.shape[dim] % EVEN
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
 
 
 def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tensor:

@@ -44,14 +44,18 @@ class Vmap:
         rule = self.bound.bind(build)
         order = self._by_work(rule, clients, moment)
         chunks = max(1, -(-len(order) // self.chunk(rule, clients, moment)))
+        same = bool((order == np.arange(len(order))).all())
+        if same and chunks == 1:
+            return self._chunk(rule, clients, group, states, slice(None), moment)
         parts = []
         for some in np.array_split(order, chunks):
             place = torch.as_tensor(some, device=self.bound.data.x.device)
             parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
+        joined: tuple[Upload, ClientState] = tree.cat(parts)
+        if same:
+            return joined
         back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
-        same = bool((order == np.arange(len(order))).all())
-        joined = tree.cat(parts)
-        uploads, states = joined if same else tree.rows(joined, back)
+        uploads, states = tree.rows(joined, back)
         return uploads, states
 
     def on(self, data: FederatedData) -> Vmap:
@@ -81,7 +85,7 @@ class Vmap:
         clients: np.ndarray,
         group: Group,
         states: ClientState,
-        some: torch.Tensor,
+        some: Tensor | slice,
         moment: Moment,
     ) -> tuple[Upload, ClientState]:
         n = len(clients)

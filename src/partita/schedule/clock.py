@@ -110,10 +110,12 @@ class Clock:
         before = self.again.get(client, 0)
         self.again[client] = before + 1
         event = version + AGAIN * before
+        self.sent += 1
+        if self.delays.fixed is not None:
+            return Flight(self.now + self.delays.fixed, self.sent, client, event, self.now, False)
         steps = self.steps(client) if self.delays.computes else 0
         length = check.number("delays", self.delays.length(self.seed, event, client, steps), low=0)
         lost = self.delays.lost(self.seed, event, client)
-        self.sent += 1
         return Flight(self.now + length, self.sent, client, event, self.now, lost)
 
     # ---- who arrives

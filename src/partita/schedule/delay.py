@@ -367,6 +367,18 @@ class Delays:
         return chance > 0 and draws.number(seed, "dropout", event, client) < chance
 
     @functools.cached_property
+    def fixed(self) -> float | None:
+        """How long every turn takes, if all take the same time and all uploads arrive."""
+        down, up = self.download, self.upload
+        if (
+            self.computes
+            or self.dropout != 0.0
+            or not (isinstance(down, Constant) and isinstance(up, Constant))
+        ):
+            return None
+        return down.value + up.value
+
+    @functools.cached_property
     def computes(self) -> bool:
         """Whether local steps take time."""
         return self.compute != Constant(0.0)
