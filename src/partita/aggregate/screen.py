@@ -25,9 +25,9 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
     what it `kept` must be finite.
     """
     sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
-    squares = [_square(x) for x in sent]
+    squares = [x.square() for x in _by_type([_length(x) for x in sent])]
     # A sum is one cheap pass; it is finite unless an entry is not, or unless it overflows: look closer then.
-    if all(_finite([*squares, *(x.sum(1) for x in rest)], clients)):
+    if all(_finite([*squares, *_by_type([x.sum(1) for x in rest])], clients)):
         return [""] * clients
     numbers, small = _all_finite([*sent, *rest], clients), _finite(squares, clients)
     return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
@@ -126,21 +126,31 @@ def _rows(stacks: Any, clients: int) -> list[Tensor]:
     return [x.reshape(clients, -1) for x in found]
 
 
-def _square(x: Tensor) -> Tensor:
-    """The squared length of each row: infinite if it is too long for its precision, single at least."""
+def _length(x: Tensor) -> Tensor:
+    """Of each row, in single precision at least: its square is infinite if it is too long for its type."""
     wide = torch.float32 if torch.finfo(x.dtype).bits < 32 else x.dtype
     length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=wide)
-    return length.square()
+    return length
+
+
+def _by_type(totals: list[Tensor]) -> list[Tensor]:
+    """Totals with an entry for each client, those of one type as the rows of one tensor."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for x in totals:
+        kinds.setdefault(x.dtype, []).append(x)
+    return [torch.stack(some) for some in kinds.values()]
 
 
 def _finite(totals: list[Tensor], clients: int) -> list[bool]:
-    """For each client, whether all its totals are finite; each has one entry for each client."""
+    """For each client, whether all its totals are finite; it has a column in each of them."""
     if not totals:
         return [True] * clients
-    good: list[bool] = torch.isfinite(torch.stack([t.to(torch.float64) for t in totals])).all(0).tolist()
+    found = [torch.isfinite(x).all(0) for x in totals]
+    good: list[bool] = (found[0] if len(found) == 1 else torch.stack(found).all(0)).tolist()
     return good
 
 
 def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:
     """For each client, whether every entry of its rows is finite."""
-    return _finite([torch.where(torch.isfinite(x).all(1), 0.0, torch.nan) for x in rows], clients)
+    good = [torch.isfinite(x).all(1) for x in rows]
+    return [True] * clients if not good else torch.stack(good).all(0).tolist()
