@@ -108,18 +108,30 @@ def by_workload(
 def by_method(
     names: list[str], workload: str, device: str, executor: str, precision: str, tell: Tell
 ) -> Iterator[Row]:
-    """A row for each method: its clients side by side, against one after another."""
+    """A row for each method: its clients side by side, against one after another.
+
+    Everyone reports in every round, so that those of each class of devices are as many each time.
+    """
     work = WORKLOADS[workload].on(device)
-    work = work._replace(cohort=max(work.cohort, 8))
+    cohort = max(work.cohort, 8)
+    work = work._replace(cohort=cohort, clients=cohort)
     data = work.data()
     for name in names:
+        method = METHODS[name]
+        longer = work if method.turns == 1 else work._replace(rounds=2 * method.turns * work.rounds)
         found = {}
         for kind in ("loop", executor):
             tell(f"{name}: {kind}")
-            seconds, run, shares = rounds(work, data, METHODS[name], device, kind, precision)
-            found[kind] = statistics.median(seconds)
-        reports = work._replace(cohort=METHODS[name].uploads or work.cohort)
-        yield _row(name, reports, found["loop"], found[executor], run, shares, None)
+            seconds, run, shares = rounds(longer, data, method, device, kind, precision)
+            found[kind] = _of_all(seconds, method.turns)
+        yield _row(name, work, found["loop"], found[executor], run, shares, None)
+
+
+def _of_all(seconds: list[float], turns: int) -> float:
+    """Seconds in which all have reported once; of asynchronous runs the second half alone."""
+    if turns == 1:
+        return statistics.median(seconds)
+    return statistics.mean(seconds[len(seconds) // 2 :]) * turns
 
 
 def rounds(
@@ -149,7 +161,7 @@ def rounds(
         progress=False,
         evaluate_every=work.rounds + 1,
         callbacks=[marks],
-        **method.options(),
+        **method.options(work.cohort),
     )
     return list(np.diff(marks.times)), run, marks.shares()
 

@@ -106,19 +106,20 @@ WORKLOADS = {
 
 
 class Method(NamedTuple):
-    """A method and what it runs under; `uploads` of a server step, where that is not the cohort."""
+    """A method, what it runs under with so many clients, and the server steps in which all of them report."""
 
     algorithm: Callable[[], Algorithm]
-    options: Callable[[], dict[str, Any]] = dict
-    uploads: int | None = None
+    options: Callable[[int], dict[str, Any]] = lambda clients: {}  # noqa: ARG005
+    turns: int = 1
 
 
-def _without_rounds() -> dict[str, Any]:
+def _without_rounds(clients: int) -> dict[str, Any]:
     delays = schedule.delays(download=1.0, upload=5.0)
-    return {"schedule": schedule.asynchronous(concurrency=8, buffer=4, delays=delays)}
+    half = max(1, clients // 2)
+    return {"schedule": schedule.asynchronous(concurrency=clients, buffer=half, delays=delays)}
 
 
-def _weak() -> dict[str, Any]:
+def _weak(clients: int) -> dict[str, Any]:  # noqa: ARG001
     return {"capacity": capacity.depth({"strong": 0, "weak": 2})}
 
 
@@ -129,7 +130,7 @@ METHODS = {
     "pfedme": Method(lambda: algorithms.pfedme(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2)),
     "scaffold": Method(lambda: algorithms.scaffold(lr=LR)),
     "persafl_me": Method(
-        lambda: algorithms.persafl_me(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2), _without_rounds, uploads=4
+        lambda: algorithms.persafl_me(lr=LR, lam=5.0, inner_lr=LR, inner_steps=2), _without_rounds, turns=2
     ),
     "embracing": Method(lambda: algorithms.fedavg(lr=LR), _weak),
     "trimmed_mean": Method(lambda: algorithms.fedavg(lr=LR, aggregate=aggregate.trimmed_mean(1))),
