@@ -198,3 +198,12 @@ def test_draws_leave_the_global_generators_alone() -> None:
     draws.normal(keys(10))
     draws.generator(0, "x").random()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "parts", [(), (3,), (np.arange(5),), (7, np.array([0, -1, 2**62])), (np.arange(3), 4)]
+)
+def test_keys_of_the_host_are_those_of_a_device(parts: tuple) -> None:
+    on_device = [torch.as_tensor(p) if isinstance(p, np.ndarray) else p for p in parts]
+    expected = draws.key(5, "batches", *on_device).reshape(-1)
+    assert draws.keys(5, "batches", *parts).tolist() == expected.tolist()
