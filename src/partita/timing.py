@@ -33,8 +33,9 @@ class Turns:
         reported = list(cohort.clients[: len(cohort.delays)])
         np.add.at(self.reports, reported, 1)
         np.add.at(self.delay, reported, cohort.delays)
-        np.add.at(self.late, list(cohort.late), 1)
-        np.add.at(self.lost, list(cohort.lost), 1)
+        for count, some in ((self.late, cohort.late), (self.lost, cohort.lost)):
+            if some:
+                np.add.at(count, list(some), 1)
 
     def columns(self) -> dict[str, np.ndarray]:
         """What clients.csv has: counts, and the mean delay of those who reported."""
@@ -80,7 +81,8 @@ class Timing:
         row["uploads"] += len(cohort.clients)
         self.time, self.activity = cohort.time, self.activity + cohort.activity
         self.staleness.update(cohort.staleness)
-        self.delays.update(map(_bin, cohort.delays))
+        for delay, turns in Counter(cohort.delays).items():
+            self.delays[_bin(delay)] += turns
         self.total_delay += sum(cohort.delays)
         self.longest = max(self.longest, *cohort.delays) if cohort.delays else self.longest
         self.turns.count(cohort)

@@ -81,7 +81,7 @@ class Arrivals(OnClock[Asynchronous]):
                 landed.append(flight)
                 continue
             (lost if flight.lost else late).append(flight)
-            self.clock.free(flight)
+            self.clock.free([flight])
         return self.clock.cohort(server.version, landed, late, lost)
 
     def _fill(self, server: ServerState) -> None:

@@ -89,13 +89,17 @@ class Clock:
         if server.version != self.newest:
             self.newest, self.fills = server.version, 0
             self.again.clear()
-        flights = [self._flight(client, server.version) for client in chosen]
+        flights = self._leaving(list(chosen), server.version)
         self.fills += 1
         self.back.clear()
         if flights:
             self.models[server.version] = (server.shared, server.extra)
             self.traffic += self._bytes(server.version, flights)
             self.users[server.version] = self.users.get(server.version, 0) + len(flights)
+        if len(flights) > len(self.flights):  # sorted, it is a heap
+            self.flights = sorted([*self.flights, *flights])
+            self.busy = sorted([*self.busy, *[f.client for f in flights]])
+            return flights
         for flight in flights:
             heapq.heappush(self.flights, flight)
             bisect.insort(self.busy, flight.client)
@@ -106,16 +110,22 @@ class Clock:
             return tree.nbytes(self.models[version]) * len(flights)
         return sum([self.received(f.client) for f in flights])
 
+    def _leaving(self, clients: list[int], version: int) -> list[Flight]:
+        if self.delays.fixed is None or self.again:
+            return [self._flight(client, version) for client in clients]
+        self.again = dict.fromkeys(clients, 1)
+        first, end = self.sent + 1, self.now + self.delays.fixed
+        self.sent += len(clients)
+        return [Flight(end, first + i, c, version, self.now, False) for i, c in enumerate(clients)]
+
     def _flight(self, client: int, version: int) -> Flight:
         before = self.again.get(client, 0)
         self.again[client] = before + 1
         event = version + AGAIN * before
-        self.sent += 1
-        if self.delays.fixed is not None:
-            return Flight(self.now + self.delays.fixed, self.sent, client, event, self.now, False)
         steps = self.steps(client) if self.delays.computes else 0
         length = check.number("delays", self.delays.length(self.seed, event, client, steps), low=0)
         lost = self.delays.lost(self.seed, event, client)
+        self.sent += 1
         return Flight(self.now + length, self.sent, client, event, self.now, lost)
 
     # ---- who arrives
@@ -129,10 +139,26 @@ class Clock:
         self.wait(self.next_end())
         return heapq.heappop(self.flights)
 
-    def free(self, flight: Flight) -> None:
-        """Its client may leave again."""
-        del self.busy[bisect.bisect_left(self.busy, flight.client)]
-        self.back.append(flight.client)
+    def land_until(self, end: float) -> list[Flight]:
+        """All who arrive until then, in the order of their arrival; time goes on to the end."""
+        landed: list[Flight] = []
+        if self.flights and self.next_end() == max([f.end for f in self.flights]) <= end:  # all at once
+            self.wait(self.next_end())
+            landed, self.flights = sorted(self.flights), []
+        while self.flights and self.next_end() <= end:
+            landed.append(self.land())
+        self.wait(end)
+        return landed
+
+    def free(self, flights: Sequence[Flight]) -> None:
+        """Their clients may leave again."""
+        gone = [f.client for f in flights]
+        if len(gone) == 1:
+            del self.busy[bisect.bisect_left(self.busy, gone[0])]
+        elif gone:
+            some = set(gone)
+            self.busy = [c for c in self.busy if c not in some]
+        self.back += gone
 
     def wait(self, until: float) -> None:
         """Time goes on, while those at work go on working."""
@@ -151,8 +177,7 @@ class Clock:
         self, version: int, landed: Sequence[Flight], late: Sequence[Flight], lost: Sequence[Flight]
     ) -> Cohort:
         """Those who have landed report to a server that is at this version, and are free again."""
-        for flight in landed:
-            self.free(flight)
+        self.free(landed)
         found = Cohort(
             clients=tuple([f.client for f in landed]),
             groups=self._groups(landed),
@@ -165,13 +190,13 @@ class Clock:
             bytes_down=self.traffic,
         )
         self.activity, self.traffic = 0.0, 0
-        for flight in (*landed, *late, *lost):
-            self._forget(flight.version)
+        for gone, turns in Counter([f.version for f in (*landed, *late, *lost)]).items():
+            self._forget(gone, turns)
         return found
 
-    def _forget(self, version: int) -> None:
-        """One less is at work on this version; nobody needs a model that nobody works on."""
-        self.users[version] -= 1
+    def _forget(self, version: int, turns: int) -> None:
+        """So many less are at work on this version; nobody needs a model that nobody works on."""
+        self.users[version] -= turns
         if not self.users[version]:
             del self.users[version], self.models[version]
 
@@ -184,8 +209,11 @@ class Clock:
     def _groups(self, flights: Sequence[Flight]) -> tuple[Group, ...]:
         """Who received the same model for the same time: a group each."""
         places: dict[int, list[int]] = {}
-        for i, flight in enumerate(flights):
-            places.setdefault(flight.event, []).append(i)
+        if len({f.event for f in flights}) == 1:
+            places = {flights[0].event: list(range(len(flights)))}
+        else:
+            for i, flight in enumerate(flights):
+                places.setdefault(flight.event, []).append(i)
         return tuple(
             [
                 Group(tuple(some), Download(*self.models[event % AGAIN], event % AGAIN), event=event)

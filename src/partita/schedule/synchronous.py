@@ -59,16 +59,10 @@ class Rounds(OnClock[Synchronous]):
     def next(self, server: ServerState) -> Cohort:
         """A new cohort leaves; who of it reports, and who of earlier ones does."""
         sent = self.clock.send(server, self._choose(server.version))
-        end = self._end(sent)
-        landed: list[Flight] = []
-        lost: list[Flight] = []
-        while self.clock.flights and self.clock.next_end() <= end:
-            flight = self.clock.land()
-            (lost if flight.lost else landed).append(flight)
-        self.clock.wait(end)
+        arrived = self.clock.land_until(self._end(sent))
+        landed, lost = [f for f in arrived if not f.lost], [f for f in arrived if f.lost]
         late = self.clock.recall() if self.asked.late == "drop" else []
-        for flight in (*late, *lost):
-            self.clock.free(flight)
+        self.clock.free([*late, *lost])
         return self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
 
     def soon(self, server: ServerState) -> Sequence[int]:
