@@ -82,10 +82,15 @@ class Unrolled(Interpreter):
 
 def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
     """P: what every place of the result sees, [groups, channels · kernel, images · places]."""
-    wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    seen = wide.unfold(2, kernel[0], 1).unfold(3, kernel[1], 1)  # [B, G·C, H', W', h, w]
-    seen = seen.reshape(len(x), groups, -1, *seen.shape[2:]).permute(1, 2, 5, 6, 0, 3, 4)
-    return _even(seen.reshape(groups, seen.shape[1] * kernel[0] * kernel[1], -1), 1)
+    # a view of what is in memory: as a result of other operations it would be computed anew for every patch
+    wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0])).contiguous()
+    image, channel, row, _ = wide.stride()
+    channels = x.shape[1] // groups
+    places = [n - k + 1 for n, k in zip(wide.shape[2:], kernel)]
+    seen = wide.as_strided(
+        (groups, channels, *kernel, len(x), *places), (channels * channel, channel, row, 1, image, row, 1)
+    )
+    return _even(seen.reshape(groups, channels * kernel[0] * kernel[1], -1), 1)
 
 
 def _even(x: Tensor, dim: int) -> Tensor:
