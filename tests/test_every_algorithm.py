@@ -585,14 +585,21 @@ def same(case: Case, work: str, *executors: str) -> None:
 @every_method
 @pytest.mark.parametrize("work", WORK)
 def test_loop_equals_vmap_and_graph(case: Case, work: str) -> None:
-    recorded = work == "own steps" or case.name in ("ffgg", "scaffold")  # to record takes longest
-    same(case, work, *("vmap", "graph") if recorded else ("vmap",))
+    same(case, work, *("vmap", "graph") if _recorded(case, work) else ("vmap",))
+
+
+def _recorded(case: Case, work: str) -> bool:
+    """To record takes longest, most of all steps with steps inside; the others are for `make test-all`."""
+    usual = work == "own steps" and case.name not in ("pipeline", "perfedavg", "pfedme", "persafl_me")
+    return usual or case.name in ("ffgg", "scaffold")
 
 
 @every_method
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["epochs", "full batch"])
-def test_loop_equals_graph_for_other_work(case: Case, work: str) -> None:
+@pytest.mark.parametrize("work", WORK)
+def test_loop_equals_graph_for_the_rest(case: Case, work: str) -> None:
+    if _recorded(case, work):
+        pytest.skip("compared by test_loop_equals_vmap_and_graph")
     same(case, work, "graph")
 
 

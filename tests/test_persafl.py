@@ -71,7 +71,10 @@ def normed() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("hessian", "executor"),
-    [*product(("exact", "hf", "fo"), ("loop", "vmap")), ("exact", "graph")],
+    [
+        *product(("exact", "hf", "fo"), ("loop", "vmap")),
+        pytest.param("exact", "graph", marks=pytest.mark.slow),
+    ],
 )
 def test_without_a_step_of_its_own_maml_is_fedasync(hessian: str, executor: str) -> None:
     for staleness in (None, "sqrt"):

@@ -163,7 +163,7 @@ def test_measures_are_drawn(reports: Reports) -> None:
 TIMES = {"time.scores", "time.active", "time.delays", "time.ages"}
 
 
-@pytest.mark.parametrize("name", ["clock", "clocks"])
+@pytest.mark.parametrize("name", [pytest.param("clock", marks=pytest.mark.slow), "clocks"])
 def test_virtual_time_is_drawn(reports: Reports, name: str) -> None:
     opened = reports.open(name)
     page = opened.page
@@ -208,7 +208,7 @@ def look(page: Any, size: tuple[int, int], scheme: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["odd", "bare", "empty"])
+@pytest.mark.parametrize("name", ["odd", pytest.param("bare", marks=pytest.mark.slow), "empty"])
 def test_odd_runs_are_drawn_too(reports: Reports, name: str) -> None:
     opened = reports.open(name, PHONE)
     assert opened.complaints == []

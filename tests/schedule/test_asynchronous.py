@@ -131,7 +131,7 @@ def start_model() -> plain.Params:
     return {k: v.detach().numpy() for k, v in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop", "graph"])
+@pytest.mark.parametrize("executor", ["vmap", "loop", pytest.param("graph", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("buffer", [1, 3])
 @pytest.mark.parametrize("name", ["fedavg", "fedalt"])
 def test_a_plain_event_loop_agrees(name: str, buffer: int, executor: str) -> None:

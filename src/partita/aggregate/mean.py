@@ -37,6 +37,7 @@ def _exact(kind: torch.dtype) -> torch.dtype:
 
 
 def _combine(share: Tensor, delta: Tensor) -> Tensor:
-    mean = torch.mm(share, delta.to(share.dtype).reshape(len(delta), -1)).view(delta.shape[1:])
+    rows = delta.flatten(1) if delta.dim() > 1 else delta[:, None]
+    mean = torch.mm(share, rows.to(share.dtype)).view(delta.shape[1:])
     # counters, such as BatchNorm's number of batches, stay whole
     return mean if delta.is_floating_point() else mean.round().to(delta.dtype)

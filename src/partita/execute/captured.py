@@ -286,8 +286,12 @@ def _copy(room: Stack, stack: Stack) -> None:
         for to, x, new, old in zip(room.leaves, stack.leaves, room.has_rows, stack.has_rows)
         if isinstance(x, Tensor) and to is not x
     ]
-    if pairs:
-        torch._foreach_copy_([to for to, _ in pairs], [x for _, x in pairs])
+    alike = [(to, x) for to, x in pairs if to.dtype == x.dtype]  # older versions of torch mistake the others
+    if alike:
+        torch._foreach_copy_([to for to, _ in alike], [x for _, x in alike])
+    for to, x in pairs:
+        if to.dtype != x.dtype:
+            to.copy_(x)
 
 
 def _elsewhere(stack: Stack, places: set[int]) -> Stack:

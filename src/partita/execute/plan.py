@@ -86,7 +86,8 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
 
 
 def _round(moment: Moment) -> int | np.ndarray:
-    return moment.round if isinstance(moment.round, int) else moment.round.numpy()
+    """Of all clients, or of each of them: on the host, like all that is known before a round."""
+    return moment.round if isinstance(moment.round, int) else np.asarray(moment.round)
 
 
 def _on(x: np.ndarray, device: torch.device) -> Tensor:

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 Pair = Sequence[int]
-EVEN = 4
+EVEN = 16  # bytes
 
 
 class Unrolled(Interpreter):
@@ -94,9 +94,14 @@ def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
 
 
 def _even(x: Tensor, dim: int) -> Tensor:
-    """With zeros up to a multiple of EVEN: tensor cores read rows that begin at multiples of 16 bytes."""
-    missing = -x.shape[dim] % EVEN
+    """With zeros up to a multiple of EVEN bytes, where tensor cores want rows to begin."""
+    missing = _padded(x.shape[dim], x.element_size()) - x.shape[dim]
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
+
+
+def _padded(n: int, size: int) -> int:
+    """So many entries of this size, or up to a few more."""
+    return -(-n * size // EVEN) * EVEN // size
 
 
 def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tensor:
@@ -127,8 +132,9 @@ def _patch_bytes(node: Node) -> int:
     x, w, y = (a.meta.get("val") if isinstance(a, Node) else None for a in (node.args[0], node.args[1], node))
     if x is None or w is None or y is None or not _stacked(x, w, node.args[3:]):
         return 0
-    places, kernel = y[:, 0].numel(), w[0, 0].numel()
-    return int(x.shape[1] * kernel * places * x.element_size())
+    groups = x.shape[1] // w.shape[1]
+    rows = groups * _padded(w[0].numel(), x.element_size())
+    return int(rows * y[:, 0].numel() * x.element_size())
 
 
 def _stacked(x: Tensor, w: Tensor, options: Sequence[Any]) -> bool:
