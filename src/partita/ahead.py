@@ -2,7 +2,8 @@
 
 Whoever is at work has received its model already, so its training depends on nothing that is still to come.
 When the first of those who have not trained yet reports, all of them train, stacked; what they found waits
-here until it arrives on the virtual clock. In step, everyone reports at once and nothing ever waits.
+here until it arrives on the virtual clock. In step, everyone reports at once and nothing ever waits; there
+the next cohort's samples are drawn while a GPU works.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from partita.aggregate.screen import faults
+from partita.execute import Auto, Vmap
 from partita.types import ClientState, Cohort, Group, Tensors, Upload
 
 if TYPE_CHECKING:
     from partita.federation import Federation
 
 PARTS = ("delta", "extra", "metrics", "personal", "memory")
+DEVICES = ("cuda",)  # that work while the host goes on
 
 
 class Ahead:
@@ -105,8 +109,22 @@ class Ahead:
 
 def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
     uploads, states = run.execute(cohort, run.load(cohort.clients))
+    _draw(run, cohort)  # before the first look at a result, which waits for it
     with run.phases("screening"):
         return uploads, states, faults(uploads, (uploads.metrics, states), len(cohort.clients))
+
+
+def _draw(run: Federation, cohort: Cohort) -> None:
+    """Which samples the next cohort sees, while a GPU is at work on this one."""
+    soon, version = getattr(run.schedule, "soon", None), run.server.version + 1
+    last = version >= run.first + (run.stages[run.stage].rounds or 0)
+    if run.data.x.device.type not in DEVICES or soon is None or last:
+        return
+    clients = np.asarray(soon(run.server), dtype=np.int64)
+    if len(clients) == len(cohort.clients) and isinstance(run.execute_group, Vmap | Auto):
+        moment = run.moment()._replace(round=version, stage_round=version - run.first)
+        with run.phases("steps"):
+            run.execute_group.expect(run.algorithm.local, clients, moment)
 
 
 def _rows(stack: Tensors, n: int) -> list[Tensors]:

@@ -30,6 +30,7 @@ __all__ = [
     "Findings",
     "ModelProblem",
     "Moment",
+    "Vmap",
     "budget",
     "examine",
     "make_executor",

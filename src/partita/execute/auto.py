@@ -12,6 +12,7 @@ from partita import tree
 from partita.data import FederatedData
 from partita.execute.base import Bound, Build, Executor, Runner, client_steps
 from partita.execute.graph import Graph
+from partita.execute.vmap import Vmap
 from partita.types import ClientState, Download, Group, Moment, Upload
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
@@ -52,6 +53,13 @@ class Auto:
         wanted = self.picks[role]["picked"]  # a resumed run may be on other cores than before
         picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
         return picked(build, clients, group, states, moment)
+
+    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Whoever was picked may draw ahead."""
+        picked = self.picks.get(f"{self.label}{moment.role}, stage {moment.stage}", {}).get("picked")
+        for executor in self.candidates:
+            if executor.name == picked and isinstance(executor, Vmap):
+                executor.expect(build, clients, moment)
 
     def _measure(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment

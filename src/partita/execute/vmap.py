@@ -8,6 +8,7 @@ cohort is cut into chunks that fit the memory budget.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Vmap:
     sample_bytes: int
     name: str = "vmap"
     steps: Steps = field(default_factory=Steps)
+    drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `expect`
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
@@ -57,6 +59,21 @@ class Vmap:
         back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
         uploads, states = tree.rows(joined, back)
         return uploads, states
+
+    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
+        rule = self.bound.bind(build)
+        self.drawn.clear()
+        if len(clients) <= self.chunk(rule, clients, moment):
+            for number, phase in enumerate(rule.phases):
+                found = plans(self.bound.data, clients, phase, number, moment)
+                self.drawn[self._drawn(clients, phase, number, moment)] = found
+
+    def _drawn(self, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> Any:
+        """All that a plan depends on."""
+        now = moment.round if isinstance(moment.round, int) else tuple(moment.round.tolist())
+        work = work_of(phase, moment)
+        return id(self.bound.data), clients.tobytes(), phase.batches, number, moment.seed, now, work
 
     def on(self, data: FederatedData) -> Vmap:
         """The same on other samples."""
@@ -102,7 +119,8 @@ class Vmap:
 
         carry = lift(lambda pair, key, own: rule.start(download(pair, key), own), shared, keys, state)
         for number, phase in enumerate(rule.phases):
-            found = plans(self.bound.data, clients, phase, number, moment)
+            found = self.drawn.pop(self._drawn(clients, phase, number, moment), None)
+            found = found or plans(self.bound.data, clients, phase, number, moment)
             carry = self._phase(phase, carry, found, moment)
         result = lift(
             lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
