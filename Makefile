@@ -29,6 +29,7 @@ bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in 
 	$(BIN)/python bench/aggregators.py
 	$(BIN)/python bench/asynchronous.py
 	$(BIN)/python bench/cohort.py --cohorts 50 500
+	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/scale.py
 
 docs: .venv/.dev     ## builds the documents into site/
