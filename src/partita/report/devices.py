@@ -90,7 +90,7 @@ def _bars(runs: Runs, found: dict[str, list[str]]) -> Figure | None:
                     "name": escape(label),
                     "x": [escape(name) for name in names],
                     "y": values,
-                    "marker": {"color": draw.colour(i)},
+                    "marker": {"color": f"@{draw.colour(i)}"},
                     "hovertemplate": f"{escape(label)}<br>%{{x}}: %{{y:.4f}}<extra></extra>",
                 }
             )
