@@ -31,6 +31,7 @@ MACHINERY = (
     "begin",
     "measuring",
     "ahead",
+    "snapshot",
     "cohorts",
     "cautions",
     "timing",

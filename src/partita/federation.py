@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,19 +52,6 @@ from partita.types import (
     Upload,
 )
 
-PARTS = (
-    "base",
-    "shared",
-    "opt",
-    "extra",
-    "personal",
-    "memory",
-    "store",
-    "scores",
-    "turns",
-    "received",
-    "ahead",
-)
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 
 
@@ -224,14 +210,14 @@ class Federation:
             self.base = {**self.base, **self.server.shared}
         if self.folder is not None:  # what a killed run may have left of this stage
             shutil.rmtree(self._states_folder(number), ignore_errors=True)
-        self._prepare(number, version, time)
+        self.prepare(number, version, time)
         self.server = self.server_rule.init(tree.pick(self.base, self.partition.shared))
         self.server = self.server._replace(version=version)
         if before is not None and self.algorithm.stateful:  # else every client begins alike, each time
             self._carry_over(before)
         warn_about_time(self)
 
-    def _prepare(self, number: int, first: int, time: float) -> None:
+    def prepare(self, number: int, first: int, time: float) -> None:
         """Everything of a stage that follows from the settings and `base`."""
         part = self.stages[number]
         self.stage, self.first, self.algorithm = number, first, part.algorithm
@@ -459,67 +445,3 @@ class Federation:
         upload, _ = self.execute_group(self.deployment, np.array([client]), group, states, moment)
         tensors: Tensors = tree.row({**upload.delta}, 0)
         return {**self.base, **self.server.shared, **tensors}
-
-    # ---- checkpoints
-
-    def tensors(self) -> Tensors:
-        """All tensors of the run, by name."""
-        new = self.algorithm.init_client(self.base, self.partition)
-        parts: dict[str, Tensors] = {
-            "base": self.base,
-            "shared": self.server.shared,
-            "opt": self.server.opt,
-            "extra": self.server.extra,
-            "personal": new.personal,
-            "memory": new.memory,
-            "store": self.store.snapshot(self.server.version),
-            "received": self.schedule.tensors(),
-            "ahead": self.ahead.tensors(),
-        }
-        return {f"{part}/{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
-
-    def facts(self) -> dict[str, Any]:
-        """The rest of a checkpoint."""
-        return {
-            "stage": self.stage,
-            "first": self.first,
-            "version": self.server.version,
-            "picks": self.picks,
-            "whole": self.whole,
-            "computed": self.computed,
-            "schedule": self.schedule.facts(),
-            "ahead": self.ahead.facts(),
-            "phases": self.phases.seconds,
-        }
-
-    def restore(self, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Be where the checkpoint was."""
-        parts = split_tensors(tensors)
-        device = self.settings.device
-        parts = {part: ts if part == "store" else tree.to(ts, device) for part, ts in parts.items()}
-        self._check_fits(parts["base"])
-        self.base = parts["base"]
-        self.picks.update(facts["picks"])
-        self.whole = facts["whole"]
-        self.phases.seconds.update(facts["phases"])
-        self._prepare(facts["stage"], facts["first"], 0.0)
-        self.schedule.restore(facts["schedule"], parts["received"])
-        self.ahead.restore(facts["ahead"], parts["ahead"])
-        self.server = ServerState(parts["shared"], parts["opt"], parts["extra"], facts["version"])
-        self.store.restore(parts["store"])
-
-    def _check_fits(self, base: Tensors) -> None:
-        wrong = [k for k in self.names if k not in base or base[k].shape != self.base[k].shape]
-        if wrong or len(base) != len(self.names):
-            raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
-
-
-def split_tensors(tensors: Tensors) -> dict[str, Tensors]:
-    """The tensors of a checkpoint by part: what `Federation.tensors` wrote."""
-    parts: dict[str, Tensors] = {p: {} for p in PARTS}
-    for name, value in tensors.items():
-        part, _, key = name.partition("/")
-        if part not in parts or not key:
-            raise check.fail("tensor of the checkpoint", name, f"a name such as {PARTS[0]}/NAME, of a run")
-        parts[part][key] = value
-    return parts

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from partita import check, tree
-from partita.federation import Federation, split_tensors
+from partita import check, snapshot, tree
+from partita.federation import Federation
 from partita.record import Record, read, write_page
 from partita.results import figures
 from partita.store import Store, checkpoint, open_store
@@ -127,7 +127,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     found = checkpoint.read(folder / "checkpoint")
     if found is None:
         raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")
-    parts = split_tensors(found.tensors)
+    parts = snapshot.split(found.tensors)
     template = ClientState(parts["personal"], parts["memory"])
     states = folder / "checkpoint" / f"clients-{found.state['stage']}"
     store = open_store(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from partita import snapshot
 from partita.callbacks import Callback, Event
 from partita.federation import Federation
 from partita.measuring import measured
@@ -161,7 +162,7 @@ class Watch:
     def restore(self, found: Checkpoint) -> None:
         """Go on where a checkpoint was."""
         facts = found.state
-        self.run.restore(found.tensors, facts)
+        snapshot.restore(self.run, found.tensors, facts)
         self.rows = facts["rows"]
         self.counters = facts["counters"]
         self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
@@ -176,7 +177,7 @@ class Watch:
 
     def tensors(self) -> Tensors:
         """The tensors of a checkpoint; also the global model's scores, for stages that have no such model."""
-        tensors = self.run.tensors()
+        tensors = snapshot.tensors(self.run)
         tensors |= {f"{TURNS}{k}": v for k, v in self.timing.turns.tensors().items()}
         if self.global_scores is not None:
             tensors[SCORES] = torch.from_numpy(self.global_scores)
@@ -187,7 +188,7 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside tensors."""
         return {
-            **self.run.facts(),
+            **snapshot.facts(self.run),
             "rows": self.rows,
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
