@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import partita as pt
+from partita import execute
 from partita.execute.pool import Pool
 
 SIZES = (9, 5, 1, 0, 6, 12)
@@ -131,3 +132,45 @@ def test_auto_compares_it_with_stacking() -> None:
     picks = federate("auto", pt.models.mlp(12, 8, 4), 12).config["executor"]["picks"]
     assert {pick["picked"] for pick in picks.values()} <= {"pool", "vmap"}
     assert all("pool" in pick["why"] for pick in picks.values())
+
+
+class Viewing(nn.Module):
+    """It needs the channels of images first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.output = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.conv(x).relu().view(len(x), -1))
+
+
+NORMED = nn.Sequential(
+    nn.Conv2d(3, 8, 3),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Dropout(0.5),
+    nn.Linear(72, 4),
+)
+
+
+@pytest.mark.parametrize(("model", "last"), [(Viewing(), False), (NORMED, True)], ids=["view", "flatten"])
+def test_channels_are_last_where_the_model_bears_it(
+    model: nn.Module, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model and scores as by the reference, and tensors in the usual order."""
+    found: list[bool] = []
+    trial = execute.takes_channels_last
+    monkeypatch.setattr(
+        execute, "takes_channels_last", lambda *given: found.append(trial(*given)) or found[-1]
+    )
+    loop, pool = (federate(kind, model, 3, 8, 8, norm="global") for kind in ("loop", "pool"))
+    assert set(found) == {last}
+    for k, v in loop.shared.items():
+        torch.testing.assert_close(pool.shared[k], v, rtol=1e-5, atol=1e-6)
+        assert pool.shared[k].is_contiguous()
+    for a, b in zip(loop.metrics, pool.metrics):
+        assert a["test.personal"] == b["test.personal"]
+        assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)

@@ -18,7 +18,7 @@ from partita.execute.base import Bound, Build, Executor, Runner
 from partita.execute.graph import Graph
 from partita.execute.loop import Loop
 from partita.execute.pool import Pool
-from partita.execute.probe import Findings, examine, why_not_stackable
+from partita.execute.probe import Findings, examine, takes_channels_last, why_not_stackable
 from partita.execute.problem import Change, ModelProblem, reference, stacked
 from partita.execute.vmap import Vmap
 from partita.types import Moment, Partition, Tensors
@@ -64,6 +64,8 @@ def make_executor(
     loop = Loop(Bound(replace(alone, half=half), data))
     if kind == "loop":
         return loop, loop.bound.problem
+    last = takes_channels_last(alone, params, data)  # the reference has images as they are given
+    loop = Loop(Bound(replace(alone, half=half, last=last), data))
     pool = _pool(loop, findings)
     if kind == "pool":
         return pool, loop.bound.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -141,6 +142,26 @@ def _compare(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tens
         if _differ(tree.row(buffers, i), after):
             return COUNTS_PADDING
     return None
+
+
+def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedData) -> bool:
+    """Whether a model with convolutions computes the same with the channels of images last, on a CPU.
+
+    Some cannot: a `view` of what a convolution puts out needs them first.
+    """
+    x, y = _samples(data, SAMPLES, int(np.argmax(data.train[:, 1])))
+    able = x.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not able or all(v.dim() != 4 for v in params.values()):
+        return False
+    batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64))
+    other = replace(problem, last=True)
+    try:
+        (_, first, _), (_, last, _) = (p.grad(params, batch, p.trainable) for p in (problem, other))
+        scores = [dict(enumerate(p.score(params, batch))) for p in (problem, other)]
+    except Exception:  # any module may fail in its own way
+        return False
+    named = [{str(k): v for k, v in found.items()} for found in scores]
+    return not _differ(last, first) and not _differ(named[1], named[0])
 
 
 def _differ(found: Tensors, expected: Tensors) -> bool:

@@ -51,6 +51,7 @@ class ModelProblem:
     change: Change | None = None
     measuring: nn.Module = field(default_factory=nn.Identity)
     half: bool = False
+    last: bool = False  # images have their channels last, which convolutions on a CPU like
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -78,6 +79,8 @@ class ModelProblem:
             tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
             if self.change is not None:
                 tensors |= self.change(tensors, batch.key)
+            if self.last:
+                tensors |= _channels_last(tensors)
             with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
                 output = functional_call(self.training, tensors, (batch.x,))
             output = output.to(batch.x.dtype) if self.half else output
@@ -116,6 +119,7 @@ class ModelProblem:
         """Metric and loss of each sample, zero where the batch is padded."""
         with torch.no_grad():
             given = context(self.evaluation, batch.key, batch.mask)
+            params = {**params, **_channels_last(params)} if self.last else params
             output = functional_call(self.evaluation, (params, given), (batch.x,))
             metric, loss = self.metric.each(output, batch.y), self.loss.each(output, batch.y)
         if batch.mask is None:
@@ -190,6 +194,15 @@ def _build(
         change,
         measuring,
     )
+
+
+def _channels_last(tensors: Tensors) -> Tensors:
+    """Kernels in that order: what comes out of a convolution has the order of its kernel, and so on.
+
+    A clone: the strides of a kernel with one channel would be left as they are, and say nothing.
+    """
+    kernels = {k: v for k, v in tensors.items() if v.dim() == 4 and v.is_floating_point()}
+    return {k: v.clone(memory_format=torch.channels_last) for k, v in kernels.items()}
 
 
 def _share(module: nn.Module) -> nn.Module:
