@@ -174,3 +174,13 @@ def test_channels_are_last_where_the_model_bears_it(
     for a, b in zip(loop.metrics, pool.metrics):
         assert a["test.personal"] == b["test.personal"]
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-5)
+
+
+def test_second_derivatives_of_images() -> None:
+    """Forward derivatives of GroupNorm cannot have channels last; the gradients beside them do."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    method = pt.perfedavg(lr=0.05, alpha=0.01)
+    given = {"rounds": 2, "epochs": 1, "batch": 4, "baselines": False, "progress": False}
+    loop, pool = (pt.federate(model, data(3, 8, 8), method, executor=e, **given) for e in ("loop", "pool"))
+    for k, v in loop.shared.items():
+        torch.testing.assert_close(pool.shared[k], v, rtol=1e-5, atol=1e-6)

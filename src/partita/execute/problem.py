@@ -7,6 +7,7 @@ Two forms of the same problem: `reference` differentiates any module with plain 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ from partita.execute.outputs import outputs
 from partita.execute.stackable import context, of_one_batch, stackable, static, tracked
 from partita.measure.criteria import Criterion
 from partita.types import Batch, Partition, Tensors
+
+_FORWARD = threading.RLock()
+"""Forward derivatives have levels that belong to the process, not to a thread: one at a time."""
 
 
 class Change(Protocol):
@@ -60,13 +64,15 @@ class ModelProblem:
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
         """∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, no Hessian is ever formed."""
-        f = self._f(params, batch)
+        plain = replace(self, last=False)  # forward derivatives of some layers want channels first
+        f = plain._f(params, batch)
         gradient = torch.func.grad(lambda moving: f(moving)[0])
         point = tree.pick(params, direction)
         try:
-            product: Tensors = torch.func.jvp(gradient, (point,), (direction,))[1]
+            with _FORWARD:
+                product: Tensors = torch.func.jvp(gradient, (point,), (direction,))[1]
         except NotImplementedError:  # an operation without forward derivatives: reverse over reverse
-            f = self._f(params, batch)  # dropout counts its calls: begin anew
+            f = plain._f(params, batch)  # dropout counts its calls: begin anew
             product = torch.func.vjp(gradient, point)[1](direction)[0]
         return product
 
