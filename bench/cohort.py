@@ -11,37 +11,20 @@ from __future__ import annotations
 import argparse
 import statistics
 
-import numpy as np
 import torch
 
-import partita as pt
-from partita.bench.compare import Marks
+from partita.bench.compare import rounds
 from partita.bench.workloads import METHODS, WORKLOADS
 
 
-def measure(cohort: int, rounds: int, device: str, executor: str, memory: str | None) -> str:
+def measure(cohort: int, times: int, device: str, executor: str, memory: str | None) -> str:
     """A line: seconds of a round but the first, steps of all clients per second, and memory of the GPU."""
-    work = WORKLOADS["logistic"]._replace(clients=cohort, cohort=cohort)
-    marks = Marks(device)
+    work = WORKLOADS["logistic"]._replace(clients=cohort, cohort=cohort, rounds=times)
+    method = METHODS["fedavg"]._replace(options=lambda clients: {"memory": memory})  # noqa: ARG005
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    run = pt.federate(
-        work.model(),
-        work.data(),
-        METHODS["fedavg"].algorithm(),
-        rounds=rounds + 1,
-        cohort=cohort,
-        steps=work.steps,
-        batch=work.batch,
-        executor=executor,
-        device=device,
-        memory=memory,
-        evaluate_every=rounds + 1,
-        baselines=False,
-        progress=False,
-        callbacks=[marks],
-    )
-    seconds = statistics.median(np.diff(marks.times))
+    found, run, _ = rounds(work, work.data(), method, device, executor, "tf32")
+    seconds = statistics.median(found)
     held = f", {torch.cuda.max_memory_allocated() / 2**20:,.0f} MiB" if device == "cuda" else ""
     picks = "; ".join(f"{p['picked']} ({p['why']})" for p in run.config["executor"]["picks"].values())
     return f"{cohort:,} clients: {seconds:.4f} s, {cohort * work.steps / seconds:,.0f} steps/s{held}. {picks}"

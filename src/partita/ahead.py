@@ -116,11 +116,11 @@ def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list
 
 def _draw(run: Federation, cohort: Cohort) -> None:
     """Which samples the next cohort sees, while a GPU is at work on this one."""
-    soon, version = getattr(run.schedule, "soon", None), run.server.version + 1
+    version = run.server.version + 1
     last = version >= run.first + (run.stages[run.stage].rounds or 0)
-    if run.data.x.device.type not in DEVICES or soon is None or last:
+    if run.data.x.device.type not in DEVICES or last:
         return
-    clients = np.asarray(soon(run.server), dtype=np.int64)
+    clients = np.asarray(run.soon(), dtype=np.int64)
     if len(clients) == len(cohort.clients) and isinstance(run.execute_group, Vmap | Auto):
         moment = run.moment()._replace(round=version, stage_round=version - run.first)
         with run.phases("steps"):

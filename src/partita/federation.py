@@ -1,7 +1,7 @@
 """The state of a run, and what the loop in `federate.py` asks of it.
 
 A `Federation` knows the model, the data, the method in force, the server's state and the clients' states.
-It can enter the next stage, score every client, and be written to and read from a checkpoint.
+It can enter the next stage and score every client; `snapshot.py` writes it down and brings it back.
 """
 
 from __future__ import annotations
@@ -372,11 +372,15 @@ class Federation:
 
     def read_ahead(self, cohort: Cohort) -> None:
         """The states of those who come next, from the disk, while these train; theirs will be new ones."""
-        soon = getattr(self.schedule, "soon", None)
-        if soon is not None and self.keeps_state and isinstance(self.store, DiskStore):
+        if self.keeps_state and isinstance(self.store, DiskStore):
             with self.phases("states"):
                 here = set(cohort.clients)
-                self.store.expect([c for c in soon(self.server) if c not in here])
+                self.store.expect([c for c in self.soon() if c not in here])
+
+    def soon(self) -> Sequence[int]:
+        """Who comes after this cohort, as far as the schedule can tell; a user's may not."""
+        tell = getattr(self.schedule, "soon", None)
+        return () if tell is None else tell(self.server)
 
     def save(self, clients: Sequence[int], states: ClientState) -> None:
         """What these clients keep."""

@@ -154,14 +154,18 @@ def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedD
     if not able or all(v.dim() != 4 for v in params.values()):
         return False
     batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64))
-    other = replace(problem, last=True)
     try:
-        (_, first, _), (_, last, _) = (p.grad(params, batch, p.trainable) for p in (problem, other))
-        scores = [dict(enumerate(p.score(params, batch))) for p in (problem, other)]
+        first, last = (_computed(p, params, batch) for p in (problem, replace(problem, last=True)))
     except Exception:  # any module may fail in its own way
         return False
-    named = [{str(k): v for k, v in found.items()} for found in scores]
-    return not _differ(last, first) and not _differ(named[1], named[0])
+    return not any(_differ(found, expected) for found, expected in zip(last, first))
+
+
+def _computed(problem: ModelProblem, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+    """Gradients and scores of a batch."""
+    _, gradient, _ = problem.grad(params, batch, problem.trainable)
+    metric, loss = problem.score(params, batch)
+    return gradient, {"metric": metric, "loss": loss}
 
 
 def _differ(found: Tensors, expected: Tensors) -> bool:
