@@ -39,7 +39,7 @@ MACHINERY = (
     "arithmetic",
 )
 SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
-GROUND = ("types", "tree", "draws", "check", "options", "measure", "callbacks", "track", "models")
+GROUND = ("types", "tree", "transfer", "draws", "check", "options", "measure", "callbacks", "track", "models")
 HEAVY = (
     "sklearn",
     "scipy",
@@ -122,10 +122,10 @@ def test_the_ground_imports_no_layer_above_it() -> None:
     assert offences(GROUND, (*MATHS, *MACHINERY, *SURFACE)) == []
 
 
-@pytest.mark.parametrize("name", ["types", "tree", "draws", "check"])
+@pytest.mark.parametrize("name", ["types", "tree", "transfer", "draws", "check"])
 def test_the_ground_stands_on_nothing(name: str) -> None:
     used = {layer(m) for m in imported((SOURCE / f"{name}.py").read_text(), f"partita.{name}", False)}
-    assert used <= {"types", "tree", "draws", "check"}
+    assert used <= {"types", "tree", "transfer", "draws", "check"}
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from partita.aggregate.screen import faults
+from partita.aggregate.screen import faults, lengths, sound
 from partita.execute import Auto, Vmap
+from partita.transfer import Coming
 from partita.types import ClientState, Cohort, Group, Tensors, Upload
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Ahead:
         self.waiting = {
             client: tuple(
                 [
-                    {k: tensors[f"{client}/{part}/{k}"] for k in some}
+                    {k: _at_home(part, tensors[f"{client}/{part}/{k}"]) for k in some}
                     for part, some in zip(PARTS, facts["names"])
                 ]
             )
@@ -107,11 +109,22 @@ class Ahead:
         }
 
 
+def _at_home(part: str, x: Tensor) -> Tensor:
+    return x.cpu() if part == "metrics" else x  # they are read on the host
+
+
 def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
     uploads, states = run.execute(cohort, run.load(cohort.clients))
-    _draw(run, cohort)  # before the first look at a result, which waits for it
+    names, kept = list(uploads.metrics), (uploads.metrics, states)
     with run.phases("screening"):
-        return uploads, states, faults(uploads, (uploads.metrics, states), len(cohort.clients))
+        coming = Coming([*uploads.metrics.values(), *lengths(uploads, kept)])
+    _draw(run, cohort)
+    with run.phases("steps"):  # a device may be at work on them still: the one time that a round waits for it
+        here = coming.read()
+    with run.phases("screening"):
+        n = len(cohort.clients)
+        why = [""] * n if sound(here[len(names) :]) else faults(uploads, kept, n)
+    return uploads._replace(metrics=dict(zip(names, here))), states, why
 
 
 def _draw(run: Federation, cohort: Cohort) -> None:
@@ -120,7 +133,8 @@ def _draw(run: Federation, cohort: Cohort) -> None:
     last = version >= run.first + (run.stages[run.stage].rounds or 0)
     if run.data.x.device.type not in DEVICES or last:
         return
-    clients = np.asarray(run.soon(), dtype=np.int64)
+    with run.phases("cohort"):
+        clients = np.asarray(run.soon(), dtype=np.int64)
     if len(clients) == len(cohort.clients) and isinstance(run.execute_group, Vmap | Auto):
         moment = run.moment()._replace(round=version, stage_round=version - run.first)
         with run.phases("steps"):

@@ -48,7 +48,7 @@ def fold(key: Keys, part: int | Keys) -> Keys:
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """The key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
     known, rest = _known(seed, purpose, parts)  # numbers are folded on the host: the same bits, one tensor
-    k = torch.tensor(known, dtype=torch.int64, device=device)
+    k = torch.full((), known, dtype=torch.int64, device=device)
     for part in rest:
         k = fold(k, part)
     return k

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from partita import check, draws, measuring, statistics, tree
@@ -36,6 +35,7 @@ from partita.phases import Phases
 from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
 from partita.settings import Settings, as_one, stage_work, steps_of
 from partita.store import Clients, DiskStore, Store, open_store
+from partita.transfer import put
 from partita.types import (
     Algorithm,
     Attack,
@@ -419,8 +419,8 @@ class Federation:
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
         """With the numbers of the clients, and their sample counts as weights."""
         device, chosen = self.settings.device, np.asarray(clients)
-        weight = torch.as_tensor(self.data.train[chosen, 1].astype(np.float64), device=device)
-        return uploads._replace(weight=weight, client=torch.as_tensor(chosen, device=device))
+        weight = put(self.data.train[chosen, 1].astype(np.float64), device)
+        return uploads._replace(weight=weight, client=put(chosen, device))
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from partita.transfer import put
 from partita.types import Tensors
 
 
@@ -64,7 +66,10 @@ def row(stack: Any, i: int) -> Any:
 
 def rows(stack: Any, index: Tensor | slice | list[int]) -> Any:
     """Some rows of a stack."""
-    return map_tensors(lambda x: x[index], stack)
+    if not isinstance(index, list):
+        return map_tensors(lambda x: x[index], stack)
+    chosen = np.array(index, dtype=np.int64)
+    return map_tensors(lambda x: x[put(chosen, x.device)], stack)
 
 
 def stack(trees: Sequence[Any]) -> Any:

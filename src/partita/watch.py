@@ -223,13 +223,13 @@ class Watch:
                 self.excluded.setdefault(client, []).append(self.run.server.version)
         honest = self.run.honest
         keep = [i for i, c in enumerate(cohort.clients) if usable[i] and honest[c]]
-        self._count_loss(uploads, keep)
+        self._count_loss(cohort.clients, uploads, keep)
 
-    def _count_loss(self, uploads: Upload, keep: list[int]) -> None:
-        if "loss" not in uploads.metrics or uploads.weight is None:
+    def _count_loss(self, clients: Sequence[int], uploads: Upload, keep: list[int]) -> None:
+        if "loss" not in uploads.metrics:
             return
-        found = (uploads.weight, uploads.metrics["steps"], uploads.metrics["loss"])
-        weight, steps, loss = torch.stack([x.double() for x in found]).tolist()
+        steps, loss = (uploads.metrics[k].tolist() for k in ("steps", "loss"))  # on the host already
+        weight = self.run.data.train[list(clients), 1].tolist()
         counted = [i for i in keep if steps[i] > 0]  # without a step, no loss
         total, sum_ = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
         self.loss = sum_ / total if total else None

@@ -68,7 +68,9 @@ def gram(stack: Stack, centre: Tensors | None = None, dtype: torch.dtype = torch
     total = torch.zeros(stack.clients, stack.clients, dtype=torch.float64, device=stack.share.device)
     for part in each(lambda group: _partial(stack, centre, dtype, group), groups, total):
         total += part
-    return total
+    # a product of matrices need not be symmetric to the last bit, and two that are each other's neighbours
+    # must be as far apart either way: who comes first decides such a tie, on every machine
+    return (total + total.t()) / 2
 
 
 def _partial(stack: Stack, centre: Tensors | None, dtype: torch.dtype, group: list[Place]) -> Tensor:

@@ -24,8 +24,7 @@ def mean() -> Aggregator:
     def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:  # noqa: ARG001
         if len(weight) == 1 and weight[0] > 0:  # an asynchronous server meets one at a time
             return Combined({k: d[0] for k, d in deltas.items()})
-        total = weight.sum()
-        share = torch.where(total > 0, weight / total, torch.zeros_like(weight))
+        share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
         shares = {kind: share.to(_exact(kind))[None] for kind in {d.dtype for d in deltas.values()}}
         return Combined({k: _combine(shares[d.dtype], d) for k, d in deltas.items()})
 

@@ -24,13 +24,26 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
     What it sends must be finite and small enough to be squared, for aggregators take lengths and distances;
     what it `kept` must be finite.
     """
-    sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
-    squares = [x.square() for x in _by_type([_length(x) for x in sent])]
-    # A sum is one cheap pass; it is finite unless an entry is not, or unless it overflows: look closer then.
-    if all(_finite([*squares, *_by_type([x.sum(1) for x in rest])], clients)):
+    if sound(lengths(uploads, kept)):
         return [""] * clients
-    numbers, small = _all_finite([*sent, *rest], clients), _finite(squares, clients)
+    sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
+    numbers = _all_finite([*sent, *rest], clients)
+    small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
     return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
+
+
+def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
+    """Of every tensor, all clients together: a cheap first look, see `sound`."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for x in tree.leaves((uploads.delta, uploads.extra, kept)):
+        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+            kinds.setdefault(x.dtype, []).append(x)
+    return [torch.stack(torch._foreach_norm(some)) for some in kinds.values()]
+
+
+def sound(found: Sequence[Tensor]) -> bool:
+    """Whether nobody's upload has a fault. If not, somebody's may have: `faults` looks closer."""
+    return all(bool(torch.isfinite(x.square()).all()) for x in found)
 
 
 def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tuple[Upload, list[str]]:
@@ -131,23 +144,6 @@ def _length(x: Tensor) -> Tensor:
     wide = torch.float32 if torch.finfo(x.dtype).bits < 32 else x.dtype
     length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=wide)
     return length
-
-
-def _by_type(totals: list[Tensor]) -> list[Tensor]:
-    """Totals with an entry for each client, those of one type as the rows of one tensor."""
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for x in totals:
-        kinds.setdefault(x.dtype, []).append(x)
-    return [torch.stack(some) for some in kinds.values()]
-
-
-def _finite(totals: list[Tensor], clients: int) -> list[bool]:
-    """For each client, whether all its totals are finite; it has a column in each of them."""
-    if not totals:
-        return [True] * clients
-    found = [torch.isfinite(x).all(0) for x in totals]
-    good: list[bool] = (found[0] if len(found) == 1 else torch.stack(found).all(0)).tolist()
-    return good
 
 
 def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:

@@ -64,8 +64,9 @@ class Marks(Callback):
     def shares(self) -> dict[str, float]:
         """Of the time after the first round."""
         first, last = self.phases[0], self.phases[-1]
-        spent = {k: last[k] - first[k] for k in last if k not in ("evaluation", "files")}
-        total = sum(spent.values())
+        spent = {k: last[k] - first[k] for k in last}
+        total = self.times[-1] - self.times[0] - spent.pop("evaluation") - spent.pop("files")
+        spent["other"] = total - sum(spent.values())  # the loop itself; a device that ends the server's step
         return {k: v / total for k, v in spent.items() if total}
 
 
@@ -98,9 +99,8 @@ def by_workload(
                 tell(f"{name}: {other.name}, {i + 1} of {repeats}")
                 other.measure()
             tell(f"{name}: partita, {i + 1} of {repeats}")
-            seconds, run, _ = rounds(work, data, METHODS["fedavg"], device, executor, precision)
+            seconds, run, shares = rounds(work, data, METHODS["fedavg"], device, executor, precision)
             ours += seconds
-        _, _, shares = rounds(work, data, METHODS["fedavg"], device, executor, precision, profile=True)
         row = _row(name, work, statistics.median(theirs), statistics.median(ours), run, shares, most)
         yield replace(row, peers={other.name: other.speed() for other in others})
 
@@ -141,7 +141,6 @@ def rounds(
     device: str,
     executor: str,
     precision: str,
-    profile: bool = False,
 ) -> tuple[list[float], Run, dict[str, float]]:
     """Seconds of each round but the first, which warms up, records and compiles; what they went into."""
     marks = Marks(device)
@@ -156,7 +155,6 @@ def rounds(
         executor=executor,
         device=device,
         precision=precision,
-        profile=profile,
         baselines=False,
         progress=False,
         evaluate_every=work.rounds + 1,

@@ -13,6 +13,7 @@ from torch import Tensor
 from partita.data import FederatedData
 from partita.execute.plan import count_steps
 from partita.execute.problem import ModelProblem
+from partita.transfer import put
 from partita.types import ClientState, Group, LocalRule, Moment, Phase, Upload, Work
 
 Build = Callable[[Any], LocalRule]
@@ -67,8 +68,9 @@ class Bound:
         rounds = [since] if isinstance(since, int) else since.tolist()
         values = [[rate(t, moment.stage_rounds) for t in rounds] for rate in phase.lr]
         rows = any(v != own[0] for own in values for v in own)
-        found = [torch.tensor(own if rows else own[0], dtype=torch.float64, device=device) for own in values]
-        return tuple(found), rows
+        if rows:
+            return tuple([put(np.array(own, dtype=np.float64), device) for own in values]), True
+        return tuple([torch.full((), own[0], dtype=torch.float64, device=device) for own in values]), False
 
 
 def work_of(phase: Phase, moment: Moment) -> Work:

@@ -18,6 +18,7 @@ from partita.execute.plan import Plan
 from partita.execute.stack import Stack, flatten, unflatten
 from partita.execute.trace import Traced, kinds, tensors, trace
 from partita.execute.unrolled import Unrolled, patch_bytes
+from partita.transfer import put
 from partita.types import Batch, Phase
 
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
@@ -210,7 +211,7 @@ class Captured:
         _copy(self.carry, carry)
         _copy(self.lr, lr)
         if self.shape.waits:
-            self.limit[: carry.n].copy_(torch.as_tensor(found[0].steps))
+            self.limit[: carry.n].copy_(put(found[0].steps, self.device))
             self.limit[carry.n :].zero_()
         for i, plan in enumerate(found):
             steps, width = plan.rows.shape[1:]

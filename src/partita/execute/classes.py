@@ -18,6 +18,7 @@ from partita import tree
 from partita.data import FederatedData
 from partita.execute.base import Build, Executor, Runner, work_of
 from partita.execute.record import passed, recorded
+from partita.transfer import put
 from partita.types import ClientState, Group, Moment, Tensors, Upload
 
 TRIAL = 8  # samples that are tried before a run
@@ -237,7 +238,7 @@ class Classes:
         if len(found) == 1:
             return found[0]
         device = next(iter(self.parts.values())).executor.bound.data.x.device
-        back = torch.as_tensor(np.argsort(np.concatenate(order)), device=device)
+        back = put(np.argsort(np.concatenate(order)), device)
         uploads, new = tree.rows(tree.cat(found), back)
         return uploads, new
 

@@ -27,6 +27,7 @@ from partita.execute.plan import Plan, count_steps
 from partita.execute.stack import Stack, flatten, join, unflatten
 from partita.execute.trace import signature
 from partita.execute.vmap import Vmap, reordered
+from partita.transfer import put
 from partita.types import ClientState, Group, LocalRule, Moment, Phase, Upload
 
 Picks = dict[str, dict[str, str]]
@@ -80,7 +81,7 @@ class Graph(Vmap):
         if len(busy) in (0, carry.n):
             return self._steps(phase, carry, found, moment)
         rest = np.flatnonzero(found[0].steps == 0)
-        here, there = (torch.as_tensor(some, device=found[0].rows.device) for some in (busy, rest))
+        here, there = (put(some, found[0].rows.device) for some in (busy, rest))
         plans = [reordered(plan, busy, here) for plan in found]
         done = self._steps(phase, carry.take(here), plans, moment.of(busy))
         return join([done, carry.take(there)]).take(torch.argsort(torch.cat([here, there])))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from partita import draws
 from partita.data import FederatedData
+from partita.transfer import put
 from partita.types import Moment, Phase, Work
 
 PASSES = 1 << 23
@@ -34,7 +35,7 @@ class Plan(NamedTuple):
 
 def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
     """For each client the key of what is random when it begins."""
-    return torch.as_tensor(draws.keys(moment.seed, "start", _round(moment), clients), device=device)
+    return put(draws.keys(moment.seed, "start", _round(moment), clients), device)
 
 
 def plans(data: FederatedData, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> list[Plan]:
@@ -82,7 +83,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
     else:
         place = _on(offset + start[:, None], device) + column
     index = torch.where(real, place, 0) if short else place
-    return Plan(index, real, size, steps, torch.as_tensor(keys, device=device), whole=work.batch is None)
+    return Plan(index, real, size, steps, put(keys, device), whole=work.batch is None)
 
 
 def _round(moment: Moment) -> int | np.ndarray:
@@ -92,7 +93,7 @@ def _round(moment: Moment) -> int | np.ndarray:
 
 def _on(x: np.ndarray, device: torch.device) -> Tensor:
     """Numbers for clients × steps, beside samples."""
-    return torch.as_tensor(x, device=device)[:, :, None]
+    return put(x, device)[:, :, None]
 
 
 def _batches(n: np.ndarray, work: Work) -> np.ndarray:
@@ -111,7 +112,7 @@ def _orders(
     owner = np.repeat(np.arange(len(n)), passes)
     number = np.arange(len(lengths)) - np.repeat(np.cumsum(passes) - passes, passes)
     of_pass = np.stack([lengths, first[:-1], draws.fold(key[owner], number)])
-    lengths_, first_, keys = torch.as_tensor(of_pass, device=device)
+    lengths_, first_, keys = put(of_pass, device)
     segment = torch.repeat_interleave(lengths_, output_size=total)
     place = torch.arange(total, device=device) - first_[segment]
     random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)

@@ -20,6 +20,7 @@ from partita.execute.base import Bound, Build, work_of
 from partita.execute.plan import Plan, count_steps, plans, start_keys
 from partita.execute.stack import Stack, join, lift
 from partita.execute.trace import Steps
+from partita.transfer import put
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Phase, Upload
 
 
@@ -51,12 +52,12 @@ class Vmap:
             return self._chunk(rule, clients, group, states, slice(None), moment)
         parts = []
         for some in np.array_split(order, chunks):
-            place = torch.as_tensor(some, device=self.bound.data.x.device)
+            place = put(some, self.bound.data.x.device)
             parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
-        back = torch.as_tensor(np.argsort(order), device=self.bound.data.x.device)
+        back = put(np.argsort(order), self.bound.data.x.device)
         uploads, states = tree.rows(joined, back)
         return uploads, states
 
@@ -141,7 +142,7 @@ class Vmap:
         steps = found[0].steps  # the same for each of the batches of a step
         order = np.argsort(-steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
-        place = torch.as_tensor(order, device=found[0].rows.device)
+        place = put(order, found[0].rows.device)
         if not sorted_already:
             carry = carry.take(place)
             found, steps = [reordered(plan, order, place) for plan in found], steps[order]

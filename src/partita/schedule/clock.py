@@ -7,6 +7,7 @@ again. Nothing here knows whether the server waits for all (`synchronous`) or fo
 from __future__ import annotations
 
 import bisect
+import functools
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,14 @@ class Flight(NamedTuple):
     def version(self) -> int:
         """Of the model that it received."""
         return self.event % AGAIN
+
+
+@functools.lru_cache(maxsize=2)
+def _chosen(seed: int, draw: int, there: int, count: int) -> list[int]:
+    """Places of so many among those who are there; known already if somebody asked who comes next."""
+    rng = draws.generator(seed, "cohort", draw)
+    found: list[int] = rng.choice(there, count, replace=False, shuffle=False).tolist()
+    return found
 
 
 @dataclass
@@ -69,9 +78,7 @@ class Clock:
             return [self._idle(i) for i in range(there)]
         if count == 1:
             return [self._idle(int(draws.number(self.seed, "cohort", draw) * there))]
-        rng = draws.generator(self.seed, "cohort", draw)
-        chosen = rng.choice(there, count, replace=False, shuffle=False)
-        return [self._idle(i) for i in chosen.tolist()]
+        return [self._idle(i) for i in _chosen(self.seed, draw, there, count)]
 
     def draw(self, version: int) -> int:
         """The number of the next draw: the version, or that plus so much for each further one with it."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from partita import check, tree
 from partita.store.base import Clients, IntArray, Snapshot, decode, encode, indices
 from partita.store.layout import Layout
+from partita.transfer import put
 from partita.types import ClientState, Tensors
 
 
@@ -63,8 +64,8 @@ class MemoryStore:
         return rows.to(self._device).view(torch.int64)  # gathers of wide items are faster than of bytes
 
     def _rows(self, clients: IntArray) -> Tensor:
-        slots = self._slots[torch.from_numpy(clients)]
-        return self._pool.index_select(0, slots.to(self._device)).view(torch.uint8)
+        slots = self._slots.numpy()[clients]
+        return self._pool.index_select(0, put(slots, self._device)).view(torch.uint8)
 
     def _write(self, clients: IntArray, rows: Tensor) -> None:
         index = torch.from_numpy(clients)
@@ -72,7 +73,7 @@ class MemoryStore:
         self._grow(self._used + len(new))
         self._slots[new] = torch.arange(self._used, self._used + len(new))
         self._used += len(new)
-        self._pool.index_copy_(0, self._slots[index].to(self._device), self._words(rows))
+        self._pool.index_copy_(0, put(self._slots[index].numpy(), self._device), self._words(rows))
 
     def _grow(self, needed: int) -> None:
         if needed <= len(self._pool):
