@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import partita as pt
+from partita.bench.workloads import METHODS
 from partita.execute.plan import draw
 from partita.types import Moment, Work
 
@@ -105,6 +106,39 @@ def test_half_precision_keeps_single_weights(executor: str) -> None:
     for name, value in exact.shared.items():
         assert half.shared[name].dtype == torch.float32
         torch.testing.assert_close(half.shared[name], value, atol=0.05, rtol=0.05)
+
+
+class Strict(pt.callbacks.Callback):
+    """After two rounds, which record, each wait of the host for the device is an error until the last."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.rounds = last, 0
+
+    def round(self, event: pt.callbacks.Event) -> None:
+        self.rounds = event.round
+        torch.cuda.set_sync_debug_mode("error" if 2 <= event.round < self.last - 1 else "default")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedalt", "fedplus", "pfedme", "scaffold", "persafl_me"])
+def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str) -> None:
+    """That one wait is for an event; all others would be found."""
+    model, data, _ = of_kind("mlp")
+    method, strict = METHODS[name], Strict(6)
+    work = {**OPTIONS, "rounds": 6, "cohort": 6, "evaluate_every": 6}
+    try:
+        pt.federate(
+            model,
+            data,
+            method.algorithm(),
+            executor="graph",
+            device="cuda",
+            callbacks=[strict],
+            **work,
+            **method.options(6),
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert strict.rounds == 6
 
 
 def test_deltas_that_are_added_up() -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from partita import check, draws, measuring, statistics, tree
@@ -418,9 +419,9 @@ class Federation:
 
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
         """With the numbers of the clients, and their sample counts as weights."""
-        device, chosen = self.settings.device, np.asarray(clients)
-        weight = put(self.data.train[chosen, 1].astype(np.float64), device)
-        return uploads._replace(weight=weight, client=put(chosen, device))
+        chosen = np.asarray(clients)
+        weight = put(self.data.train[chosen, 1].astype(np.float64), self.settings.device)
+        return uploads._replace(weight=weight, client=torch.from_numpy(chosen))
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""

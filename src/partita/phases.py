@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -15,27 +13,29 @@ NAMES = ("cohort", "states", "steps", "screening", "aggregation", "server", "eva
 class Phases:
     """Seconds of each phase without those that began inside it.
 
-    A GPU works while the host goes on. With `wait` the host waits for it at both ends, so that each
-    phase has the time that it took; without, whoever needs a result first has it.
+    A GPU works while the host goes on; a round waits for it once, at the end of its steps. With `wait` the
+    host waits at both ends of every phase, so that each has the time that its work took.
     """
 
     def __init__(self, device: str, wait: bool = False) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(NAMES, 0.0)
         self._wait = wait and device != "cpu"
-        self._inside: list[float] = []
+        self._open: list[tuple[str, float, list[float]]] = []  # name, begin, seconds of those inside
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Count what happens inside as this phase."""
-        begin = self._now()
-        self._inside.append(0.0)
-        try:
-            yield
-        finally:
-            took = self._now() - begin
-            self.seconds[name] += took - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += took
+    def __call__(self, name: str) -> Phases:
+        """`with phases(name):` counts what happens inside as this phase."""
+        self._open.append((name, self._now(), []))
+        return self
+
+    def __enter__(self) -> None:
+        """It has begun."""
+
+    def __exit__(self, *error: object) -> None:
+        name, begin, inside = self._open.pop()
+        took = self._now() - begin
+        self.seconds[name] += took - sum(inside)
+        if self._open:
+            self._open[-1][2].append(took)
 
     def _now(self) -> float:
         if self._wait:

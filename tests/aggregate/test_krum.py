@@ -99,3 +99,17 @@ def test_centered_clipping(seed, n, tau, steps) -> None:
 def test_clipping_nothing_is_the_mean() -> None:
     x = np.random.default_rng(0).normal(size=(7, 3))
     np.testing.assert_allclose(vector(agg.centered_clipping(1e9, 1), x), x.mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_are_as_far_apart_either_way(dtype) -> None:
+    """To the last bit: of two who are each other's only neighbours the first is chosen, on every machine."""
+    x = {"a": torch.randn(3, 17, generator=torch.Generator().manual_seed(1)).to(dtype)}
+    x["a"][2] += 100
+    weight = torch.ones(3, dtype=torch.float64)
+    for size in (3, 40):
+        g = products(present({"a": torch.randn(size, 1234, dtype=dtype)}, torch.ones(size).double()))
+        assert torch.equal(g, g.T)
+    for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0]):
+        chosen = int(agg.krum(0).combine({"a": x["a"][order]}, weight, torch.tensor(0)).notes["chosen"])
+        assert chosen == min(order.index(0), order.index(1))

@@ -28,6 +28,7 @@ from partita.local.sgd import Carry, finish, move, start
 from partita.options import Option
 from partita.psi import Penalty
 from partita.server.rates import as_rate
+from partita.transfer import put
 from partita.types import (
     Algorithm,
     Batch,
@@ -211,9 +212,10 @@ def remember(common: Choices) -> Callable[[Problem], ServerRule]:
             return server._replace(opt={**server.opt, **rows, "count": weight})
 
         def step(server: ServerState, upload: Upload) -> ServerState:
-            who, center, opt = upload.client, server.shared, server.opt
-            assert who is not None
+            center, opt = server.shared, server.opt
+            assert upload.client is not None
             assert upload.weight is not None
+            who = put(upload.client.numpy(), upload.weight.device)
             weight = opt["count"].index_copy(0, who, upload.weight)
             rows, deltas = {}, {}
             for k, d in upload.delta.items():
