@@ -394,6 +394,20 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 6])
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+def test_a_trace_of_some_rounds(rounds: int, tmp_path) -> None:
+    """Of short runs too."""
+    options = {"rounds": rounds, "steps": 2, "batch": 4, "baselines": False, "report": False}
+    pt.federate(
+        pt.models.mlp(6, 4, 3), data(), pt.fedavg(lr=0.1), profile=True, out=tmp_path / "run", **options
+    )
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    names = [e["name"] for e in events if e.get("name", "").startswith("ProfilerStep")]
+    assert len(set(names)) == min(2, max(1, rounds - 1))
+    assert any(e.get("name") == "aten::mm" for e in events)
+
+
 def test_a_score_that_is_not_finite_is_empty(tmp_path) -> None:
     """NaN and infinity are no JSON: the field is there, without a number."""
     out = tmp_path / "run"

@@ -54,26 +54,34 @@ class Trace(Callback):
     """A trace of some rounds, for chrome://tracing or ui.perfetto.dev: every operation, on CPU and GPU."""
 
     def __init__(self, path: Path, skip: int = 2, rounds: int = 2) -> None:
+        self._path, self._skip, self._rounds = path, skip, rounds
+        self._what = ""
+        self._profile: Any = None
+
+    def start(self, what: str, round: int, rounds: int) -> None:
+        """Only the first run: the others are alike. Where few rounds are left, the last of them."""
+        left = rounds - round
+        if self._what or left < 1:
+            return
         from torch.profiler import profile, schedule
 
-        self._path, self._what = path, ""
-        plan = schedule(wait=skip, warmup=1, active=rounds, repeat=1)
-        self._profile = profile(schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(path)))
-
-    def start(self, what: str, round: int, rounds: int) -> None:  # noqa: ARG002
-        """Only the first run: the others are alike."""
-        if not self._what:
-            self._what = what
-            self._profile.start()
+        warmup = int(left > 1)
+        active = min(self._rounds, left - warmup)
+        plan = schedule(wait=min(self._skip, left - active - warmup), warmup=warmup, active=active, repeat=1)
+        self._what = what
+        self._profile = profile(
+            schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(self._path))
+        )
+        self._profile.start()
 
     def round(self, event: Event) -> None:
         """A round is over."""
-        if event.what == self._what:
+        if self._profile is not None and event.what == self._what:
             self._profile.step()
 
     def close(self) -> None:
         """Write what there is."""
-        if self._what:
+        if self._profile is not None:
             self._profile.stop()
 
 

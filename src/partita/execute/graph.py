@@ -95,12 +95,12 @@ class Graph(Vmap):
         lr = Stack.of(rates, carry.n, rows=rows)
         try:
             step = self._made(phase, carry, found, lr, moment, role)
-        except Exception as error:  # a rule that looks at values, an operation that cannot be recorded
+            return step.run(carry, found, lr, self.bound.data)
+        except Exception as error:  # a rule that looks at values, what cannot be recorded, no memory
             reason = _reason(error)
             warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
             self.picks[role] = {"picked": "vmap", "why": reason}
             return super()._phase(phase, carry, found, moment)
-        return step.run(carry, found, lr, self.bound.data)
 
     def _made(
         self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, moment: Moment, role: str
