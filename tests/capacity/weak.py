@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ def digits(sizes: tuple[int, ...] = SIZES, test: int = 5) -> FederatedData:
     ends = np.cumsum(np.add(sizes, test))
     train = [(int(b) - test - n, n) for b, n in zip(ends, sizes)]
     return FederatedData.make(source.x, source.y, train, [(int(b) - test, test) for b in ends])
+
+
+def in_double(data: FederatedData) -> FederatedData:
+    """The same samples; token ids stay whole."""
+    return replace(data, x=data.x.double() if data.x.is_floating_point() else data.x)
 
 
 def mlp() -> Blocks:
