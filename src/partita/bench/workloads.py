@@ -98,7 +98,7 @@ WORKLOADS = {
         2,
         2,
         16,
-        2,
+        6,
         tokens=True,
         large={"cohort": 16, "steps": 10, "batch": 64, "rounds": 3},
     ),
