@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 import partita as pt
 from partita.bench.workloads import METHODS
 from partita.execute.plan import draw
+from partita.transfer import Coming
 from partita.types import Moment, Work
 
 pytestmark = pytest.mark.skipif(
@@ -120,10 +123,13 @@ class Strict(pt.callbacks.Callback):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedalt", "fedplus", "pfedme", "scaffold", "persafl_me"])
-def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str) -> None:
-    """That one wait is for an event; all others would be found."""
+def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str, monkeypatch) -> None:
+    """For what comes back then, once; all other reads and plain copies are errors."""
     model, data, _ = of_kind("mlp")
     method, strict = METHODS[name], Strict(6)
+    reads = []
+    read = Coming.read
+    monkeypatch.setattr(Coming, "read", lambda coming: reads.append(strict.rounds) or read(coming))
     work = {**OPTIONS, "rounds": 6, "cohort": 6, "evaluate_every": 6}
     try:
         pt.federate(
@@ -139,6 +145,24 @@ def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str) -
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert strict.rounds == 6
+    assert max(Counter(reads).values()) == 1
+
+
+@pytest.mark.parametrize("case", ["excluded", "gaussian", "all parties"])
+def test_the_server_finds_everything_where_it_computes(case: str) -> None:
+    """Metrics and numbers of clients are on the host, the rest is on the device."""
+    model, data, _ = of_kind("mlp")
+    given: dict[str, Any] = {
+        "excluded": {"attack": pt.attack.malformed("shape"), "byzantine": [1]},
+        "gaussian": {"attack": pt.attack.gaussian(0.1), "byzantine": [1]},
+        "all parties": {},
+    }[case]
+    method = pt.fedplus(pt.psi.avg(0.1), lr=0.05, sigma=1.0, over="all") if case == "all parties" else METHOD
+    common = {**OPTIONS, "rounds": 3, "cohort": 4, "executor": "vmap", **given}
+    cpu, gpu = (pt.federate(model, data, method, device=device, **common) for device in DEVICES)
+    for name, value in cpu.shared.items():
+        torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
+    assert [r["excluded"] for r in cpu.metrics] == [r["excluded"] for r in gpu.metrics]
 
 
 def test_deltas_that_are_added_up() -> None:

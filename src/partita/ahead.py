@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.aggregate.screen import faults, lengths, sound
+from partita.aggregate.screen import examined, lengths, sound
 from partita.execute import Auto, Vmap
 from partita.transfer import Coming
 from partita.types import ClientState, Cohort, Group, Tensors, Upload
@@ -119,11 +119,11 @@ def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list
     with run.phases("screening"):
         coming = Coming([*uploads.metrics.values(), *lengths(uploads, kept)])
     _draw(run, cohort)
-    with run.phases("steps"):  # a device may be at work on them still: the one time that a round waits for it
+    with run.phases("steps"):  # a device may be at work on them still
         here = coming.read()
     with run.phases("screening"):
         n = len(cohort.clients)
-        why = [""] * n if sound(here[len(names) :]) else faults(uploads, kept, n)
+        why = [""] * n if sound(here[len(names) :]) else examined(uploads, kept, n)
     return uploads._replace(metrics=dict(zip(names, here))), states, why
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from partita import tree
 from partita.aggregate.mean import mean
+from partita.transfer import put
 from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
 
 
@@ -81,7 +83,7 @@ def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Seque
     for name in [k for k in names if k in delta]:
         received = torch.empty_like(delta[name])
         for group in groups:
-            received[list(group.positions)] = group.download.shared[name]
+            received[put(np.array(group.positions), received.device)] = group.download.shared[name]
         delta[name] = now[name] - (received - delta[name])
     return uploads._replace(delta=delta)
 
@@ -90,8 +92,9 @@ def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
     """Staleness scales the delta; how many samples a client has weights it, later: they never cancel."""
     if all(s == 1.0 for s in scale):
         return uploads
-    factor = torch.tensor(scale, dtype=torch.float64)
-    return uploads._replace(delta={k: _scaled(x, factor) for k, x in uploads.delta.items()})
+    factor = np.array(scale, dtype=np.float64)
+    there = {device: put(factor, device) for device in {x.device for x in uploads.delta.values()}}
+    return uploads._replace(delta={k: _scaled(x, there[x.device]) for k, x in uploads.delta.items()})
 
 
 def _scaled(stack: Tensor, factor: Tensor) -> Tensor:

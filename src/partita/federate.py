@@ -233,7 +233,8 @@ def federate(
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if profile and folder is not None:
-        listeners.append(Trace(folder / "trace.json"))
+        ends_early = getattr(schedule, "until", None) is not None  # after fewer rounds than `rounds`
+        listeners.append(Trace(folder / "trace.json", skip=0 if ends_early else 2))
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     try:

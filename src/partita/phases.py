@@ -13,8 +13,8 @@ NAMES = ("cohort", "states", "steps", "screening", "aggregation", "server", "eva
 class Phases:
     """Seconds of each phase without those that began inside it.
 
-    A GPU works while the host goes on; a round waits for it once, at the end of its steps. With `wait` the
-    host waits at both ends of every phase, so that each has the time that its work took.
+    A GPU works while the host goes on; a round waits for it at the end of its steps, and as a rule nowhere
+    else. With `wait` the host waits at both ends of every phase: each has the time that its work took.
     """
 
     def __init__(self, device: str, wait: bool = False) -> None:

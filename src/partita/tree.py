@@ -68,8 +68,10 @@ def rows(stack: Any, index: Tensor | slice | list[int]) -> Any:
     """Some rows of a stack."""
     if not isinstance(index, list):
         return map_tensors(lambda x: x[index], stack)
-    chosen = np.array(index, dtype=np.int64)
-    return map_tensors(lambda x: x[put(chosen, x.device)], stack)
+    chosen, there = np.array(index, dtype=np.int64), {}
+    for device in {x.device for x in leaves(stack) if isinstance(x, Tensor)}:
+        there[device] = put(chosen, device)
+    return map_tensors(lambda x: x[there[x.device]], stack)
 
 
 def stack(trees: Sequence[Any]) -> Any:

@@ -50,8 +50,8 @@ class Upload(NamedTuple):
     The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
     both alone. `extra` is whatever else the method sends. Under a tensor's name it is a change whose sum over
     clients the server divides by the number of all (SCAFFOLD's c_i): where not all hold that tensor, the sum
-    is scaled so that it is divided by those who do. `metrics` and `client` are on the host when the server
-    sees them, whatever device computes.
+    is scaled so that it is divided by those who do. When the server sees what clients sent, `metrics`
+    and `client` are on the host, whatever device computes (`partita.transfer.put` takes numbers there).
     """
 
     delta: Tensors

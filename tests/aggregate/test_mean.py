@@ -31,6 +31,14 @@ def test_only_ratios_of_weights_count() -> None:
     torch.testing.assert_close(combine(d, [1, 2, 3])["a"], combine(d, [1e9, 2e9, 3e9])["a"])
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_weights_of_any_type(dtype) -> None:
+    d = {"a": torch.randn(3, 4, generator=torch.Generator().manual_seed(0))}
+    weight = torch.tensor([1, 2, 3], dtype=dtype)
+    got = pt.aggregate.mean().combine(d, weight, torch.tensor(0)).delta["a"]
+    torch.testing.assert_close(got, combine(d, [1, 2, 3])["a"])
+
+
 def test_a_weight_of_zero_counts_for_nothing() -> None:
     d = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(combine({"a": d}, [2, 0, 1])["a"], (2 * d[0] + d[2]) / 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -131,8 +133,33 @@ def test_recordings_fit_the_budget() -> None:
         nbytes = 8
 
     for i in range(5):
-        made._keep(i, Recording())  # type: ignore[arg-type]
+        made.made[i] = Recording()  # type: ignore[assignment]
+        made._keep_some()
     assert list(made.made) == [3, 4]
+    made.made[3].nbytes = 30  # type: ignore[misc]
+    made._keep_some()
+    assert list(made.made) == [4]
+
+
+def test_a_recording_that_fails_later_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory when it grows, for example: nothing of the round is lost."""
+    runs = []
+    run = captured.Captured.run
+
+    def fails(made: captured.Captured, *given: Any) -> Any:
+        runs.append(made)
+        if len(runs) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return run(made, *given)
+
+    monkeypatch.setattr(captured.Captured, "run", fails)
+    with pytest.warns(UserWarning, match="not recorded but stacked .OutOfMemoryError: no room"):
+        found = federate("graph")
+    wanted = federate("vmap")
+    assert len(runs) == 2
+    assert found.config["executor"]["picks"]["steps of training, stage 0"]["picked"] == "vmap"
+    for name, value in wanted.shared.items():
+        torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
 
 
 def test_a_rule_that_cannot_be_recorded_is_stacked() -> None:

@@ -22,8 +22,11 @@ def mean() -> Aggregator:
     """
 
     def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:  # noqa: ARG001
-        if len(weight) == 1 and weight[0] > 0:  # an asynchronous server meets one at a time
+        if (
+            len(weight) == 1 and not weight.is_cuda and weight[0] > 0
+        ):  # one at a time; a GPU is not waited for
             return Combined({k: d[0] for k, d in deltas.items()})
+        weight = weight.to(_exact(weight.dtype))
         share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
         shares = {kind: share.to(_exact(kind))[None] for kind in {d.dtype for d in deltas.values()}}
         return Combined({k: _combine(shares[d.dtype], d) for k, d in deltas.items()})

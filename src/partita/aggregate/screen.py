@@ -24,8 +24,11 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
     What it sends must be finite and small enough to be squared, for aggregators take lengths and distances;
     what it `kept` must be finite.
     """
-    if sound(lengths(uploads, kept)):
-        return [""] * clients
+    return [""] * clients if sound(lengths(uploads, kept)) else examined(uploads, kept, clients)
+
+
+def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
+    """What `faults` says, by a look at each client."""
     sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
     numbers = _all_finite([*sent, *rest], clients)
     small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
@@ -38,11 +41,11 @@ def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
     for x in tree.leaves((uploads.delta, uploads.extra, kept)):
         if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             kinds.setdefault(x.dtype, []).append(x)
-    return [torch.stack(torch._foreach_norm(some)) for some in kinds.values()]
+    return [torch.stack(torch._foreach_norm(some, dtype=_wide(kind))) for kind, some in kinds.items()]
 
 
 def sound(found: Sequence[Tensor]) -> bool:
-    """Whether nobody's upload has a fault. If not, somebody's may have: `faults` looks closer."""
+    """Whether nobody's upload has a fault. If not, somebody's may have: see `examined`."""
     return all(bool(torch.isfinite(x.square()).all()) for x in found)
 
 
@@ -141,9 +144,12 @@ def _rows(stacks: Any, clients: int) -> list[Tensor]:
 
 def _length(x: Tensor) -> Tensor:
     """Of each row, in single precision at least: its square is infinite if it is too long for its type."""
-    wide = torch.float32 if torch.finfo(x.dtype).bits < 32 else x.dtype
-    length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=wide)
+    length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=_wide(x.dtype))
     return length
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    return torch.float32 if torch.finfo(kind).bits < 32 else kind
 
 
 def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:

@@ -1,4 +1,7 @@
-"""Measures the executors on the first clients that come and keeps the faster one."""
+"""Measures the executors on the first clients that come and keeps the fastest.
+
+A stack must be clearly faster than clients on their own: it takes the memory of all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from partita.types import ClientState, Download, Group, Moment, Upload
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
 FEWEST, MOST = 8, 64  # clients of a trial
-CLEARLY = 1.1  # a stack must be so much faster: it takes the memory of all clients at once
+CLEARLY = 1.1  # so many times faster
 SHORT = 5.0  # seconds of work, below which nothing is recorded
 
 
@@ -79,12 +82,14 @@ class Auto:
         warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in tried}
         steps, each = 2, max(warm.values()) / 2
         count = min(len(clients), MOST, max(FEWEST, int(TRIAL / (steps * each))))
-        turns = 3 if count * steps * each <= TRIAL else 2  # so that all see the same load of the machine
+        turns = 3 if count * steps * each <= TRIAL else 2  # in turn: all of them see the load of the machine
         found = [[trial(e, count, steps) for e in tried] for _ in range(turns)]
         seconds = {e.name: min(times) for e, times in zip(tried, zip(*found))}
         shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
         best = min(seconds, key=lambda name: seconds[name] * (CLEARLY if name == "vmap" else 1.0))
         why = f"measured on {count} clients: {shown}"
+        if seconds[best] > min(seconds.values()):
+            why += f"; a stack must be {CLEARLY} times faster"
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
         if graph is None or moment.role != "training":
             return {"picked": best, "why": why}

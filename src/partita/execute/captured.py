@@ -124,7 +124,7 @@ class Captured:
 
     @property
     def nbytes(self) -> int:
-        """What it holds between its runs: tensors of clients, plans, samples. (The rest is shared by all.)"""
+        """What it holds between its runs: tensors of clients, plans, samples, and little else."""
         plans = [x for plan in self.plans for x in (plan.rows, plan.real, plan.keys)]
         samples = [self.data.x, self.data.y] if self.own_data else []
         return sum(x.nbytes for x in [*tensors(self.carry), *plans, *samples])

@@ -98,9 +98,10 @@ class Graph(Vmap):
             return step.run(carry, found, lr, self.bound.data)
         except Exception as error:  # a rule that looks at values, what cannot be recorded, no memory
             reason = _reason(error)
-            warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
-            self.picks[role] = {"picked": "vmap", "why": reason}
-            return super()._phase(phase, carry, found, moment)
+        self.made.clear()  # their memory, now that the failed attempt is gone
+        warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
+        self.picks[role] = {"picked": "vmap", "why": reason}
+        return super()._phase(phase, carry, found, moment)
 
     def _made(
         self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, moment: Moment, role: str
@@ -115,13 +116,13 @@ class Graph(Vmap):
             made = Captured(phase, carry, found, lr, self.bound.data, shape)
             made.record()
             self._choose(made, found, moment, role)
-            self._keep(key, made)
+            self.made[key] = made
         self.made[key] = self.made.pop(key)  # the last one used comes last
+        self._keep_some()
         return self.made[key]
 
-    def _keep(self, key: Any, made: Captured) -> None:
-        """As many as fit twice the budget, the last ones used."""
-        self.made[key] = made
+    def _keep_some(self) -> None:
+        """As many as fit twice the budget, the last ones used; what earlier ones hold may have grown."""
         while len(self.made) > 1 and sum(m.nbytes for m in self.made.values()) > 2 * self.budget:
             del self.made[next(iter(self.made))]
 

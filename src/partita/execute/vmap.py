@@ -23,6 +23,8 @@ from partita.execute.trace import Steps
 from partita.transfer import put
 from partita.types import Batch, ClientState, Download, Group, LocalRule, Moment, Phase, Upload
 
+PASS, SOME = 1 << 26, 4  # bytes of forward passes at a time on a CPU (larger blocks are new memory each time)
+
 
 @dataclass(frozen=True)
 class Vmap:
@@ -88,7 +90,10 @@ class Vmap:
             n = self.bound.data.ranges(work.split)[clients, 1]
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
-        return max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
+        fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
+        if moment.role == "training" or self.bound.data.x.device.type != "cpu":
+            return fit
+        return min(fit, max(SOME, PASS // max(1, largest * self.sample_bytes)))
 
     def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
         if not rule.phases:
