@@ -54,6 +54,7 @@ from partita.types import (
 )
 
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
+FEWER, MUCH = 1024, 1 << 24  # so many, where the states of more would take this much
 
 
 class Federation:
@@ -258,7 +259,8 @@ class Federation:
         new = self.algorithm.init_client(self.base, self.partition)
         self.store_names = (*new.personal, *new.memory)
         width = max(1, tree.nbytes(new))
-        self.block = max(1, min(BLOCK_CLIENTS, BLOCK_BYTES // width))
+        most = BLOCK_CLIENTS if BLOCK_CLIENTS * width < MUCH else FEWER
+        self.block = max(1, min(most, BLOCK_BYTES // width))
         fits = self.data.clients * width <= BLOCK_BYTES  # else states stay on the host
         one = 2 * tree.nbytes(tree.pick(self.base, self.partition.shared))  # a delta, and what it is made of
         room = budget(self.settings.memory, self.data.x.device)
