@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partita import tree
 from partita.aggregate.mean import mean
-from partita.transfer import put
+from partita.transfer import beside, put
 from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
 
 
@@ -92,8 +92,7 @@ def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
     """Staleness scales the delta; how many samples a client has weights it, later: they never cancel."""
     if all(s == 1.0 for s in scale):
         return uploads
-    factor = np.array(scale, dtype=np.float64)
-    there = {device: put(factor, device) for device in {x.device for x in uploads.delta.values()}}
+    there = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))
     return uploads._replace(delta={k: _scaled(x, there[x.device]) for k, x in uploads.delta.items()})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,11 @@ def put(x: np.ndarray, device: torch.device | str) -> Tensor:
     there = torch.device(device)
     found = torch.from_numpy(x)
     return found.pin_memory().to(there, non_blocking=True) if there.type == "cuda" else found.to(there)
+
+
+def beside(tensors: Iterable[Tensor], x: np.ndarray) -> dict[torch.device, Tensor]:
+    """Numbers from the host on each device that some of these tensors are on."""
+    return {device: put(x, device) for device in {tensor.device for tensor in tensors}}
 
 
 class Coming:

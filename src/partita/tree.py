@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from partita.transfer import put
+from partita.transfer import beside
 from partita.types import Tensors
 
 
@@ -68,9 +68,7 @@ def rows(stack: Any, index: Tensor | slice | list[int]) -> Any:
     """Some rows of a stack."""
     if not isinstance(index, list):
         return map_tensors(lambda x: x[index], stack)
-    chosen, there = np.array(index, dtype=np.int64), {}
-    for device in {x.device for x in leaves(stack) if isinstance(x, Tensor)}:
-        there[device] = put(chosen, device)
+    there = beside([x for x in leaves(stack) if isinstance(x, Tensor)], np.array(index, dtype=np.int64))
     return map_tensors(lambda x: x[there[x.device]], stack)
 
 

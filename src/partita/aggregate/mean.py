@@ -22,9 +22,8 @@ def mean() -> Aggregator:
     """
 
     def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:  # noqa: ARG001
-        if (
-            len(weight) == 1 and not weight.is_cuda and weight[0] > 0
-        ):  # one at a time; a GPU is not waited for
+        # an asynchronous server meets one at a time; on a GPU, to look at its weight would be to wait
+        if len(weight) == 1 and not weight.is_cuda and weight[0] > 0:
             return Combined({k: d[0] for k, d in deltas.items()})
         weight = weight.to(_exact(weight.dtype))
         share = weight / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)

@@ -38,9 +38,8 @@ def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
 def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
     """Of every tensor, all clients together: a cheap first look, see `sound`."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
-    for x in tree.leaves((uploads.delta, uploads.extra, kept)):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
-            kinds.setdefault(x.dtype, []).append(x)
+    for x in _numbers((uploads.delta, uploads.extra, kept)):
+        kinds.setdefault(x.dtype, []).append(x)
     return [torch.stack(torch._foreach_norm(some, dtype=_wide(kind))) for kind, some in kinds.items()]
 
 
@@ -138,8 +137,11 @@ def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
 
 def _rows(stacks: Any, clients: int) -> list[Tensor]:
     """Each stack of numbers as a matrix, a row for each client."""
-    found = [x for x in tree.leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
-    return [x.reshape(clients, -1) for x in found]
+    return [x.reshape(clients, -1) for x in _numbers(stacks)]
+
+
+def _numbers(stacks: Any) -> list[Tensor]:
+    return [x for x in tree.leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
 
 
 def _length(x: Tensor) -> Tensor:
