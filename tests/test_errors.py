@@ -97,6 +97,10 @@ def fed(**changed: Any) -> Call:
     return lambda out: federate(**{"out": out, **changed})
 
 
+def scored(function: Callable[[Tensor, Tensor], Any]) -> pt.Metric:
+    return pt.Metric(function, higher_is_better=True)
+
+
 def lies(**changed: Any) -> Call:
     """The run with a liar."""
     return fed(**{"attack": pt.attack.sign_flip(), "byzantine": ["bob"], **changed})
@@ -697,9 +701,17 @@ TABLE = [
     ),
     Wrong("metric misspelt", fed(metric="acc"), "metric='acc': ", "(did you mean 'accuracy'?)"),
     Wrong(
-        "metric is a vector", fed(metric=lambda o, _: o[0]), "metric='<lambda>': ", "one number for a batch"
+        "metric is a vector",
+        fed(metric=scored(lambda o, _: o[0])),
+        "metric='<lambda>': ",
+        "one number for a batch",
     ),
-    Wrong("metric is text", fed(metric=lambda _o, _t: "hi"), "metric='<lambda>': ", "one number for a batch"),
+    Wrong(
+        "metric is text",
+        fed(metric=scored(lambda _o, _t: "hi")),
+        "metric='<lambda>': ",
+        "one number for a batch",
+    ),
     # the method
     Wrong("method not called", fed(algorithm=pt.fedavg), "algorithm=<function fedavg", METHOD),
     Wrong("method is a word", fed(algorithm="fedavg"), "algorithm='fedavg': ", METHOD),

@@ -62,11 +62,13 @@ from partita.algorithms import (
 )
 from partita.federate import federate
 from partita.local.solvers import adam, cg, exact, gd
+from partita.measure.criteria import Metric
 from partita.record import Record
 from partita.run import Run, load
 
 __version__ = "0.1.0"
 __all__ = [
+    "Metric",
     "Run",
     "adam",
     "aggregate",

@@ -46,6 +46,13 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
     return n
 
 
+def boolean(field: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise fail(field, value, "True or False")
+    return value
+
+
 def size(field: str, value: Any) -> int:
     """Bytes from '8GiB', '500MB' or a number of them."""
     units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

@@ -158,9 +158,10 @@ def federate(
     seed        everything random depends on it
     loss        'cross_entropy', 'binary_cross_entropy', 'mse' or a function of (output, target) that returns
                 the mean over a batch (None: what fits the targets)
-    metric      'accuracy', 'mse', 'mae', 'loss' or such a function (None: accuracy, or the loss for numbers);
-                a function returns a mean over samples; higher is better unless its name ends in 'loss',
-                'error', 'mse' or 'mae', or its attribute `higher_is_better` says otherwise
+    metric      'accuracy', 'mse', 'mae', 'loss' (None: accuracy, or the loss for numbers), or
+                `partita.Metric(function, higher_is_better=True)` with a function of (output, target) that
+                returns a mean over samples; a function alone, if its attribute `higher_is_better` says which
+                way is better. What is no mean over samples, such as F1 or AUC, is refused
     state       'keep': clients keep their personal part between rounds; 'reset': they start anew each time
     schedule    who reports when: `partita.schedule.asynchronous(concurrency=10, delays=...)`; None: a random
                 cohort each round, `partita.schedule.synchronous()`, or what the method wants

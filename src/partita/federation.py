@@ -442,7 +442,8 @@ class Federation:
             states = self.load(some) if role == "personal" else ClientState({}, {})
             group = Group(tuple(range(len(some))), download)
             upload, _ = self.execute_group(rule, some, group, states, self.moment(role))
-            found[some] = upload.metrics["metric"].double().cpu().numpy() / counts[some]
+            metric, weight = (upload.metrics[k].double().cpu().numpy() for k in ("metric", "weight"))
+            found[some] = np.divide(metric, weight, out=np.full(len(some), np.nan), where=weight > 0)
         return found
 
     def personal_model(self, client: int) -> Tensors:

@@ -83,6 +83,18 @@ class Batch(NamedTuple):
     key: Tensor
 
 
+class Scores(NamedTuple):
+    """Σ_i w_i m_i and Σ_i w_i over the samples of a batch, for the metric and for the loss.
+
+    Every sample counts once, w_i = 1, except in a loss that weights its classes or ignores some labels.
+    """
+
+    metric: Tensor
+    metric_weight: Tensor
+    loss: Tensor
+    loss_weight: Tensor
+
+
 class Group(NamedTuple):
     """Clients that run the same program on the same shapes.
 
@@ -223,8 +235,8 @@ class Problem(Protocol):
         """Mean and variance of what each BatchNorm layer gets to see in this batch."""
         ...
 
-    def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Metric and loss of each sample, in evaluation mode."""
+    def score(self, params: Tensors, batch: Batch) -> Scores:
+        """Metric and loss, summed over the real samples of a batch, in evaluation mode."""
         ...
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:

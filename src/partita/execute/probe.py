@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita import check, tree
 from partita.data import FederatedData
+from partita.execute.by_sample import check_metric, not_by_sample, rows_of_several
 from partita.execute.fit import (
     check_classes,
     check_labels,
@@ -65,7 +66,8 @@ def examine(
     measure = choose_metric(metric, criterion, y)
     check_classes(measure, data)
     _value("metric", measure, output.detach(), y)
-    _check_mean("metric", measure, output.detach(), y)
+    if not measure.built_in:
+        check_metric(measure, _evaluated(module, data), data)
     if random:
         warnings.warn(
             "the model draws random numbers of its own (torch.nn.functional.dropout?), which depend on the "
@@ -95,9 +97,11 @@ def why_not_stackable(
 
     Roundings grow in some models until single precision cannot tell: then double precision decides.
     """
-    x, y = _samples(data, 3, int(np.argmax(data.train[:, 1])))
-    if len(x) < 3:
-        x, y = (t.repeat(3, *[1] * (t.dim() - 1))[:3] for t in (x, y))
+    if not loop.loss.built_in:
+        reason = not_by_sample(loop.loss, _evaluated(loop.evaluation, data, params), data)
+        if reason is not None:
+            return reason
+    x, y = data.gather(_three_of_two(data))
     reason = _compare(loop, stacked, params, x, y)
     if reason in (DIFFERENT, COUNTS_PADDING):
         return None if _same_in_double(loop, stacked, params, x, y) else reason
@@ -118,7 +122,7 @@ def _compare(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tens
     """What differs between two stacked clients and each of them alone, if anything does."""
     key = torch.arange(2, device=x.device)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], device=x.device)
-    both = Batch(x.expand(2, *x.shape), y.expand(2, *y.shape), mask, key)
+    both = Batch(x, y, mask, key)
     own = tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params)
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -136,7 +140,7 @@ def _compare(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tens
         if slow:
             return f"{slow[1]} cannot run for several clients at once"
     for i, n in enumerate((3, 2)):
-        alone, expected, after = loop.grad(params, Batch(x[:n], y[:n], None, key[i]), loop.trainable)
+        alone, expected, after = loop.grad(params, Batch(x[i, :n], y[i, :n], None, key[i]), loop.trainable)
         if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
             return DIFFERENT
         if _differ(tree.row(buffers, i), after):
@@ -164,8 +168,7 @@ def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedD
 def _computed(problem: ModelProblem, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
     """Gradients and scores of a batch."""
     _, gradient, _ = problem.grad(params, batch, problem.trainable)
-    metric, loss = problem.score(params, batch)
-    return gradient, {"metric": metric, "loss": loss}
+    return gradient, problem.score(params, batch)._asdict()
 
 
 def _differ(found: Tensors, expected: Tensors) -> bool:
@@ -176,6 +179,28 @@ def _differ(found: Tensors, expected: Tensors) -> bool:
 def _samples(data: FederatedData, n: int, client: int) -> tuple[Tensor, Tensor]:
     start, size = data.train[client]
     return data.gather(torch.arange(int(start), int(start) + min(n, int(size)), device=data.x.device))
+
+
+def _three_of_two(data: FederatedData) -> Tensor:
+    """Three rows of each of the two largest clients; of the largest alone, if nobody else has as many."""
+    order = np.argsort(-data.train[:, 1], kind="stable")
+    first, second = order[0], order[min(1, len(order) - 1)]
+    chosen = data.train[[first, second if data.train[second, 1] >= 3 else first]]
+    rows = np.stack([start + np.arange(3) % size for start, size in chosen])
+    return torch.from_numpy(rows).to(data.x.device)
+
+
+def _evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = None) -> Tensor:
+    """What the model puts out for samples of several clients, in evaluation mode."""
+    x, _ = data.gather(rows_of_several(data))
+    training = module.training
+    try:
+        with torch.no_grad():
+            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            output: Tensor = torch.func.functional_call(module.eval(), {**(params or {}), **given}, (x,))
+            return output
+    finally:
+        module.train(training)
 
 
 def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
@@ -233,17 +258,6 @@ def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tenso
             field, criterion.name, f"a function that returns one number for a batch, not {shape}"
         )
     return value
-
-
-def _check_mean(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> None:
-    """Scores are means over samples: a user's function should be one too."""
-    whole, parts = float(criterion.mean(output, y)), float(criterion.each(output, y).float().mean())
-    if abs(whole - parts) > 1e-3 * (1 + abs(whole)):
-        warnings.warn(
-            f"{field}={criterion.name}: its value on a batch ({whole:.4g}) is not the mean of its values on "
-            f"the samples ({parts:.4g}); Partita reports the latter",
-            stacklevel=5,
-        )
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ from partita import tree
 from partita.execute.outputs import outputs
 from partita.execute.stackable import context, of_one_batch, stackable, static, tracked
 from partita.measure.criteria import Criterion
-from partita.types import Batch, Partition, Tensors
+from partita.types import Batch, Partition, Scores, Tensors
 
 _FORWARD = threading.RLock()
 """Forward derivatives have levels that belong to the process, not to a thread: one at a time."""
@@ -90,7 +90,8 @@ class ModelProblem:
             with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
                 output = functional_call(self.training, tensors, (batch.x,))
             output = output.to(batch.x.dtype) if self.half else output
-            return _mean(self.loss, output, batch), self._after(params, tensors, batch)
+            loss = self.loss.of_batch(output, batch.y, batch.mask)
+            return loss, self._after(params, tensors, batch)
 
         return f
 
@@ -121,18 +122,14 @@ class ModelProblem:
             functional_call(self.measuring, tensors, (batch.x,))
         return tree.pick(tensors, names)
 
-    def score(self, params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Metric and loss of each sample, zero where the batch is padded."""
+    def score(self, params: Tensors, batch: Batch) -> Scores:
+        """Metric and loss, summed over the real samples of a batch."""
         with torch.no_grad():
             given = context(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
             output = functional_call(self.evaluation, (params, given), (batch.x,))
-            metric, loss = self.metric.each(output, batch.y), self.loss.each(output, batch.y)
-        if batch.mask is None:
-            return metric, loss
-        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
-        real = batch.mask > 0
-        return torch.where(real, metric, zero.to(metric.dtype)), torch.where(real, loss, zero)
+            metric, loss = (c.sums(output, batch.y, batch.mask) for c in (self.metric, self.loss))
+        return Scores(*metric, *loss)
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
         """What the named submodules (None: the model's blocks) put out for these samples."""
@@ -215,14 +212,6 @@ def _share(module: nn.Module) -> nn.Module:
     """A second copy of the structure over the same tensors."""
     memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, memo)
-
-
-def _mean(loss: Criterion, output: Tensor, batch: Batch) -> Tensor:
-    if batch.mask is None:
-        return loss.mean(output, batch.y)
-    # Σ_real f(sample) / #real; `where` and not a product, since padding may hold anything
-    each = torch.where(batch.mask > 0, loss.each(output, batch.y), 0.0)
-    return each.sum() / batch.mask.sum().clamp(min=1)
 
 
 def _autograd(f: Callable[..., Any], moving: Tensors) -> tuple[Tensors, tuple[Tensor, Tensors]]:

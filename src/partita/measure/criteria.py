@@ -1,12 +1,16 @@
-"""Losses and metrics, each as a mean over a batch and as one number per sample.
+"""Losses and metrics, each as one number for a batch and as what every sample contributes to it.
 
-A user's own function takes (output, target) and returns the mean over the batch. One number per sample is
-what short batches need when clients of different sizes are stacked: it is the same function on one sample.
+A user's own function takes (output, target) and returns the mean over the batch. What a sample contributes is
+what short batches need when clients of different sizes are stacked: it is the same function on one sample, or
+what `partita.measure.losses` knows about one of torch's losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,17 +18,69 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partita import check
-
-Function = Callable[[Tensor, Tensor], Tensor]
+from partita.measure.losses import Function as Function
+from partita.measure.losses import parts
 
 
 class Criterion(NamedTuple):
-    """`mean` over a batch, `each` per sample, and whether more is better."""
+    """A function of (output, target) on a batch, and what each sample contributes to it.
+
+    mean = Σ_i each_i / Σ_i weight_i      over the samples of a batch; without weights every sample counts
+                                          once. `adds_up`: the value of a batch is Σ_i each_i
+    """
 
     name: str
     mean: Function
     each: Function
     higher_is_better: bool = False
+    weight: Function | None = None
+    adds_up: bool = False
+    built_in: bool = False
+    classes_first: bool = False  # torch has the classes of a sequence on axis 1, before its places
+
+    def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the value on the real samples of a batch; a mask of None says that all are real."""
+        if mask is None:
+            return self.mean(output, target)
+        total, weight = self.sums(output, target, mask)
+        if self.adds_up:
+            return total
+        return total / torch.where(mask.sum() > 0, weight, 1.0)  # a client that waits has no real sample
+
+    def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
+        each = self.each(output, target)
+        weight = each.new_ones(len(each)) if self.weight is None else self.weight(output, target)
+        if mask is not None:  # `where` and not a product, since padding may hold anything
+            each, weight = (torch.where(mask > 0, x, 0.0) for x in (each, weight))
+        return each.sum(), weight.sum()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of your own: a function of (output, target), and whether more of it is better.
+
+    function          returns the mean over a batch, as a number or a tensor of one
+    higher_is_better  True for scores such as accuracy, False for errors such as Brier's
+    name              what tables and files call it (None: the function's name)
+
+        pt.federate(..., metric=pt.Metric(brier, higher_is_better=False))
+    """
+
+    function: Function
+    higher_is_better: bool
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        call_it = f" (call it: {self.function.__name__}())" if isinstance(self.function, type) else ""
+        check.takes("function", self.function, 2, f"a function of (output, target){call_it}")
+        check.boolean("higher_is_better", self.higher_is_better)
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise check.fail("name", self.name, "a name, or None for the function's own")
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean over a batch."""
+        return self.function(output, target)
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -36,9 +92,10 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _binary(output: Tensor, target: Tensor) -> Tensor:
-    """−log p(target) for one logit and targets 0 or 1."""
+    """−log p(target) for logits and targets 0 or 1, averaged over the labels of a sample."""
     logit = output.reshape(target.shape)
-    return F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
+    each = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
+    return each.flatten(1).mean(1) if each.dim() > 1 else each
 
 
 def _squared(output: Tensor, target: Tensor) -> Tensor:
@@ -67,7 +124,7 @@ def _accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _built_in(name: str, each: Function, higher_is_better: bool = False) -> Criterion:
-    return Criterion(name, lambda output, y: each(output, y).mean(), each, higher_is_better)
+    return Criterion(name, lambda output, y: each(output, y).mean(), each, higher_is_better, built_in=True)
 
 
 LOSSES = {
@@ -82,20 +139,51 @@ METRICS = {
 }
 
 
-def own(function: Function, higher_is_better: bool) -> Criterion:
+def own(function: Function, higher_is_better: bool, name: str | None = None) -> Criterion:
     """A user's function of (output, target) that returns the mean over a batch."""
+    name = name or name_of(function)
+    if hasattr(function, "reset") and hasattr(function, "update"):
+        return _with_state(function, higher_is_better, name)
+    known = parts(function)
+    if known is not None and known.each is not None:
+        mean = known.mean or function
+        return Criterion(name, mean, known.each, higher_is_better, known.weight, classes_first=True)
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         try:
             return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
         except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
-            pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
-            return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
+            return _one_by_one(function, output, target)
 
-    name = getattr(function, "__name__", None) or type(function).__name__
-    if name.lower().endswith(("loss", "error", "mse", "mae")):
-        higher_is_better = False
-    return Criterion(name, function, each, getattr(function, "higher_is_better", higher_is_better))
+    return Criterion(name, function, each, higher_is_better, adds_up=known is not None)
+
+
+def _with_state(metric: Any, higher_is_better: bool, name: str) -> Criterion:
+    """An object that adds up what it has seen, such as a metric of torchmetrics: it forgets between calls."""
+
+    alone = threading.Lock()  # clients on several cores ask the same object
+
+    def fresh(output: Tensor, target: Tensor) -> Tensor:
+        with alone:
+            metric.reset()
+            try:
+                found: Tensor = metric(output, target)
+                return found
+            finally:
+                metric.reset()
+
+    return Criterion(name, fresh, partial(_one_by_one, fresh), higher_is_better)
+
+
+def _one_by_one(function: Function, output: Tensor, target: Tensor) -> Tensor:
+    pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
+    return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
+
+
+def name_of(function: Any) -> str:
+    """Return what a function, a partial one or an object is called."""
+    inner = function.func if isinstance(function, partial) else function
+    return getattr(inner, "__name__", None) or type(inner).__name__
 
 
 def _function(field: str, given: Any, names: Iterable[str]) -> Function:
@@ -103,6 +191,23 @@ def _function(field: str, given: Any, names: Iterable[str]) -> Function:
     call = f" (call it: {given.__name__}())" if isinstance(given, type) else ""
     allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
     return check.takes(field, given, 2, allowed)  # type: ignore[no-any-return]
+
+
+def _direction(metric: Any) -> bool:
+    """Whether more is better; a ValueError where nothing says so."""
+    known = getattr(metric, "higher_is_better", None)  # torchmetrics has it too
+    if isinstance(known, bool):
+        return known
+    name, inner = name_of(metric), metric.func if isinstance(metric, partial) else metric
+    if name in METRICS:
+        return METRICS[name].higher_is_better
+    if name in LOSSES or str(getattr(inner, "__module__", "")).startswith("torch.nn."):
+        return False
+    raise check.fail(
+        "metric",
+        name,
+        "a metric that says which way is better: partita.Metric(f, higher_is_better=True) or False",
+    )
 
 
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
@@ -119,11 +224,19 @@ def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> 
 
 def choose_metric(metric: str | Function | None, loss: Criterion, target: Tensor) -> Criterion:
     """The named metric, the user's own, or accuracy for classes and the loss for numbers."""
-    if metric == "loss":
-        return loss._replace(name="loss")
-    if isinstance(metric, str):
-        return METRICS[check.choice("metric", metric, [*METRICS, "loss"])]
+    if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
+        chosen = check.choice("metric", metric, [*METRICS, "loss"])
+        return loss._replace(name="loss") if chosen == "loss" else _beside(loss, METRICS[chosen])
+    if isinstance(metric, Metric):
+        return own(metric.function, metric.higher_is_better, metric.name)
     if metric is not None:
-        return own(_function("metric", metric, [*METRICS, "loss"]), higher_is_better=True)
+        return own(_function("metric", metric, [*METRICS, "loss"]), _direction(metric))
     classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss.name not in LOSSES
-    return METRICS["accuracy"] if classes and not target.is_floating_point() else loss
+    return _beside(loss, METRICS["accuracy"]) if classes and not target.is_floating_point() else loss
+
+
+def _beside(loss: Criterion, metric: Criterion) -> Criterion:
+    """The metric of outputs as the loss has them."""
+    if not loss.classes_first or metric is not METRICS["accuracy"]:
+        return metric
+    return _built_in(metric.name, lambda output, y: _accuracy(output.movedim(1, -1), y), True)

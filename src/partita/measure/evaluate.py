@@ -1,6 +1,8 @@
 """Every client's score under a model, as a local rule: so it runs stacked like training does.
 
-score_i = (1/n_i) Σ_j metric(model_i(x_ij), y_ij)      over the client's test samples
+score_i = Σ_j w_ij metric(model_i(x_ij), y_ij) / Σ_j w_ij      over the client's test samples
+
+with w_ij = 1, except where the metric is a loss that weights its classes.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ BATCH = 256
 
 
 class Sums(NamedTuple):
-    """Metric and loss so far, beside what is needed to rebuild the model."""
+    """The metric so far and what it is divided by, beside what is needed to rebuild the model."""
 
     inner: Any
     shared: tuple[Tensors, Tensors]
     state: ClientState
     metric: Tensor
-    loss: Tensor
+    weight: Tensor
 
 
 def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Callable[[Problem], LocalRule]:
@@ -49,11 +51,12 @@ def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Cal
 
         def step(sums: Sums, batch: Batch, lr: tuple[Tensor, ...]) -> Sums:  # noqa: ARG001
             params = own.model(sums.inner, Download(sums.shared[0], sums.shared[1], 0), sums.state)
-            metric, loss = problem.score(params, batch)
-            return sums._replace(metric=sums.metric + metric.sum(), loss=sums.loss + loss.sum())
+            scores = problem.score(params, batch)
+            metric, weight = sums.metric + scores.metric, sums.weight + scores.metric_weight
+            return sums._replace(metric=metric, weight=weight)
 
         def finish(sums: Sums, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
-            return Upload({}, metrics={"metric": sums.metric, "loss": sums.loss}), ClientState({}, {})
+            return Upload({}, metrics={"metric": sums.metric, "weight": sums.weight}), ClientState({}, {})
 
         adapt = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
         return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split))), finish)  # noqa: ARG005

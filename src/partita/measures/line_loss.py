@@ -36,7 +36,7 @@ class _Line(NamedTuple):
     local: Tensors
     center: Tensors
     sums: Tensor
-    samples: Tensor
+    weight: Tensor
 
 
 @checked("measure ")
@@ -60,19 +60,19 @@ def line_loss(
             return _Line(rest, last, center, none.repeat(points), none)
 
         def step(line: _Line, batch: Batch, lr: tuple[Tensor, ...]) -> _Line:  # noqa: ARG001
-            sums = [problem.score({**line.rest, **_between(line, t)}, batch)[1].sum() for t in lams]
-            seen = batch.x.shape[0] if batch.mask is None else batch.mask.sum()
-            return line._replace(sums=line.sums + torch.stack(sums).double(), samples=line.samples + seen)
+            scores = [problem.score({**line.rest, **_between(line, t)}, batch) for t in lams]
+            sums = torch.stack([s.loss for s in scores]).double()
+            return line._replace(sums=line.sums + sums, weight=line.weight + scores[0].loss_weight)
 
         def finish(line: _Line, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
-            return Upload({}, metrics={"loss": line.sums, "samples": line.samples}), ClientState({}, {})
+            return Upload({}, metrics={"loss": line.sums, "weight": line.weight}), ClientState({}, {})
 
         work = Work(epochs=1, batch=BATCH, split=split, shuffle=False)
         return LocalRule(start, (Phase(step, work=lambda now: work),), finish)  # noqa: ARG005
 
     def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
-        seen = uploads.metrics["samples"].sum()
-        return {"loss": (uploads.metrics["loss"].sum(0) / seen).tolist(), "lambda": lams} if seen else {}
+        weight = uploads.metrics["weight"].sum()
+        return {"loss": (uploads.metrics["loss"].sum(0) / weight).tolist(), "lambda": lams} if weight else {}
 
     return Measure("line_loss", client, summarize, {"points": points, "split": split}, of_cohort=True)
 
