@@ -45,15 +45,20 @@ class Criterion(NamedTuple):
         total, weight = self.sums(output, target, mask)
         if self.adds_up:
             return total
-        return total / torch.where(mask.sum() > 0, weight, 1.0)  # a client that waits has no real sample
+        # a client that waits for others has no real sample
+        return total / (weight.clamp(min=1) if self.weight is None else torch.where(mask.any(), weight, 1.0))
 
     def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
-        each = self.each(output, target)
-        weight = each.new_ones(len(each)) if self.weight is None else self.weight(output, target)
-        if mask is not None:  # `where` and not a product, since padding may hold anything
-            each, weight = (torch.where(mask > 0, x, 0.0) for x in (each, weight))
-        return each.sum(), weight.sum()
+        total = _sum(self.each(output, target), mask)
+        if self.weight is not None:
+            return total, _sum(self.weight(output, target), mask)
+        return total, total.new_full((), len(target)) if mask is None else mask.sum()
+
+
+def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
+    """The sum over real samples; `where` and not a product, since padding may hold anything."""
+    return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
 
 
 @dataclass(frozen=True)
