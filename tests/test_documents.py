@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import inspect
@@ -20,6 +21,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import torch
+from torch.func import vmap
 from typer.main import get_command
 
 import partita as pt
@@ -94,6 +97,21 @@ def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
     if page.name == "README.md":
         test = names["run"].summary()["test"]
         assert test["personal"] > max(test["local"], test["global"])
+
+
+def test_the_penalty_of_the_documents_has_its_own_aggregator() -> None:
+    """At the w̃ that Ψ charges least its gradient, −Σ_k [x_k − prox(x_k)] for x_k = w_k − w̃, is zero."""
+    (block,) = (b for b in blocks(DOCS / "extending.md", "python") if "Penalty(" in b.text)
+    kept = [x for x in ast.parse(block.text).body if isinstance(x, ast.ImportFrom | ast.FunctionDef)]
+    names: dict[str, Any] = {"pt": pt}
+    exec(compile(ast.Module(kept, []), block.name, "exec"), names)
+    psi = names[next(x.name for x in kept if isinstance(x, ast.FunctionDef))]()
+    models = {"a": torch.randn(5, 2, 3, dtype=torch.float64), "b": torch.randn(5, 4, dtype=torch.float64)}
+    center = psi.aggregator.combine(models, torch.ones(5).double(), torch.tensor(0)).delta
+    apart = {name: x - center[name] for name, x in models.items()}
+    rest = {name: x - vmap(psi.prox)(apart)[name] for name, x in apart.items()}
+    assert max(x.abs().max() for x in rest.values()) > 0.1
+    assert max(x.sum(0).abs().max() for x in rest.values()) < 1e-12
 
 
 # ---- commands

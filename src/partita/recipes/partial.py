@@ -75,8 +75,10 @@ def partial_harm(
 ) -> Study:
     """Whom does personalization hurt? Each client's change on its training and its test data.
 
-    Full fine-tuning, a personal output part and adapters; the last two also with weight decay and dropout,
-    which the paper found not to help.
+    Full fine-tuning, a personal output part and adapters; adapters also with weight decay, the output part
+    also with dropout, which the paper found not to help. Weight decay acts on the shared part too, and on
+    shakespeare dropout acts in the shared layers; the authors' code has both in the personal part only, so
+    those variants do not repeat the paper's comparison.
 
     data       femnist, shakespeare or free_spoken_digits
     size       small (minutes on two cores), medium (minutes on a GPU) or paper

@@ -2,8 +2,8 @@
 
 Thirty clients with some of the classes each, Q = 10 local steps of size 0.01. A client's upload takes 4 to 6
 times as long as its download; computing takes no time. In step, `cohort` clients report in a round and the
-round lasts as long as the slowest of them; asynchronously 80 % of the clients are at work at any time and the
-server acts on every arrival. All methods have the same virtual time.
+round lasts as long as the slowest of them; asynchronously 24 clients, a setting, are at work at any time and
+the server acts on every arrival. All methods have the same virtual time.
 
 All methods are evaluated after the same fine-tuning: ten steps of size 0.01 on the client's own data, from
 the server's model (pfedme: from the client's own, of its last turn). Asynchronous servers take a tenth or a
