@@ -1,7 +1,7 @@
 """A run without learning, to be killed: states that depend on every round before, checkpoints on the way.
 
-As a script it reads one run per line (the arguments of `train` as JSON), forks for each, prints the process
-id when it starts and the exit code when it ends. Forking spares the kill tests the import of torch.
+As a script it reads one run per line (the arguments of `train` as JSON), forks for each and prints the exit
+code when it ends. Forking spares the kill tests the import of torch.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+import killed
+from killed import NEVER
 from partita.store import DiskStore, checkpoint
 from partita.store.files import append_jsonl
 from partita.types import ClientState
@@ -70,10 +69,11 @@ def resume(folder: Path) -> tuple[DiskStore, int]:
     return store, round
 
 
-def train(folder: str, rounds: int, every: int, die_at: int | None = None) -> None:
+def train(folder: str, rounds: int, every: int, at_write: int = NEVER, at_call: int | None = None) -> None:
     root = Path(folder)
-    calls = die_at_call(die_at)
+    writes = killed.at_write(at_write)
     store, start = resume(root)
+    calls = itertools.count() if at_call is None else killed.at_call(at_call)
     checkpoint.drop(root / "checkpoint", after=start)
     for t in range(start + 1, rounds + 1):
         clients = cohort(t)
@@ -83,31 +83,8 @@ def train(folder: str, rounds: int, every: int, die_at: int | None = None) -> No
             tensors = {f"store.{k}": x for k, x in store.snapshot(t).items()}
             checkpoint.write(root / "checkpoint", t, tensors, {"round": t})
             store.committed()
-    append_jsonl(root / "calls.jsonl", {"calls": next(calls)})
-
-
-def die_at_call(last: int | None) -> itertools.count[int]:
-    """Kill this process at the n-th call that changes something on disk, in the middle of it if it writes."""
-    count = itertools.count()
-
-    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            if next(count) == last:
-                if fn is pwrite:
-                    fd, data, offset = args
-                    pwrite(fd, data[: len(data) // 2], offset)
-                if fn is save_file:
-                    Path(args[1]).write_bytes(b"half of the tensors")
-                os.kill(os.getpid(), signal.SIGKILL)
-            return fn(*args, **options)
-
-        return call
-
-    pwrite, save_file = os.pwrite, checkpoint.save_file
-    checkpoint.save_file = wrap(save_file)
-    for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, wrap(getattr(os, name)))
-    return count
+    sys.setprofile(None)
+    append_jsonl(root / "counts.jsonl", {"writes": next(writes), "calls": next(calls)})
 
 
 def main() -> None:
@@ -121,7 +98,6 @@ def main() -> None:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 import store_fake_run as fake
 
+import killed
 from partita.store.files import read_jsonl
 
 KILLED = -signal.SIGKILL
@@ -27,22 +26,20 @@ class Forks:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, fake.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, fake.__file__],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
-    def start(self, folder: Path, **options: int) -> int:
+    def run(self, folder: Path, **options: int) -> int:
+        """The exit code."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"folder": str(folder), **options}) + "\n")
         self.process.stdin.flush()
-        return self.answer()
-
-    def answer(self) -> int:
-        assert self.process.stdout is not None
         return int(self.process.stdout.readline())
-
-    def run(self, folder: Path, **options: int) -> int:
-        self.start(folder, **options)
-        return self.answer()
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +81,13 @@ def test_killed_at_every_call_that_changes_the_disk(forks: Forks, tmp_path: Path
     whole = tmp_path / "whole"
     shutil.copytree(grown, whole)
     assert forks.run(whole, rounds=12, every=2) == 0
-    calls = read_jsonl(whole / "calls.jsonl")[-1]["calls"]
-    assert calls > 30
+    writes = read_jsonl(whole / "counts.jsonl")[-1]["writes"]
+    assert writes > 30
     rounds = set()
-    for n in range(calls):
+    for n in range(writes):
         folder = tmp_path / "run"
         shutil.copytree(grown, folder)
-        assert forks.run(folder, rounds=12, every=2, die_at=n) == KILLED
+        assert forks.run(folder, rounds=12, every=2, at_write=n) == KILLED
         rounds.add(check_newest_and_previous(folder))
         shutil.rmtree(folder)
     assert rounds == {6, 8, 10, 12}
@@ -100,21 +97,22 @@ def test_killed_at_every_call_from_the_start(forks: Forks, tmp_path: Path) -> No
     """Before the first checkpoint, and before there are two of them."""
     whole = tmp_path / "whole"
     assert forks.run(whole, rounds=4, every=2) == 0
-    for n in range(read_jsonl(whole / "calls.jsonl")[-1]["calls"]):
+    for n in range(read_jsonl(whole / "counts.jsonl")[-1]["writes"]):
         folder = tmp_path / f"run{n}"
-        assert forks.run(folder, rounds=4, every=2, die_at=n) == KILLED
+        assert forks.run(folder, rounds=4, every=2, at_write=n) == KILLED
         check_newest_and_previous(folder)
 
 
 def test_killed_at_random_moments_with_damage_in_between(forks: Forks, tmp_path: Path) -> None:
-    random.seed(time.time_ns())
+    rng = killed.seeded()
+    whole = tmp_path / "whole"
+    assert forks.run(whole, rounds=12, every=2, at_call=killed.NEVER) == 0
+    calls = read_jsonl(whole / "counts.jsonl")[-1]["calls"]
     folder = tmp_path / "run"
     reached = 0
     for attempt in range(20):
-        pid = forks.start(folder, rounds=fake.FOREVER, every=random.choice([1, 2, 3]))
-        time.sleep(random.uniform(0.01, 0.15))
-        os.kill(pid, signal.SIGKILL)
-        assert forks.answer() == KILLED
+        n, every = rng.randrange(calls), rng.choice([1, 2, 3])
+        assert forks.run(folder, rounds=fake.FOREVER, every=every, at_call=n) == KILLED
         reached = check_newest_and_previous(folder)
         if attempt % 3 == 2:
             damage(folder, reached)
