@@ -16,7 +16,7 @@ test: .venv/.dev lint  ## what CI runs
 	$(BIN)/python -m pytest
 
 test-all: .venv/.dev lint
-	$(BIN)/python -m pytest -m "" --hypothesis-profile=default
+	$(BIN)/python -m pytest -m "" --hypothesis-profile=search
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests bench examples docs/*.py

@@ -1,4 +1,4 @@
-"""A process that ends itself as `kill -9` would: at a point that is counted, so that no clock decides where."""
+"""A process that ends itself as `kill -9` would, at a point that is counted: no clock decides where."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def at_write(last: int) -> itertools.count[int]:
     """Die at the n-th call that changes something on disk, in the middle of it if it writes."""
     count = itertools.count()
@@ -42,7 +38,7 @@ def at_write(last: int) -> itertools.count[int]:
                     pwrite(fd, data[: len(data) // 2], offset)
                 if fn is save_file:
                     Path(args[1]).write_bytes(b"half of the tensors")
-                die()
+                os.kill(os.getpid(), signal.SIGKILL)
             return fn(*args, **options)
 
         return call
@@ -53,13 +49,13 @@ def at_write(last: int) -> itertools.count[int]:
     return count
 
 
-def at_call(last: int) -> itertools.count[int]:
-    """Die at the n-th call of any function, of Python or of C: anywhere in the program."""
+def at_call(last: int, number: int = signal.SIGKILL) -> itertools.count[int]:
+    """Send this signal at the n-th call of any function, of Python or of C: anywhere in the program."""
     count = itertools.count()
 
     def note(frame: FrameType, event: str, arg: object) -> None:  # noqa: ARG001
         if event in ("call", "c_call") and next(count) == last:
-            die()
+            os.kill(os.getpid(), number)
 
     sys.setprofile(note)
     return count

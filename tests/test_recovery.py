@@ -6,11 +6,9 @@ process id, every round and the exit code: real processes to kill, without impor
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -26,6 +24,7 @@ import pytest
 import torch
 from torch import nn
 
+import killed
 import partita as pt
 from partita.callbacks import Callback, Event
 from partita.store import checkpoint
@@ -99,41 +98,38 @@ def say(*words: object) -> None:
 
 
 class Tell(Callback):
+    """Reports every round; at the end of one it may wait for Ctrl-C."""
+
+    def __init__(self, waits: int | None) -> None:
+        self.waits = waits
+
     def start(self, what: str, round: int, rounds: int) -> None:
         say("start", round, rounds, what)
 
     def round(self, event: Event) -> None:
+        if event.round != self.waits:
+            say("round", event.round, event.rounds, event.what)
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it may come before it is waited for
         say("round", event.round, event.rounds, event.what)
+        while signal.SIGINT not in signal.sigpending():
+            time.sleep(0.001)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def job(folder: str, case: str, resume: bool, die_at: int | None) -> None:
-    calls = die_at_call(die_at)
-    federate(folder, case, resume=resume, callbacks=[Tell()])
-    say("calls", next(calls))
-
-
-def die_at_call(last: int | None) -> itertools.count[int]:
-    """Kill this process at the n-th call that changes something on disk, in the middle of it if it writes."""
-    count = itertools.count()
-    pwrite, save_file = os.pwrite, checkpoint.save_file
-
-    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            if next(count) == last:
-                if fn is pwrite:
-                    fd, data, offset = args
-                    pwrite(fd, data[: len(data) // 2], offset)
-                if fn is save_file:
-                    Path(args[1]).write_bytes(b"half of the tensors")
-                os.kill(os.getpid(), signal.SIGKILL)
-            return fn(*args, **options)
-
-        return call
-
-    checkpoint.save_file = wrap(save_file)
-    for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, wrap(getattr(os, name)))
-    return count
+def job(
+    folder: str,
+    case: str,
+    at_write: int = killed.NEVER,
+    at_call: int | None = None,
+    number: int = signal.SIGKILL,
+    waits: int | None = None,
+) -> None:
+    writes = killed.at_write(at_write)
+    calls = itertools.count() if at_call is None else killed.at_call(at_call, number)
+    federate(folder, case, resume=True, callbacks=[Tell(waits)])
+    sys.setprofile(None)
+    say("counts", next(writes), next(calls))
 
 
 def main() -> None:
@@ -162,7 +158,7 @@ class Process:
 
     def __init__(self, forks: Forks) -> None:
         self.forks, self.pid, self.code = forks, 0, NEVER
-        self.rounds = self.calls = 0
+        self.rounds = self.writes = self.calls = 0
         while not self.pid:
             self.read()
 
@@ -173,20 +169,14 @@ class Process:
             self.pid = int(rest[0])
         elif word == "exit":
             self.code = int(rest[0])
-        elif word == "calls":
-            self.calls = int(rest[0])
+        elif word == "counts":
+            self.writes, self.calls = map(int, rest)
         elif word == "round":
             self.rounds += 1
 
     def until(self, rounds: int) -> None:
         while self.rounds < rounds and self.code == NEVER:
             self.read()
-
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        if self.code == NEVER:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-                os.kill(self.pid, number)
-        return self.end()
 
     def end(self) -> int:
         while self.code == NEVER:
@@ -208,10 +198,9 @@ class Forks:
         assert line, "the process that starts runs is gone"
         return line
 
-    def start(self, folder: Path, case: str, resume: bool = True, die_at: int | None = None) -> Process:
+    def start(self, folder: Path, case: str, **options: int) -> Process:
         assert self.process.stdin is not None
-        options = {"folder": str(folder), "case": case, "resume": resume, "die_at": die_at}
-        self.process.stdin.write(json.dumps(options) + "\n")
+        self.process.stdin.write(json.dumps({"folder": str(folder), "case": case, **options}) + "\n")
         self.process.stdin.flush()
         return Process(self)
 
@@ -222,7 +211,7 @@ def forks() -> Iterator[Forks]:
     yield forks
     assert forks.process.stdin is not None
     forks.process.stdin.close()
-    assert forks.process.wait(10) == 0
+    assert forks.process.wait() == 0
 
 
 @pytest.fixture(scope="module")
@@ -275,65 +264,70 @@ def assert_same_bits(folder: Path, expected: dict[str, Any]) -> None:
 # ---- killed
 
 
-def kill_at_random(forks: Forks, folder: Path, case: str, kills: int) -> int:
-    """Kill a run so many times, resume it until it ends; the number of processes that it took."""
-    for attempt in itertools.count(1):
-        process = forks.start(folder, case)
-        if attempt <= kills:
-            process.until(random.randint(0, 3))
-            time.sleep(random.choice((0.0, random.uniform(0, 0.005), random.uniform(0, 0.05))))
-            process.kill()
-        if process.end() == 0:
+@pytest.fixture(scope="module")
+def counts(forks, tmp_path_factory) -> Callable[[str], Process]:
+    """How many calls a case makes when nothing happens to it: all of them, and those that change the disk."""
+    found: dict[str, Process] = {}
+
+    def get(case: str) -> Process:
+        if case not in found:
+            folder = tmp_path_factory.mktemp("counts") / "run"
+            found[case] = forks.start(folder, case, at_call=killed.NEVER)
+            assert found[case].end() == 0
+        return found[case]
+
+    return get
+
+
+def kill_and_resume(forks: Forks, folder: Path, case: str, calls: list[int]) -> int:
+    """Kill a run at these calls, each counted from where it was resumed, and resume it until it ends.
+
+    Returns the number of processes that died.
+    """
+    for attempt, n in enumerate(calls):
+        if forks.start(folder, case, at_call=n).end() == 0:  # less than n was left to do
             return attempt
-        assert process.code == -signal.SIGKILL
-    raise AssertionError
+    assert forks.start(folder, case).end() == 0
+    return len(calls)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_random_moments(case, forks, straight, tmp_path) -> None:
-    random.seed(time.time_ns())
-    assert kill_at_random(forks, tmp_path / "run", case, kills=3) > 1
+def test_killed_at_random_moments(case, forks, counts, straight, tmp_path) -> None:
+    rng, most = killed.seeded(), counts(case).calls
+    calls = [rng.randrange(most // 2) for _ in range(3)]
+    assert kill_and_resume(forks, tmp_path / "run", case, calls) > 0
     assert_same_bits(tmp_path / "run", straight(case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_random_moments_often(case, forks, straight, tmp_path) -> None:
-    random.seed(time.time_ns())
+def test_killed_at_random_moments_often(case, forks, counts, straight, tmp_path) -> None:
+    rng, most = killed.seeded(), counts(case).calls
     for i in range(15):
-        kill_at_random(forks, tmp_path / f"run{i}", case, kills=random.randint(1, 12))
+        calls = [rng.randrange(most) for _ in range(rng.randint(1, 12))]
+        kill_and_resume(forks, tmp_path / f"run{i}", case, calls)
         assert_same_bits(tmp_path / f"run{i}", straight(case))
 
 
 def die_at(forks: Forks, folder: Path, case: str, n: int) -> None:
-    process = forks.start(folder, case, die_at=n)
-    assert process.end() == -signal.SIGKILL
-    process = forks.start(folder, case)
-    assert process.end() == 0
-
-
-def calls_of(forks: Forks, folder: Path, case: str) -> int:
-    process = forks.start(folder, case)
-    assert process.end() == 0
-    return process.calls
+    assert forks.start(folder, case, at_write=n).end() == -signal.SIGKILL
+    assert forks.start(folder, case).end() == 0
 
 
 @pytest.mark.parametrize("case", ["disk", "pipeline disk", "baselines"])
-def test_killed_while_it_writes(case, forks, straight, tmp_path) -> None:
+def test_killed_while_it_writes(case, forks, counts, straight, tmp_path) -> None:
     """At calls that change the disk: between two files of a checkpoint, within one, before it is named."""
-    calls = calls_of(forks, tmp_path / "whole", case)
-    assert calls > 100
-    rng = random.Random(time.time_ns())
-    for n in sorted({0, calls - 1, *rng.sample(range(calls), 3)}):
+    rng, writes = killed.seeded(), counts(case).writes
+    assert writes > 100
+    for n in sorted({0, writes - 1, *rng.sample(range(writes), 3)}):
         die_at(forks, tmp_path / f"run{n}", case, n)
         assert_same_bits(tmp_path / f"run{n}", straight(case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_calls_all_along_the_run(case, forks, straight, tmp_path) -> None:
-    calls = calls_of(forks, tmp_path / "whole", case)
-    for n in range(random.Random(time.time_ns()).randrange(5), calls, 5):
+def test_killed_at_calls_all_along_the_run(case, forks, counts, straight, tmp_path) -> None:
+    for n in range(killed.seeded().randrange(5), counts(case).writes, 5):
         die_at(forks, tmp_path / "run", case, n)
         assert_same_bits(tmp_path / "run", straight(case))
         shutil.rmtree(tmp_path / "run")
@@ -344,17 +338,31 @@ def test_killed_at_calls_all_along_the_run(case, forks, straight, tmp_path) -> N
 
 @pytest.mark.parametrize("case", ["disk", "pipeline memory"])
 def test_interrupted_from_the_keyboard(case, forks, straight, tmp_path) -> None:
-    process = forks.start(tmp_path / "run", case)
+    process = forks.start(tmp_path / "run", case, waits=3)
     process.until(3)
-    assert process.kill(signal.SIGINT) == 130
+    os.kill(process.pid, signal.SIGINT)
+    assert process.end() == 130
     rounds = process.rounds
-    assert 3 <= rounds <= 5  # the round in progress was finished
+    assert rounds == 3  # it was finished, and no other begun
     newest = max(int(p.name) for p in (tmp_path / "run" / "checkpoint").iterdir() if p.name.isdecimal())
     assert newest == rounds
     assert not (tmp_path / "run" / "summary.json").exists()
     process = forks.start(tmp_path / "run", case)
     assert process.end() == 0
     assert process.rounds == 8 - rounds
+    assert_same_bits(tmp_path / "run", straight(case))
+
+
+@pytest.mark.parametrize("case", ["disk", "pipeline memory"])
+def test_interrupted_within_a_round(case, forks, counts, straight, tmp_path) -> None:
+    n = killed.seeded().randrange(counts(case).calls // 4, counts(case).calls // 2)
+    process = forks.start(tmp_path / "run", case, at_call=n, number=signal.SIGINT)
+    assert process.end() == 130
+    rounds = process.rounds
+    assert rounds > 0
+    process = forks.start(tmp_path / "run", case)
+    assert process.end() == 0
+    assert process.rounds == 8 - rounds  # the round in progress was finished, so that none is repeated
     assert_same_bits(tmp_path / "run", straight(case))
 
 

@@ -254,7 +254,7 @@ def test_a_weak_client_never_needs_more_than_its_capacity(tmp_path) -> None:
     save_file(tensors, tmp_path / "server.safetensors")
     save_file({"x": x, "y": y}, tmp_path / "client.safetensors")
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LAPTOP, PHONE = (1280, 900), (390, 844)
+PATIENCE = 300_000  # milliseconds: more than a busy machine needs
 EVIL = "<b>@0</b> &amp;</script><script>document.title='evil'</script>"
 LONG = "a-very-long-name-of-a-client-without-any-place-to-break-" * 4
 
@@ -75,6 +76,7 @@ class Reports:
         """A fresh page."""
         view = {"width": size[0], "height": size[1]}
         context = self.browser.new_context(viewport=view, color_scheme="light", has_touch=size == PHONE)
+        context.set_default_timeout(PATIENCE)
         found = Opened(context.new_page())
         found.page.on("console", lambda m: found.complaints.append(f"{m.type}: {m.text}"))
         found.page.on("pageerror", lambda e: found.complaints.append(str(e)))
@@ -90,7 +92,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reports]:
     for name, labels in runs().items():
         report.write(labels, folder / f"{name}.html")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
+        )
         yield Reports(browser, folder)
         browser.close()
 
@@ -184,7 +188,7 @@ def test_virtual_time_is_drawn(reports: Reports, name: str) -> None:
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "steps old" in place.locator(".hoverlayer").text_content(timeout=10_000)
+    assert "steps old" in place.locator(".hoverlayer").text_content()
     assert opened.complaints == []
 
 
@@ -203,8 +207,7 @@ def look(page: Any, size: tuple[int, int], scheme: str) -> None:
     page.wait_for_function(  # figures follow a moment later
         """() => [...document.querySelectorAll('[data-figure]')].every(f =>
         f.querySelector('.main-svg').getBoundingClientRect().right <= innerWidth && f.layout.font.color ===
-        getComputedStyle(document.documentElement).getPropertyValue('--text').trim())""",
-        timeout=10_000,
+        getComputedStyle(document.documentElement).getPropertyValue('--text').trim())"""
     )
 
 
@@ -231,7 +234,7 @@ def test_hover_names_the_client_as_it_is_called(reports: Reports) -> None:
         return [b.x + b.width / 2, b.y + b.height / 2] }"""
     )
     page.mouse.move(*target)
-    text = page.locator("[data-figure=clients] .hovertext").text_content(timeout=10_000)
+    text = page.locator("[data-figure=clients] .hovertext").text_content()
     assert EVIL[:20] in text
     assert "9,000 training samples" in text
     assert "global 0.1000" in text
