@@ -45,6 +45,14 @@ def fold(key: Keys, part: int | Keys) -> Keys:
     return bits(key * 0x9E3779B1 + part)
 
 
+def branch(key: Tensor, purpose: str, number: int = 0) -> Tensor:
+    """The key of one of several calls, each with draws of its own, where there is a key for all of them.
+
+    It is no `fold` by a small number, for a rule uses those itself: for its clients and for entries.
+    """
+    return fold(fold(key, zlib.crc32(purpose.encode())), number)
+
+
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """The key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
     known, rest = _known(seed, purpose, parts)  # numbers are folded on the host: the same bits, one tensor

@@ -255,7 +255,7 @@ class Aggregator(NamedTuple):
     """(stacked deltas, weights, key) -> one delta per name.
 
     Weights are non-negative and need not sum to one. The key seeds whatever is random, such as the buckets
-    of `bucketing`; it is another one in every round. `linear`: it is a weighted mean.
+    of `bucketing`; it is another one in every call. `linear`: it is a weighted mean.
     """
 
     name: str

@@ -37,7 +37,8 @@ def bucketing(s: S, inner: Inner) -> Aggregator:
         buckets = -(-stack.clients // s)
         member = (bucket == torch.arange(buckets, device=bucket.device)[:, None]) * stack.share
         weight = member.sum(1)
-        done = inside(inner, stack, member / weight[:, None], weight, key)
+        own = draws.branch(key, "inner")  # `key` has drawn the buckets
+        done = inside(inner, stack, member / weight[:, None], weight, own)
         return Combined(done.delta, {"buckets": note(buckets, weight), **done.notes})
 
     return made("bucketing", rule, {"s": s, "inner": inner})

@@ -2,7 +2,8 @@
 
     Δ[c] = aggregate(Δ_i[c] : i holds c)   for every coordinate c,   0 if nobody in the cohort holds it
 
-Coordinates that the same classes of devices hold are handled together, as one vector.
+Coordinates that the same classes of devices hold are handled together, as one vector. Each such part is an
+aggregation of its own, over other clients: its key is its own, so that it repeats no other part's draws.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from partita import tree
+from partita import draws, tree
 from partita.types import Tensors, Upload
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -65,12 +66,13 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
         delta: Tensors = {}
         extra: Tensors = {}
         notes: Tensors = {}
-        for number, part in enumerate((*held, Held(frozenset(members), others))):
+        parts = (*held, Held(frozenset(members), others)) if others else held
+        for number, part in enumerate(parts):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
             some = _part(uploads, part, rows) if rows else None
             if some is None:
                 continue
-            done = aggregate(some, key)
+            done = aggregate(some, _own(key, number, len(parts)))
             share = sum([members[kind] for kind in part.classes]) / len(kinds)
             _fill(delta, done.delta, uploads.delta, part)
             _fill(extra, {k: v / share for k, v in done.extra.items()}, uploads.extra, part)
@@ -94,13 +96,13 @@ def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) 
         classes = [kinds[c] for c in uploads.client.tolist()]
         sent = {i: _row_of(uploads, i) for i in liars}
         odd: dict[int, Upload] = {}
-        for part in held:
+        for number, part in enumerate(held):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
             some = _part(uploads, part, rows) if rows else None
             there = tuple([rows.index(i) for i in liars if i in rows])
             if some is None or not there:
                 continue
-            for place, lies in forge(some, there, key).items():
+            for place, lies in forge(some, there, _own(key, number, len(held))).items():
                 own = _row_of(some, place)
                 if _alike(lies.delta, own.delta) and _alike(lies.extra, own.extra):
                     sent[rows[place]] = _replaced(sent[rows[place]], lies, part)
@@ -109,6 +111,11 @@ def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) 
         return {**sent, **odd}
 
     return lie
+
+
+def _own(key: Tensor, number: int, parts: int) -> Tensor:
+    """The key of a part; what is all of the model has the key of the model."""
+    return key if parts == 1 else draws.branch(key, "part", number)
 
 
 def _row_of(uploads: Upload, i: int) -> Upload:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from partita import check, tree
+from partita import check, draws, tree
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.aggregate.inner import Written
 from partita.aggregate.mean import mean
@@ -63,7 +63,8 @@ def layerwise(patterns: Patterns) -> Aggregator:
         delta: Tensors = {}
         notes: Tensors = {}
         for pattern, names in _groups(list(deltas), patterns).items():
-            done = patterns[pattern].combine(tree.pick(deltas, names), weight, key)
+            own = key if len(patterns) == 1 else draws.branch(key, pattern)  # repeats no other's draws
+            done = patterns[pattern].combine(tree.pick(deltas, names), weight, own)
             delta |= done.delta
             notes |= {f"{pattern}.{k}": v for k, v in done.notes.items()}
         return Combined(tree.pick(delta, deltas), notes)

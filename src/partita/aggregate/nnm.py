@@ -34,6 +34,7 @@ def nnm(f: F, inner: Inner) -> Aggregator:
         used = min(f, stack.clients - 1)
         apart = squared_distances(products(stack)).fill_diagonal_(-1)  # oneself is always the nearest
         near = apart.argsort(dim=1, stable=True)[:, : stack.clients - used]
+        # nothing is drawn here: the key is the inner aggregator's
         mixing = torch.zeros_like(apart).scatter_(1, near, stack.share[near])
         done = inside(inner, stack, mixing / mixing.sum(1, keepdim=True), stack.share, key)
         return Combined(done.delta, {"f": note(used, apart), **done.notes})

@@ -6,10 +6,10 @@
              sends x − y and Δc_i = c_i⁺ − c_i
     server:  x ← x − η_s · mean of (x − y),   c ← c + |S|/N · mean of Δc_i
 
-S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too. The
-client's optimizer (clipping, weight decay, momentum β) acts on ∇f_i − c_i + c. With momentum a gradient acts
-in several steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. A client
-that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
+S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
+draws of their own. The client's optimizer (clipping, weight decay, momentum β) acts on ∇f_i − c_i + c. With
+momentum a gradient acts in several steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean
+of gradients. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from partita import tree
+from partita import draws, tree
 from partita.algorithms.base import (
     Choices,
     EqualWithoutServer,
@@ -190,7 +190,8 @@ def _aggregate(common: Choices) -> Aggregation:
         def aggregate(uploads: Upload, key: Tensor) -> Upload:
             assert uploads.weight is not None
             combined = usual(uploads, key)
-            change = usual(uploads._replace(delta=uploads.extra), key).delta
+            own = draws.branch(key, "controls")
+            change = usual(uploads._replace(delta=uploads.extra), own).delta
             heard = torch.count_nonzero(uploads.weight)
             return combined._replace(extra={k: heard * v for k, v in change.items()})
 

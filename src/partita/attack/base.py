@@ -46,12 +46,15 @@ def everyone_sends(uploads: Upload, liars: tuple[int, ...], sent: Stacks) -> dic
 def each_sends(
     uploads: Upload, liars: tuple[int, ...], forge: Callable[[int, str, Tensor], Tensor]
 ) -> dict[int, Upload]:
-    """From each liar, tensor by tensor, what `forge` makes of (its place, the name, its honest tensor)."""
+    """From each liar, tensor by tensor, what `forge` makes of (its place, the name, its honest tensor).
+
+    What else it sends may have the name of a delta: there, the name begins with `extra.`.
+    """
     sent = {}
     for i in liars:
         delta, extra = (
-            {k: forge(i, k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
-            for part in (uploads.delta, uploads.extra)
+            {k: forge(i, prefix + k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
+            for prefix, part in (("", uploads.delta), ("extra.", uploads.extra))
         )
         sent[i] = Upload(delta, _weight(uploads, i), extra)
     return sent

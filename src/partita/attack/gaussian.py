@@ -26,7 +26,7 @@ def gaussian(
     """
 
     def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
-        names = {k: j for j, k in enumerate([*uploads.delta, *uploads.extra])}
+        names = {k: j for j, k in enumerate([*uploads.delta, *(f"extra.{k}" for k in uploads.extra)])}
         who = uploads.client  # by its number: its place in the cohort makes no difference
 
         def noise(i: int, name: str, x: Tensor) -> Tensor:
