@@ -24,8 +24,7 @@ from partita.aggregate.holders import (
     held_by,
     over_holders,
 )
-from partita.capacity.blocks import still
-from partita.capacity.memory import footprint
+from partita.capacity.memory import footprint, passing
 from partita.execute import Executor, budget, make_executor
 from partita.execute.classes import Classes, Part
 from partita.execute.ordered import ordered
@@ -253,22 +252,26 @@ class Devices:
 
     @functools.cached_property
     def memory(self) -> list[tuple[int, float]]:
-        """For each class the bytes 2p + 2a that training takes, and its share of the whole model's."""
+        """For each class the bytes that a device needs, and its capacity as the paper counts it.
+
+        It needs the 2p + 2a of training, or what its samples take to pass the largest frozen piece, if that
+        is more. Capacity is 2p + 2a as a share of the whole model's.
+        """
         run = self.run
         batch = run.stages[-1].batch or int(run.data.train[:, 1].max())
-        size = max(v.element_size() for v in run.base.values())
+        size = max(p.element_size() for p in run.model.parameters())
         x = _sample(run)[:1]
 
-        def total(share: Share) -> int:
-            inside = x
-            with torch.no_grad():
-                for piece in share.pieces:
-                    inside = still(piece)(inside)
+        def numbers(share: Share) -> tuple[int, int]:
+            inside, most = x, 0
+            for piece in share.pieces:
+                held, inside = passing(piece, inside, batch)
+                most = max(most, held)
             p, a = footprint(share.model, inside)
-            return size * (2 * p + 2 * a * batch)
+            return 2 * p + 2 * a * batch, most
 
-        whole = total(Share("", run.model))
-        return [(found, found / whole) for found in map(total, self.shares)]
+        whole, _ = numbers(Share("", run.model))
+        return [(size * max(train, frozen), train / whole) for train, frozen in map(numbers, self.shares)]
 
     def described(self) -> dict[str, Column]:
         """What clients.csv has about the clients' devices."""

@@ -438,11 +438,11 @@ def test_a_memory_is_a_value() -> None:
 
 def test_a_memory_prints_as_a_table() -> None:
     assert str(memory(models.leaf_cnn(), (28, 28))).splitlines() == [
-        "block   parameters  activations  from here: capacity       bytes",
-        "conv1          832       25,088                1.000  53,147,616",
-        "conv2       51,264       12,544                0.996  52,940,256",
-        "dense1   6,424,576        2,048                0.986  52,429,792",
-        "output     127,038           62                0.019   1,016,800",
+        "block   parameters  activations  from here: capacity  bytes to train      needed",
+        "conv1          832       25,088                1.000      53,147,616  53,147,616",
+        "conv2       51,264       12,544                0.996      52,940,256  52,940,256",
+        "dense1   6,424,576        2,048                0.986      52,429,792  52,429,792",
+        "output     127,038           62                0.019       1,016,800  25,719,040",
         "all      6,603,710       39,742",
     ]
 

@@ -17,6 +17,12 @@ one sample through the model; what is counted is what the paper counts:
 | others: embeddings, norms, nonlinearities, pooling, dropout | none |
 
 So a module that computes with tensors of its own, and not by layers, needs a method `activations` to count.
+
+The paper leaves out what a device holds while samples pass the frozen blocks, one piece after another and
+forwards only:
+
+    passing(piece) = its parameters + max over its blocks of (input + output of a batch)
+    needed         = max(2p + 2a, passing(piece) of each frozen piece)
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from partita import check
-from partita.capacity.blocks import block_names, check_sequence, still
+from partita.capacity.blocks import Part, block_names, check_sequence, still
 
 Shape = Sequence[int] | Tensor
 """The shape of one sample; or a sample, where zeros of the model's type would not do."""
@@ -55,10 +61,15 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """Parameters and activations of each block; `element` is the size of a number in bytes."""
+    """Parameters and activations of each block.
+
+    element  the size of a number in bytes
+    passing  the numbers that a device holds while a batch passes one frozen block
+    """
 
     rows: tuple[Row, ...]
     element: int = 4
+    passing: tuple[int, ...] = ()
 
     @property
     def total(self) -> Left:
@@ -72,16 +83,23 @@ class Memory:
         return Left(p, a, (2 * p + 2 * a) / (2 * whole_p + 2 * whole_a))
 
     def bytes(self, cut: int = 0) -> int:
-        """2p + 2a without the first `cut` blocks, in bytes."""
+        """2p + 2a without the first `cut` blocks, in bytes: what their training takes."""
         p, a, _ = self.after(cut)
         return self.element * (2 * p + 2 * a)
 
+    def needed(self, cut: int = 0) -> int:
+        """What a device needs that leaves out the first `cut` blocks, in bytes.
+
+        It trains the others, and before that its samples pass the frozen blocks, one at a time.
+        """
+        return max(self.bytes(cut), self.element * max(self.passing[:cut], default=0))
+
     def __str__(self) -> str:
-        lines = [("block", "parameters", "activations", "from here: capacity", "bytes")]
+        lines = [("block", "parameters", "activations", "from here: capacity", "bytes to train", "needed")]
         for cut, (name, p, a) in enumerate(self.rows):
-            share, size = self.after(cut).capacity, self.bytes(cut)
-            lines.append((name, f"{p:,}", f"{a:,}", f"{share:.3f}", f"{size:,}"))
-        lines.append(("all", f"{self.total.parameters:,}", f"{self.total.activations:,}", "", ""))
+            share, sizes = self.after(cut).capacity, (self.bytes(cut), self.needed(cut))
+            lines.append((name, f"{p:,}", f"{a:,}", f"{share:.3f}", *(f"{size:,}" for size in sizes)))
+        lines.append(("all", f"{self.total.parameters:,}", f"{self.total.activations:,}", "", "", ""))
         first, *others = (max(map(len, column)) for column in zip(*lines))
         return "\n".join(
             "  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, others))]).rstrip()
@@ -99,10 +117,10 @@ def memory(
     blocks       the blocks of a model that is no nn.Sequential, see `block_names`
 
     >>> print(memory(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,), batch=10))
-    block  parameters  activations  from here: capacity  bytes
-    0              15           30                1.000    584
-    1               0            0                0.384    224
-    2               8           20                0.384    224
+    block  parameters  activations  from here: capacity  bytes to train  needed
+    0              15           30                1.000             584     584
+    1               0            0                0.384             224     340
+    2               8           20                0.384             224     340
     all            23           50
     """
     return _measured(model, input_shape, batch, blocks).memory
@@ -122,7 +140,7 @@ def fit(
     """
     limit = check.size("budget", budget)
     found = _measured(model, input_shape, batch, blocks)
-    needs = {cut: max(found.memory.bytes(cut), found.largest(cut)[1]) for cut in found.cuts}
+    needs = {cut: found.memory.needed(cut) for cut in found.cuts}
     fitting = [cut for cut, need in needs.items() if need <= limit]
     if fitting:
         return fitting[0]
@@ -174,6 +192,18 @@ def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters() if p.requires_grad), activations
 
 
+def passing(piece: nn.Module, x: Any, batch: int) -> tuple[int, Any]:
+    """The numbers that a device holds while a batch passes a frozen piece, and what one sample x becomes."""
+    names = piece._names if isinstance(piece, Part) else ("",)
+    piece, most = still(piece), 0
+    with torch.no_grad():
+        for name in names:
+            before = _numbers(x)
+            x = piece.get_submodule(name)(x)
+            most = max(most, before + _numbers(x))
+    return sum(p.numel() for p in piece.parameters()) + batch * most, x
+
+
 class _Block(NamedTuple):
     """A block as it was run.
 
@@ -194,7 +224,8 @@ class _Measured(NamedTuple):
 
     @property
     def memory(self) -> Memory:
-        return Memory(tuple(block.row for block in self.blocks), self.element)
+        rows = tuple(block.row for block in self.blocks)
+        return Memory(rows, self.element, tuple(self.numbers([block]) for block in self.blocks))
 
     @property
     def cuts(self) -> range:
@@ -203,8 +234,12 @@ class _Measured(NamedTuple):
 
     def passing(self, piece: Sequence[_Block]) -> int:
         """Bytes of a piece while samples pass it, forwards only."""
+        return self.element * self.numbers(piece)
+
+    def numbers(self, piece: Sequence[_Block]) -> int:
+        """The numbers in it: parameters, input and output."""
         held = {key: n for block in piece for key, n in block.held.items()}
-        return self.element * (sum(held.values()) + max(block.flow for block in piece))
+        return sum(held.values()) + max(block.flow for block in piece)
 
     def largest(self, cut: int) -> tuple[str, int]:
         """The frozen block that takes most, and how many bytes."""

@@ -39,8 +39,9 @@ def devices(runs: Runs) -> tuple[dict[str, Figure], Safe | None]:
     ]
     words = (
         "Capacity: the memory that training takes on such a device (parameters and activations, each with "
-        "its gradient), as a share of what the whole model takes. Down and up: what one turn sends. The "
-        "scores are means over the class's clients."
+        "its gradient), as a share of what the whole model takes. Memory: what the device needs, which is "
+        "that, or more where a frozen piece that its samples pass is larger. Down and up: what one turn "
+        "sends. The scores are means over the class's clients."
     )
     return made, section(
         "devices",
