@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from torch import nn
 from weak import convs, digits, mlp
@@ -42,8 +44,8 @@ def test_as_many_blocks_as_a_device_holds_at_a_time(pieces: int) -> None:
     sizes = (64, 50, 40, 30, 10)
     model = pt.models.mlp(*sizes)
     found = classes(model, capacity.depth({"strong": 0, "weak": 3}, pieces=pieces))
-    weights = [a * b + b for a, b in zip(sizes, sizes[1:])]
-    flows = [a + b for a, b in zip(sizes, sizes[1:])]
+    weights = [a * b + b for a, b in pairwise(sizes)]
+    flows = [a + b for a, b in pairwise(sizes)]
     groups = [(0,), (1,), (2,)] if pieces == 1 else [(0, 1), (2,)]
     passing = [sum(weights[i] for i in g) + BATCH * max(flows[i] for i in g) for g in groups]
     assert found["weak"]["memory"] == 4 * max(passing) > 4 * (2 * weights[3] + 2 * BATCH * 10)
