@@ -28,6 +28,7 @@ from partita.data.federated import SPLITS
 from partita.devices import Devices
 from partita.execute import Executor, Findings, ModelProblem, Moment, budget, examine, make_executor
 from partita.execute.base import client_steps
+from partita.execute.fit import check_real
 from partita.initial import digest, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
@@ -91,6 +92,7 @@ class Federation:
         self.data = self._poisoned(data).to(settings.device)
         self.model = own_copy(model, settings.seed).to(settings.device)
         self.findings: Findings = examine(self.model, self.data, loss, metric)
+        check_real(self.model, self.findings.buffers)
         self.names = (
             *(n for n, p in self.model.named_parameters() if p.requires_grad),
             *self.findings.buffers,

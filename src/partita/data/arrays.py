@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,16 @@ from torch import Tensor
 from partita import check
 
 IntArray = NDArray[np.int64]
+LARGEST = 2**63 - 1  # of int64
+
+TEXT = "numbers (encode text as integers first)"
+ADVICE = {  # by the kind of a NumPy dtype
+    "c": "real numbers: real and imaginary part as two features, for example",
+    "O": f"{TEXT} of one type: fill in what is missing, then astype('float32') or astype('int64')",
+    "V": "a plain array: numpy.lib.recfunctions.structured_to_unstructured makes one of named columns",
+    "M": "numbers: days or seconds since some moment, for example",
+    "m": "numbers: astype('float64') gives how many of its unit",
+}
 
 
 def features(values: Any) -> Tensor:
@@ -44,7 +55,7 @@ def decode(x: Tensor) -> Tensor:
 
 def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor:
     """Samples one by one (numbers, lists, arrays, tensors, images) as one tensor; colours come first."""
-    items = [v if isinstance(v, Tensor) else _sample(v) for v in values]
+    items = [v if isinstance(v, Tensor) else _sample(field, v) for v in values]
     try:
         if items and isinstance(items[0], Tensor):
             return torch.stack(items)
@@ -56,17 +67,22 @@ def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor
         ) from None
     if dtype is not None and array.dtype.kind in "biuf":
         array = array.astype(dtype)
-    return _tensor(field, array.astype(np.float32) if array.dtype == np.float64 else array)
+    return _tensor(field, _cast(field, array, np.float32) if array.dtype == np.float64 else array)
 
 
 def ids(field: str, values: Any) -> NDArray[Any]:
     """Ids of rows: whole numbers or strings, one for each."""
+    _refuse_masked(field, values)
     try:
         found = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError:  # lists of different lengths
         raise check.fail(field, values, "a whole number or a string for each row") from None
     if found.dtype == object and all(isinstance(i, str) for i in found.flat):
         found = found.astype(str)
+    if found.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy would spell out a NaN
+        strange = next((i for i in values if not isinstance(i, str | Integral)), None)
+        if strange is not None:
+            raise check.fail(field, strange, "a whole number or a string for each row")
     if found.ndim != 1 or found.dtype.kind not in "iuU":
         raise check.fail(field, values, "a whole number or a string for each row")
     return found
@@ -90,29 +106,90 @@ def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _sample(value: Any) -> Any:
-    array = np.asarray(value)
+def dense(field: str, values: Any) -> NDArray[Any]:
+    """What is no tensor, as an array; what would lose a mask or its zeros is refused."""
+    _refuse_masked(field, values)
+    if hasattr(values, "toarray") and hasattr(values, "nnz"):  # of SciPy
+        raise check.fail(field, type(values).__name__, "a dense array, such as its toarray()")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise check.fail(field, values, f"rows of one shape ({error})") from None
+
+
+def _sample(field: str, value: Any) -> Any:
+    array = dense(field, value)
     image = hasattr(value, "mode") and array.ndim == 3  # a colour image of PIL: height, width, colour
     return np.moveaxis(array, -1, 0) if image else array
 
 
 def _tensor(field: str, values: Any) -> Tensor:
     if not isinstance(values, Tensor):
-        try:
-            array = np.asarray(values)
-        except ValueError as error:
-            raise check.fail(field, values, f"rows of one shape ({error})") from None
+        array = dense(field, values)
         if array.dtype.kind not in "biuf":
-            raise check.fail(f"dtype of {field}", str(array.dtype), "numbers (encode text as integers first)")
-        dtype = array.dtype.newbyteorder("=")
+            advice = ADVICE.get(array.dtype.kind, TEXT)
+            raise check.fail(f"dtype of {field}", str(array.dtype), advice)
+        dtype = np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")  # in this machine's order of bytes
         if array.dtype == np.float64 and not isinstance(values, np.ndarray):
+            _refuse_large(field, values, array)
             dtype = np.dtype(np.float32)  # a list of numbers asks for no precision
         elif array.dtype.itemsize > 8:
             dtype = np.dtype(np.float64)
-        values = torch.from_numpy(np.require(array, dtype, ["C", "W"]))
-    if values.layout != torch.strided:
-        raise check.fail(field, str(values.layout), "a dense tensor, such as its to_dense()")
+        values = torch.from_numpy(np.require(_cast(field, array, dtype), dtype, ["C", "W"]))
+    if values.layout != torch.strided or values.is_nested:
+        what = "a nested tensor" if values.is_nested else str(values.layout)
+        raise check.fail(field, what, "a dense tensor, such as its to_dense() or to_padded_tensor(0)")
+    if values.is_meta or values.is_quantized:
+        what = "a tensor without numbers (device meta)" if values.is_meta else str(values.dtype)
+        raise check.fail(field, what, "a tensor with its numbers, such as dequantize() gives")
+    if values.dtype == torch.uint64 and bool((values.view(torch.int64) < 0).any()):
+        row = int((values.view(torch.int64) < 0).reshape(len(values), -1).any(1).nonzero()[0])
+        largest = max(values[row].reshape(-1).tolist())
+        raise check.fail(f"{field}[{row}]", largest, f"whole numbers up to {LARGEST}, the largest of int64")
     if values.dtype.is_complex or values.ndim == 0:
         raise check.fail(field, f"{values.dtype} with {values.ndim} axes", "real numbers, one row per sample")
     tensor: Tensor = values.detach().cpu()
     return tensor
+
+
+def _refuse_masked(field: str, values: Any) -> None:
+    """Refuses masked entries of an array or a list: as numbers they are what lies under the mask."""
+    if _masked(values):
+        raise check.fail(
+            field, "masked entries", "all entries: fill them in, such as values.filled(0), or drop those rows"
+        )
+
+
+def _masked(values: Any) -> bool:
+    if isinstance(values, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(values))
+    if not isinstance(values, list | tuple):
+        return False
+    inside = any(issubclass(kind, list | tuple | np.ma.MaskedArray) for kind in set(map(type, values)))
+    return inside and any(map(_masked, values))
+
+
+def _refuse_large(field: str, values: Any, array: NDArray[Any]) -> None:
+    """Refuses a list with whole numbers beyond int64, which NumPy has rounded."""
+    if np.abs(array).max(initial=0) < 2.0**63:
+        return
+    large = (v for v in np.asarray(values, dtype=object).flat if isinstance(v, Integral) and abs(v) > LARGEST)
+    wrong = next(large, None)
+    if wrong is not None:
+        raise check.fail(field, wrong, f"whole numbers up to {LARGEST}, the largest of int64")
+
+
+def _cast(field: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """The array in another dtype, if that can hold its numbers."""
+    if array.dtype.kind != "f" or np.dtype(dtype).itemsize >= array.dtype.itemsize:
+        return array
+    with np.errstate(over="ignore"):
+        found: NDArray[Any] = array.astype(dtype)
+    lost = np.isinf(found) & np.isfinite(array)
+    if lost.any():
+        place = tuple(np.argwhere(lost)[0].tolist())
+        most = f"{np.finfo(dtype).max:.1e}"
+        wider = "; scale them, or give a tensor of float64" if np.dtype(dtype) == np.float32 else ""
+        allowed = f"numbers up to {most}, the largest of {np.dtype(dtype)}{wider}"
+        raise check.fail(f"{field}[{place[0]}]", str(array[place]), allowed)
+    return found

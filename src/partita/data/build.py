@@ -134,7 +134,7 @@ def assemble(
     if np.ndim(test) == 0:
         made |= {"test": _fraction(test), "seed": seed}
         test = held_out(owner, clients, test, seed)
-    test = test.cpu().numpy() if isinstance(test, Tensor) else np.asarray(test)
+    test = test.cpu().numpy() if isinstance(test, Tensor) else arrays.dense("test", test)
     if test.dtype != np.bool_ or test.shape != (len(x),):
         got = f"{test.dtype} {list(test.shape)}"
         raise check.fail("test", got, f"a fraction, or a boolean for each of the {len(x)} rows")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
 from partita import check
@@ -12,12 +14,27 @@ _CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cros
 
 
 def check_parameters(model: nn.Module) -> None:
-    """There is something to train."""
+    """There is something to train, and all of it is of real numbers."""
     name, parameters = type(model).__name__, list(model.parameters())
     if any(nn.parameter.is_lazy(p) for p in parameters):
         raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
     if not any(p.requires_grad for p in parameters):
         raise check.fail("model", name, "a module with parameters that require gradients")
+    check_real(model, [k for k, p in model.named_parameters() if p.requires_grad])
+
+
+def check_real(model: nn.Module, names: Iterable[str]) -> None:
+    """What is trained or tracked is of real numbers: distances, norms and averages here are of those.
+
+    A complex constant, which no client changes and nobody sends, is the model's own affair.
+    """
+    kinds = {k: t.dtype for k, t in (*model.named_parameters(), *model.named_buffers())}
+    wrong = next((k for k in names if kinds[k].is_complex), None)
+    if wrong is not None:
+        advice = "hold real and imaginary part, and put them together by torch.view_as_complex in forward"
+        raise check.fail(
+            f"model {wrong}", str(kinds[wrong]), f"parameters and statistics of real numbers: {advice}"
+        )
 
 
 def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
