@@ -97,8 +97,8 @@ class Memory:
     def __str__(self) -> str:
         lines = [("block", "parameters", "activations", "from here: capacity", "bytes to train", "needed")]
         for cut, (name, p, a) in enumerate(self.rows):
-            share, sizes = self.after(cut).capacity, (self.bytes(cut), self.needed(cut))
-            lines.append((name, f"{p:,}", f"{a:,}", f"{share:.3f}", *(f"{size:,}" for size in sizes)))
+            share, train, needed = self.after(cut).capacity, self.bytes(cut), self.needed(cut)
+            lines.append((name, f"{p:,}", f"{a:,}", f"{share:.3f}", f"{train:,}", f"{needed:,}"))
         lines.append(("all", f"{self.total.parameters:,}", f"{self.total.activations:,}", "", "", ""))
         first, *others = (max(map(len, column)) for column in zip(*lines))
         return "\n".join(

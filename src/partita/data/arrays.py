@@ -173,7 +173,9 @@ def _refuse_large(field: str, values: Any, array: NDArray[Any]) -> None:
     """Refuses a list with whole numbers beyond int64, which NumPy has rounded."""
     if np.abs(array).max(initial=0) < 2.0**63:
         return
-    large = (v for v in np.asarray(values, dtype=object).flat if isinstance(v, Integral) and abs(v) > LARGEST)
+    large = (
+        v for v in np.asarray(values, dtype=object).flat if isinstance(v, Integral) and abs(int(v)) > LARGEST
+    )
     wrong = next(large, None)
     if wrong is not None:
         raise check.fail(field, wrong, f"whole numbers up to {LARGEST}, the largest of int64")

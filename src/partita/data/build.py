@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from partita import check, draws
 from partita.data import arrays
 from partita.data.arrays import IntArray
+from partita.data.chance import FEW, warn_about_chance
 from partita.data.federated import FederatedData
 
 Partition = Callable[[NDArray[Any], int, np.random.Generator], Sequence[IntArray]]
@@ -78,6 +80,7 @@ def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0
     """One torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
 
     `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set.
+    Datasets are read once: a random transform is drawn once for each sample, which is said in a warning.
     """
     if not isinstance(datasets, Mapping) or not datasets:
         raise check.fail("datasets", datasets, "a mapping from client names to a Dataset or a pair (x, y)")
@@ -101,6 +104,8 @@ def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0
         tests += [is_test] * len(x)
     if not xs:
         raise check.fail("datasets", datasets, "at least one sample")
+    read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
+    warn_about_chance("datasets", [partial(_first, part) for part in read], stacklevel=2)
     mask = np.array(tests) if isinstance(test, Mapping) else test
     source = {"name": "from_datasets"}
     who = np.array(owner, dtype=np.int64)
@@ -207,8 +212,18 @@ def _is_list(values: Any) -> bool:
     return kinds and getattr(values, "ndim", 1) > 0
 
 
+def _is_pair(dataset: Any) -> bool:
+    """Arrays x and y, and not a Dataset of samples."""
+    return isinstance(dataset, tuple | list) and len(dataset) == 2
+
+
+def _first(dataset: Any) -> list[Any]:
+    """The first few samples."""
+    return [dataset[i] for i in range(min(FEW, len(dataset)))]
+
+
 def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(dataset, tuple | list) and len(dataset) == 2:
+    if _is_pair(dataset):
         x, y = arrays.features(dataset[0]), arrays.targets(dataset[1])
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         samples = [dataset[i] for i in range(len(dataset))]

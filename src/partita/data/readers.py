@@ -18,6 +18,7 @@ from torch import Tensor
 from partita import check
 from partita.data import arrays
 from partita.data.build import assemble, from_arrays
+from partita.data.chance import FEW, warn_about_chance
 from partita.data.federated import FederatedData
 
 FRACTION = 0.2  # of each client's rows for testing, where nothing else is said
@@ -93,11 +94,15 @@ def from_huggingface(
     """A loaded `datasets.Dataset`, with the names of its columns of features, labels and client ids.
 
     `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
-    Dataset with the same columns. Images become uint8 arrays with the colours first.
+    Dataset with the same columns. Images become uint8 arrays with the colours first. Columns are read once: a
+    random transform (`set_transform`) is drawn once for each sample, which is said in a warning.
     """
     parts = [dataset] + ([test] if hasattr(test, "column_names") else [])
     columns = {key: torch.cat([_column(part, name) for part in parts]) for key, name in (("x", x), ("y", y))}
     ids = np.concatenate([np.asarray(list(_values(part, client))) for part in parts])
+    few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
+    reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (x, y)]]
+    warn_about_chance("dataset", reads, stacklevel=2)
     held: Any
     if len(parts) == 2:
         held = np.arange(len(ids)) >= len(dataset)
