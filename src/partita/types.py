@@ -38,7 +38,11 @@ class Download(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """What a client keeps between rounds; empty for stateless clients."""
+    """What a client keeps between rounds; empty for stateless clients.
+
+    An entry of `memory` of a tensor's shape, under its name or that name after a word and a dot
+    (`shared.fc.weight`), is about that tensor: a device that holds a part of the one holds that part of both.
+    """
 
     personal: Tensors
     memory: Tensors

@@ -74,7 +74,7 @@ class Part:
         if self.statistics and moment.role != "training":
             shared = {**shared, **{k: v for k, v in self.statistics.items() if k in shared}}
             own = own._replace(download=own.download._replace(shared=shared))
-        held = ClientState(self.held(states.personal, True), self.held(states.memory, True))
+        held = ClientState(self.held(states.personal, True), self._remembered(states.memory))
         executor = self.executor
         if self.pieces:
             executor = executor.on(self._recorded(build, clients, group, moment))
@@ -92,6 +92,19 @@ class Part:
                 found[name] = value[rows + self.region[name]]
             elif name not in self.shapes:
                 found[name] = value
+        return found
+
+    def _remembered(self, memory: Tensors) -> Tensors:
+        """The same of clients' memories: an entry is about a tensor if it has its name, or ends in it.
+
+        A method that keeps a second copy of `norm.weight` may call it `shared.norm.weight`.
+        """
+        found: Tensors = {}
+        for name, value in memory.items():
+            known = [k for k in _endings(name) if self.shapes.get(k) == value.shape[1:]]
+            own = self.held({known[0] if known else name: value}, True)
+            if own:
+                (found[name],) = own.values()
         return found
 
     def _whole(self, upload: Upload, n: int, moment: Moment) -> Upload:
@@ -241,6 +254,13 @@ class Classes:
         back = put(np.argsort(np.concatenate(order)), device)
         uploads, new = tree.rows(tree.cat(found), back)
         return uploads, new
+
+
+def _endings(name: str) -> Iterator[str]:
+    """'a.b.c', 'b.c', 'c'."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
 
 
 def _some(group: Group, places: list[int]) -> Group:
