@@ -1,4 +1,4 @@
-"""Every method with every treatment of BatchNorm on all kinds of devices runs, or is refused with a reason."""
+"""Every method with every treatment of BatchNorm on all kinds of devices runs, or is refused, with why."""
 
 from __future__ import annotations
 
