@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from partita import draws, tree
+from partita.aggregate.screen import taken
 from partita.types import Tensors, Upload
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -102,12 +103,15 @@ def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) 
             there = tuple([rows.index(i) for i in liars if i in rows])
             if some is None or not there:
                 continue
-            for place, lies in forge(some, there, _own(key, number, len(held))).items():
-                own = _row_of(some, place)
-                if _alike(lies.delta, own.delta) and _alike(lies.extra, own.extra):
-                    sent[rows[place]] = _replaced(sent[rows[place]], lies, part)
+            forged = forge(some, there, _own(key, number, len(held)))
+            for place in there:
+                if place not in forged:
+                    continue
+                lies, wrong = taken(forged[place], some)
+                if wrong:
+                    odd[rows[place]] = forged[place]
                 else:
-                    odd[rows[place]] = lies
+                    sent[rows[place]] = _replaced(sent[rows[place]], lies, part)
         return {**sent, **odd}
 
     return lie
@@ -122,10 +126,6 @@ def _row_of(uploads: Upload, i: int) -> Upload:
     return Upload(*tree.row(uploads[:3], i))
 
 
-def _alike(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(a[k].shape == b[k].shape for k in a)
-
-
 def _replaced(own: Upload, lies: Upload, part: Held) -> Upload:
     """The upload with some columns of it replaced."""
     delta, extra = ({**x} for x in (own.delta, own.extra))
@@ -135,12 +135,8 @@ def _replaced(own: Upload, lies: Upload, part: Held) -> Upload:
             if where is None:
                 whole[name] = value
             else:
-                whole[name] = (
-                    whole[name]
-                    .reshape(-1)
-                    .index_copy(0, where, value.to(whole[name].dtype))
-                    .view(whole[name].shape)
-                )
+                flat = whole[name].reshape(-1).index_copy(0, where, value)
+                whole[name] = flat.view(whole[name].shape)
     return own._replace(delta=delta, extra=extra, weight=lies.weight)
 
 
