@@ -65,11 +65,13 @@ from partita.local.solvers import adam, cg, exact, gd
 from partita.measure.criteria import Metric
 from partita.record import Record
 from partita.run import Run, load
+from partita.stopping import Stopped
 
 __version__ = "0.1.0"
 __all__ = [
     "Metric",
     "Run",
+    "Stopped",
     "adam",
     "aggregate",
     "apfl",

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 class Event(NamedTuple):
     """One finished round. `what` names the run: the method, or a baseline of it.
 
-    `phases` are the seconds of the run so far by what they were spent on, as in summary.json.
+    `excluded` names the clients whose uploads were set aside in this round; `phases` are the seconds of the
+    run so far by what they were spent on, as in summary.json; `diverged` counts the honest clients so far
+    whose training diverged.
     """
 
     what: str
@@ -20,6 +22,7 @@ class Event(NamedTuple):
     train_loss: float | None
     excluded: tuple[str, ...]
     phases: Mapping[str, float] = MappingProxyType({})
+    diverged: int = 0
 
 
 class Callback:
@@ -86,7 +89,10 @@ class Trace(Callback):
 
 
 class ProgressBar(Callback):
-    """A bar per run: round, loss, time left. Shown on the standard error stream of a terminal."""
+    """A bar per run: round, loss, how many clients diverged, time left.
+
+    Shown on the standard error stream of a terminal.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -111,7 +117,8 @@ class ProgressBar(Callback):
     def round(self, event: Event) -> None:
         """Moves it."""
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
-        self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}")
+        gone = f", [red]{event.diverged} diverged[/red]" if event.diverged else ""
+        self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}{gone}")
 
     def note(self, what: str, text: str) -> None:
         """Says it beside the bar."""

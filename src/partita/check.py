@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from os import PathLike
@@ -17,6 +19,14 @@ def fail(field: str, value: object, allowed: str) -> ValueError:
     shown, most = " ".join(repr(value).split()), 300 if isinstance(value, str) else 80  # paths are long
     shown = shown if len(shown) <= most else shown[: most - 3] + "..."
     return ValueError(f"{field}={shown}: expected {allowed}")
+
+
+def warn(text: str) -> None:
+    """Warn at the first line outside of the package: the user's."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == "partita":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def number(
@@ -64,6 +74,23 @@ def size(field: str, value: Any) -> int:
         except (ValueError, OverflowError):
             raise fail(field, value, "a number of bytes such as 500000000, '500MB' or '8GiB'") from None
     return integer(field, value, low=1)
+
+
+def duration(field: str, value: Any) -> float:
+    """Seconds above 0, from '90min', '2h' or a number of them."""
+    units = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+    seconds = value
+    if isinstance(value, str):
+        text = value.strip().lower()
+        unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
+        try:
+            seconds = float(text.removesuffix(unit)) * units.get(unit, 1)
+        except ValueError:
+            seconds = None
+    try:
+        return number(field, seconds, low=0, open_low=True)
+    except ValueError:
+        raise fail(field, value, "seconds above 0, or such as '90s', '30min', '2h' or '1d'") from None
 
 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,10 @@ from partita.record import Record, write_page
 from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings, liars
+from partita.stopping import Interrupt
+from partita.threads import same_threads
 from partita.types import Algorithm, Attack, Capacity, Cohort, Measure, ServerState, Tensors, Upload
-from partita.watch import Interrupt, Watch
+from partita.watch import Watch
 
 
 class Done(NamedTuple):
@@ -142,6 +145,7 @@ def federate(
     out: str | Path | None = None,
     report: bool = True,
     resume: bool = False,
+    max_time: float | str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
 ) -> Run:
@@ -195,7 +199,10 @@ def federate(
     measures    what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like
     out         folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html, checkpoints
     report      also write report.html into `out` (5 MB; later: `partita report OUT`)
-    resume      go on with the run in `out`; the result has the same bits as without interruption
+    resume      go on with the run in `out`, on as many threads; the result has the same bits as without
+                interruption
+    max_time    seconds, or such as '90min' or '2h': after the round in which they are over, baselines
+                included, write a checkpoint into `out` and raise `partita.Stopped`; `resume` goes on
     callbacks   see `partita.callbacks`
     progress    show a progress bar (None: when the standard error stream is a terminal)
     """
@@ -230,6 +237,8 @@ def federate(
         raise check.fail("capacity", capacity, "partita.capacity.depth(...), width(...) or fjord(...)")
     folder = None if out is None else check.path("out", out)
     check_manner(callbacks, resume, report, folder)
+    end = math.inf if max_time is None else deadline(max_time, folder, settings.checkpoint_every)
+    interrupt = Interrupt(end)
     check_measures(measures)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
@@ -239,7 +248,8 @@ def federate(
     if store == "disk" and folder is None:
         raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     try:
-        with arithmetic(precision, deterministic):
+        known = folder if resume and settings.device == "cpu" else None
+        with same_threads(known), arithmetic(precision, deterministic):
             run = Federation(
                 model,
                 data,
@@ -253,7 +263,7 @@ def federate(
                 capacity=capacity,
                 folder=folder,
             )
-            result = train(run, algorithm.name, listeners, resume=resume, references=given)
+            result = train(run, algorithm.name, listeners, interrupt, resume=resume, references=given)
         if folder is not None and report:
             write_page({algorithm.name: [result]}, folder / "report.html")
         return result
@@ -266,19 +276,25 @@ def train(
     run: Federation,
     what: str,
     callbacks: Sequence[Callback],
+    interrupt: Interrupt,
     *,
     resume: bool,
     references: Mapping[str, Record],
 ) -> Run:
     """A run from its beginning or its checkpoint to its end, alone in its folder."""
     try:
-        return _trained(run, what, callbacks, resume, dict(references))
+        return _trained(run, what, callbacks, interrupt, resume, dict(references))
     finally:
         run.release()
 
 
 def _trained(
-    run: Federation, what: str, callbacks: Sequence[Callback], resume: bool, references: dict[str, Record]
+    run: Federation,
+    what: str,
+    callbacks: Sequence[Callback],
+    interrupt: Interrupt,
+    resume: bool,
+    references: dict[str, Record],
 ) -> Run:
     """After the baselines that it is compared with."""
     watch = Watch(run, what, callbacks)
@@ -286,10 +302,11 @@ def _trained(
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
         other = run.like(method, folder, in_turn=name == "local")
-        references[name] = train(other, f"baseline {name}", callbacks, resume=resume, references={})
+        what_else = f"baseline {name}"
+        references[name] = train(other, what_else, callbacks, interrupt, resume=resume, references={})
     if "global" in references:
         watch.reference = _by_round(references["global"], run.rounds)
-    with Interrupt() as interrupt:
+    with interrupt:
         watch.start()
         rounds(run, watch, interrupt)
         while run.stage + 1 < len(run.stages):
@@ -345,6 +362,16 @@ def check_manner(callbacks: object, resume: object, report: object, folder: Path
             raise check.fail(field, value, "True or False")
     if resume and folder is None:
         raise check.fail("resume", resume, "out=, the folder of the run")
+
+
+def deadline(max_time: float | str, folder: Path | None, checkpoint_every: int | None = None) -> float:
+    """When a run must end, on the clock of `time.monotonic`; refused where nothing would be kept of it."""
+    seconds = check.duration("max_time", max_time)
+    if folder is None:
+        raise check.fail("max_time", max_time, "out=, the folder for its checkpoint")
+    if checkpoint_every == 0:
+        raise check.fail("max_time", max_time, "checkpoints, and so no checkpoint_every=0")
+    return time.monotonic() + seconds
 
 
 def check_measures(measures: object) -> None:

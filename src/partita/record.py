@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from partita import check
-from partita.aggregate.screen import NOT_FINITE, TOO_LARGE
 from partita.data.names import Numbered
+from partita.divergence import sentences
 from partita.store.files import read_jsonl
 from partita.table import BLOCK, Table
 
@@ -39,7 +39,6 @@ CLIENT_COLUMNS = (
     "late",
     "lost",
 )
-TOO_FAR = (NOT_FINITE, TOO_LARGE)
 MODELS = ("local", "global", "personal")
 _COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
 _KINDS: dict[str, type] = {"class": str, **dict.fromkeys(_COUNTS, int)}
@@ -50,9 +49,11 @@ class Summary(dict[str, Any]):
 
     def __str__(self) -> str:
         test, hurt, metric = self["test"], self["hurt"], self["metric"]
-        lines = [
+        told = sentences(self.get("diverged"))
+        lines = [f"DIVERGED. {told[0]}", *(f"  {words}" for words in told[1:])] if told else []
+        lines.append(
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
-        ]
+        )
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
         lines += [f"  {names[k]:18} {metric} {_number(test[k])}" for k in names]
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
@@ -92,14 +93,11 @@ class Summary(dict[str, Any]):
         return found
 
     def _excluded(self, most: int = 5) -> str:
-        """Who, and why; with a guess where honest clients diverged."""
+        """Who, and why."""
         why = self.get("excluded_why") or {}
         names = self["excluded"]
         shown = [f"{name} ({why[name]})" if name in why else name for name in names[:most]]
-        text = ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
-        lying = (self.get("byzantine") or {}).get("excluded", ())
-        diverged = [name for name in names if name not in lying and why.get(name, NOT_FINITE) in TOO_FAR]
-        return f"{text}; is lr too large?" if diverged else text
+        return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

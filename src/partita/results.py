@@ -27,6 +27,8 @@ def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> 
     scores = _scores(run, watch, references)
     rows = _client_rows(run, watch, scores)
     summary = _summary(run, watch, scores)
+    others = {kind: other.facts.get("diverged") for kind, other in references.items()}
+    summary["diverged"] = watch.divergence(_finite(run.server.shared), others)
     summary["classes"] = _classes(run, rows, scores)
     return Record(watch.rows, rows, watch.config(), summary)
 
@@ -157,7 +159,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         bytes_down=int(counters["bytes_down"]),
         clock=watch.timing.summary(run.data.clients, run.server.version),
         excluded=[run.data.names[c] for c in sorted(watch.excluded)],
-        excluded_why={run.data.names[c]: watch.reasons[c] for c in sorted(watch.reasons)},
+        excluded_why={run.data.names[c]: watch.excluded[c].why for c in sorted(watch.excluded)},
         byzantine=_byzantine(run, watch, scores),
         parameters={"shared": _count(shared), "personal": _count(personal)},
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
@@ -189,6 +191,10 @@ def _classes(run: Federation, rows: Table, scores: Scores) -> dict[str, Any] | N
             "test": {model: mean_score(scores[model], weight) for model in MODELS},
         }
     return found
+
+
+def _finite(tensors: Tensors) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
 
 def _count(tensors: Tensors) -> int:

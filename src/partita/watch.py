@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import threading
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
-from partita import snapshot
+from partita import check, snapshot
 from partita.callbacks import Callback, Event
+from partita.divergence import LOSS, Tally, advice, divergence, who
 from partita.federation import Federation
 from partita.measuring import measured
 from partita.record import CLIENT_COLUMNS, Record
@@ -29,6 +28,7 @@ from partita.types import Cohort, Tensors, Upload
 CHECKPOINT_SECONDS = 30.0
 SCORES, TRAIN_SCORES, TURNS = "scores/global", "scores/global_train", "turns/"
 COUNTERS = (
+    "uploads",  # of honest clients
     "bytes_up",
     "bytes_down",
     "client_steps",
@@ -48,8 +48,9 @@ class Watch:
         self.reference: Callable[[int, float], float | None] = lambda version, time: None  # noqa: ARG005
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
-        self.excluded: dict[int, list[int]] = {}  # client -> rounds
-        self.reasons: dict[int, str] = {}  # client -> why it was last excluded
+        self.excluded = Tally()  # whose uploads were set aside
+        self.overflows = Tally()  # whose loss was not finite, though their uploads were
+        self.diverged: set[int] = set()  # the honest ones among both
         self.notes: dict[str, Any] = {}  # of the last aggregation
         self.timing = Timing(Turns(run.data.clients))
         self.global_scores: np.ndarray | None = None
@@ -58,6 +59,7 @@ class Watch:
         self.loss: float | None = None
         run.listener = self.note
         self.known_picks = 0
+        self.threads = torch.get_num_threads()
         self.saved_at, self.saved_round, self.begin = time.monotonic(), -1, time.perf_counter()
 
     # ---- the loop's calls
@@ -90,8 +92,7 @@ class Watch:
         usable = [not w for w in why]
         with run.phases("metrics"):
             self.counters["bytes_up"] += sent
-            self._count(cohort, uploads, usable, seconds)
-        self.reasons |= {c: w for c, w in zip(cohort.clients, why) if w}
+            self._count(cohort, uploads, why, seconds)
         self.notes = {k: v.tolist() for k, v in notes.items()}
         last_of_stage = run.schedule.done(run.server)
         if last_of_stage or self._evaluation_due(version, cohort.time):
@@ -145,6 +146,16 @@ class Watch:
     # ---- checkpoints
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The rounds that are done, and all of them."""
+        return self.run.server.version, self.run.rounds
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is left."""
+        return self.run.stage + 1 == len(self.run.stages) and self.run.schedule.done(self.run.server)
+
+    @property
     def folder(self) -> Path | None:
         """The run's output folder, if it has one."""
         return self.run.folder
@@ -165,8 +176,8 @@ class Watch:
         snapshot.restore(self.run, found.tensors, facts)
         self.rows = facts["rows"]
         self.counters = facts["counters"]
-        self.excluded = {int(c): rounds for c, rounds in facts["excluded"].items()}
-        self.reasons = {int(c): why for c, why in facts["reasons"].items()}
+        self.excluded, self.overflows = (Tally.of(facts[part]) for part in ("excluded", "overflows"))
+        self.diverged = {c for c in (*self.excluded, *self.overflows) if self.run.honest[c]}
         turns = {k: found.tensors[TURNS + k] for k in ("clients", *vars(self.timing.turns))}
         self.timing = Timing.of(facts["timing"], self.timing.turns)
         self.timing.turns.restore(turns)
@@ -192,7 +203,7 @@ class Watch:
             "rows": self.rows,
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
-            "reasons": self.reasons,
+            "overflows": self.overflows,
             "timing": self.timing.facts(),
         }
 
@@ -213,17 +224,38 @@ class Watch:
 
     # ---- numbers
 
-    def _count(self, cohort: Cohort, uploads: Upload, usable: Sequence[bool], seconds: float) -> None:
+    def _count(self, cohort: Cohort, uploads: Upload, why: Sequence[str], seconds: float) -> None:
         self.counters["bytes_down"] += cohort.bytes_down
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
         self.timing.count(cohort)
-        for client, good in zip(cohort.clients, usable):
-            if not good:
-                self.excluded.setdefault(client, []).append(self.run.server.version)
+        honest, known = self.run.honest, len(self.diverged)
+        for client, reason in zip(cohort.clients, why):
+            if reason:
+                self.excluded.count(client, self.run.server.version, reason)
+                self.diverged |= {client} if honest[client] else set()
+        arrived = [i for i, c in enumerate(cohort.clients) if honest[c]]
+        self.counters["uploads"] += len(arrived)
+        self._count_loss(cohort.clients, uploads, [i for i in arrived if not why[i]])
+        if self.diverged and not known:
+            self._warn()
+
+    def divergence(self, finite: bool = True, baselines: Mapping[str, Any] | None = None) -> Any:
+        """What is to be told of honest clients that diverged; see `partita.divergence`."""
         honest = self.run.honest
-        keep = [i for i, c in enumerate(cohort.clients) if usable[i] and honest[c]]
-        self._count_loss(cohort.clients, uploads, keep)
+        return divergence(
+            *({c: t for c, t in some.items() if honest[c]} for some in (self.excluded, self.overflows)),
+            clients=int(honest.sum()),
+            uploads=int(self.counters["uploads"]),
+            finite=finite,
+            algorithm=describe(self.run.given),
+            baselines=baselines or {},
+        )
+
+    def _warn(self) -> None:
+        """Once, in the round in which it begins: who looks on need not wait for the end."""
+        found = self.divergence()
+        check.warn(f"{self.what}: {who(found)} {advice(found)}")
 
     def _count_loss(self, clients: Sequence[int], uploads: Upload, keep: list[int]) -> None:
         if "loss" not in uploads.metrics:
@@ -233,6 +265,11 @@ class Watch:
         counted = [i for i in keep if steps[i] > 0]  # without a step, no loss
         total, sum_ = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
         self.loss = sum_ / total if total else None
+        if not math.isfinite(sum_):
+            for i in counted:
+                if not math.isfinite(loss[i]):
+                    self.overflows.count(clients[i], self.run.server.version, LOSS)
+                    self.diverged.add(clients[i])
         self.counters["loss_sum"] += sum_
         self.counters["loss_weight"] += total
 
@@ -255,7 +292,15 @@ class Watch:
             return
         named = tuple(self.run.data.names[c] for c, good in zip(cohort.clients, usable) if not good)
         run = self.run
-        event = Event(self.what, run.server.version, run.rounds, self.loss, named, {**run.phases.seconds})
+        event = Event(
+            self.what,
+            run.server.version,
+            run.rounds,
+            self.loss,
+            named,
+            {**run.phases.seconds},
+            len(self.diverged),
+        )
         for callback in self.callbacks:
             callback.round(event)
 
@@ -284,7 +329,11 @@ class Watch:
                 "fingerprint": run.fingerprint,
                 "source": run.data.source,
             },
-            "executor": {"requested": run.settings.executor, "picks": run.picks},
+            "executor": {
+                "requested": run.settings.executor,
+                "picks": run.picks,
+                "threads": self.threads,
+            },
             "versions": versions(),
         }
 
@@ -317,31 +366,3 @@ def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
     there = (weight > 0) & ~np.isnan(scores)
     total = weight[there].sum()
     return float((scores[there] * weight[there]).sum() / total) if total else None
-
-
-class Interrupt:
-    """Ctrl-C finishes the round in progress and leaves a checkpoint; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def check(self, watch: Watch) -> None:
-        """Stop here, with a checkpoint, if it was asked for."""
-        if self.requested:
-            watch.checkpoint()
-            raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from partita import check
 from partita.callbacks import Callback
 from partita.cli import tables
+from partita.divergence import headlines, learned_nothing
 from partita.recipes import Experiment, Study, Table, find
 from partita.recipes.experiment import build, parse
 from partita.record import Record
 from partita.report import compare
+from partita.stopping import Stopped, Terminated, terminable
+from partita.store.files import json_text
 from partita.track import tracker
+
+NOTHING_LEARNED, OUT_OF_TIME = 1, 124
+"""Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,10 @@ def show_study(
 ) -> None:
     """Scores of all variants, the comparison client by client, the study's own tables."""
     rows, pairs = (compare.table(runs), compare.paired(runs)) if runs else ([], [])
+    told = show_diverged(runs, as_json)
     if as_json:
-        found = {"table": rows, "paired": pairs, "tables": [t._asdict() for t in figures]}
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        found = {"diverged": told, "table": rows, "paired": pairs, "tables": [t._asdict() for t in figures]}
+        typer.echo(json_text(found))
         return
     console = Console()
     if runs:
@@ -100,12 +107,34 @@ def bar(as_json: bool, quiet: bool) -> bool | None:
     return False if as_json or quiet else None
 
 
+def show_diverged(runs: Mapping[str, Sequence[Record]], as_json: bool) -> list[str]:
+    """What must be read before all figures: that training diverged. Beside JSON, on the error stream."""
+    told = headlines(runs)
+    console = Console(stderr=as_json)
+    for words in told:
+        console.print(Text(words, style="bold red"))
+    return told
+
+
+def leave(runs: Iterable[Record]) -> None:
+    """End the command; a run that has learned nothing does not look like success."""
+    if learned_nothing(runs):
+        raise typer.Exit(NOTHING_LEARNED)
+
+
 @contextlib.contextmanager
-def stoppable(out: Path | None) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
+def stoppable(out: Path | None, max_time: str | None = None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM, SIGHUP and the end of --max-time say how to go on."""
+    left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
     try:
-        yield
+        with terminable():
+            yield
     except KeyboardInterrupt:
-        left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
         typer.echo(f"partita: stopped; {left}", err=True)
         raise typer.Exit(130) from None
+    except Terminated as end:
+        typer.echo(f"partita: stopped by a signal; {left}", err=True)
+        raise typer.Exit(int(end.code or 0)) from None
+    except Stopped as end:
+        typer.echo(f"partita: stopped {end.where} after --max-time {max_time}; {left}", err=True)
+        raise typer.Exit(OUT_OF_TIME) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from partita.cli.asking import announcer
 from partita.cli.options import Executor, Precision, Quiet
 from partita.report.words import shorten, units
 from partita.settings import EXECUTORS
+from partita.store.files import json_text
 
 LONGEST = 60  # of an error in a table
 
@@ -83,7 +83,7 @@ def bench(
         found.append(row)
         if as_json:
             about = {"device": here, "precision": precision, "not_installed": [] if methods else missing}
-            typer.echo(json.dumps({**row.facts(), **about}))
+            typer.echo(json_text({**row.facts(), **about}))
     if not as_json:
         Console().print(_table(found, here, "loop" if methods else "textbook"))
     if not as_json and not methods:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from partita.algorithms import METHODS
 from partita.catalogue import KINDS, Facts
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.experiment import CAPACITIES, SCHEDULES
+from partita.store.files import json_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
 
@@ -66,7 +66,7 @@ def list_(
     """
     found = catalogue.entries(kind)
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        typer.echo(json_text(found))
     elif quiet:
         typer.echo("\n".join(entry["name"] for entry in found))
     else:
@@ -89,7 +89,7 @@ def show(
     """
     found = catalogue.facts(name)
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        typer.echo(json_text(found))
         return
     for facts in found:
         if quiet:

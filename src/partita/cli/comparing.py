@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +11,23 @@ from rich.console import Console
 
 from partita import check
 from partita.cli import catalogue, tables
-from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
+from partita.cli.asking import (
+    Ask,
+    announcer,
+    bar,
+    leave,
+    show_diverged,
+    show_study,
+    stoppable,
+    trackers,
+)
 from partita.cli.options import (
     DataDir,
     Deterministic,
     Device,
     Executor,
     Json,
+    MaxTime,
     Memory,
     Out,
     Precision,
@@ -35,6 +44,7 @@ from partita.recipes.versus import separate, versus
 from partita.record import Record, read
 from partita.report import compare as figures
 from partita.report import write
+from partita.store.files import json_text
 
 
 def compare(
@@ -65,6 +75,7 @@ def compare(
     deterministic: Deterministic = False,
     track: Track = None,
     resume: Resume = False,
+    max_time: MaxTime = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -86,7 +97,7 @@ def compare(
             raise check.fail("recipe", recipe, "a recipe of one experiment; a study is run by `partita run`")
         return versus(made, methods)
 
-    with stoppable(out):
+    with stoppable(out, max_time):
         runs, _ = run_study(
             study,
             ask.seeds,
@@ -101,8 +112,10 @@ def compare(
             precision=precision,
             deterministic=deterministic,
             progress=bar(as_json, quiet),
+            max_time=max_time,
         )
     show_study(runs, (), as_json=as_json, out=out)
+    leave(run for seeds in runs.values() for run in seeds)
 
 
 def report(
@@ -126,9 +139,10 @@ def report(
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     path = write(runs, target)
     rows = figures.table(runs)
+    told = [] if quiet and not as_json else show_diverged(runs, as_json)
     if as_json:
-        found = {"report": str(path), "table": rows, "paired": figures.paired(runs)}
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        found = {"report": str(path), "diverged": told, "table": rows, "paired": figures.paired(runs)}
+        typer.echo(json_text(found))
     elif not quiet:
         console = Console()
         console.print(tables.comparison(rows, console.width))

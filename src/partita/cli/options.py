@@ -28,6 +28,13 @@ Profile = Annotated[
     bool, typer.Option("--profile", help="Exact times of the parts of a round, and a trace of some in --out.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+MaxTime = Annotated[
+    str | None,
+    typer.Option(
+        help="Stop after the round in which this is over, such as 90min or 2h: a checkpoint is left in "
+        "--out, the exit code is 124, and --resume goes on."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 Size = Annotated[str | None, typer.Option(help="small, medium or paper, for recipes that have sizes.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,13 +10,23 @@ from rich.console import Console
 
 from partita import check
 from partita.cli import tables
-from partita.cli.asking import Ask, announcer, bar, show_study, stoppable, trackers
+from partita.cli.asking import (
+    Ask,
+    announcer,
+    bar,
+    leave,
+    show_diverged,
+    show_study,
+    stoppable,
+    trackers,
+)
 from partita.cli.options import (
     DataDir,
     Deterministic,
     Device,
     Executor,
     Json,
+    MaxTime,
     Memory,
     Out,
     Precision,
@@ -36,6 +45,7 @@ from partita.recipes.experiment import build
 from partita.recipes.study import run_study
 from partita.recipes.versus import versus
 from partita.run import Run
+from partita.store.files import json_text
 
 
 def demo(
@@ -71,6 +81,7 @@ def demo(
             "  partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods",
             soft_wrap=True,
         )
+    leave([run])
 
 
 def run(
@@ -93,6 +104,7 @@ def run(
     profile: Profile = False,
     track: Track = None,
     resume: Resume = False,
+    max_time: MaxTime = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -102,14 +114,16 @@ def run(
     state, norm, capacity, schedule, attack, evaluate_every, ...), `algorithm` (the name of another method) or
     `algorithm.OPTION`. Some recipes are studies: many runs, compared in tables and one report.
 
+    Exit code 1: it ran, but no upload was usable and nothing was learned (is the learning rate too high?).
+
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`
     """
     ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
     made = ask.build(ask.seeds[0])
     common: dict[str, Any] = {"device": device, "executor": executor, "memory": memory}
     common |= {"precision": precision, "deterministic": deterministic}
-    common |= {"profile": profile, "progress": bar(as_json, quiet)}
-    with stoppable(out):
+    common |= {"profile": profile, "progress": bar(as_json, quiet), "max_time": max_time}
+    with stoppable(out, max_time):
         if isinstance(made, Study) or len(ask.seeds) > 1:
             study = partial(_as_study, ask, made)
             shown = run_study(
@@ -124,6 +138,7 @@ def run(
                 **common,
             )
             show_study(*shown, as_json=as_json, out=out)
+            leave(run for seeds in shown[0].values() for run in seeds)
             return
         if only:
             raise check.fail("--only", only[0], "nothing: this recipe is one run, not a study")
@@ -131,6 +146,7 @@ def run(
     _show(result, as_json)
     if out is not None and not as_json:
         typer.echo(f"Results in {out}: open {out}/report.html; summary.json, clients.csv, metrics.jsonl, ...")
+    leave([result])
 
 
 def _as_study(ask: Ask, made: Experiment | Study, seed: int) -> Study:
@@ -140,7 +156,8 @@ def _as_study(ask: Ask, made: Experiment | Study, seed: int) -> Study:
 
 def _show(run: Run, as_json: bool) -> None:
     summary = run.summary()
+    show_diverged({summary["algorithm"]: [run]}, as_json)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json_text(summary))
     else:
         Console().print(tables.scores(run, summary))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -16,12 +15,13 @@ from rich.text import Text
 
 from partita import check
 from partita.cli import catalogue
-from partita.cli.asking import Ask, announcer, bar, stoppable, trackers
+from partita.cli.asking import Ask, announcer, bar, leave, show_diverged, stoppable, trackers
 from partita.cli.options import (
     DataDir,
     Deterministic,
     Device,
     Executor,
+    MaxTime,
     Memory,
     Out,
     Precision,
@@ -39,6 +39,7 @@ from partita.recipes.splits import candidates, names, splits
 from partita.recipes.study import Runs, run_study
 from partita.recipes.versus import separate
 from partita.report import compare
+from partita.store.files import json_text
 
 
 def split(
@@ -83,6 +84,7 @@ def split(
     deterministic: Deterministic = False,
     track: Track = None,
     resume: Resume = False,
+    max_time: MaxTime = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures and the advice as JSON and nothing else.")
     ] = False,
@@ -111,7 +113,7 @@ def split(
     announce = announcer(as_json, quiet)
     for remark in remarks:
         announce(remark)
-    with stoppable(out):
+    with stoppable(out, max_time):
         runs, _ = run_study(
             study,
             ask.seeds,
@@ -126,11 +128,13 @@ def split(
             precision=precision,
             deterministic=deterministic,
             progress=bar(as_json, quiet),
+            max_time=max_time,
         )
     rows = figures(runs, names(found))
     _show(runs, rows, remarks, as_json=as_json)
     if out is not None and not as_json:
         typer.echo(f"Results in {out}: open {out}/report.html; tables.md")
+    leave(run for seeds in runs.values() for run in seeds)
 
 
 def _experiment(ask: Ask, seed: int) -> Experiment:
@@ -141,15 +145,16 @@ def _experiment(ask: Ask, seed: int) -> Experiment:
 
 
 def _show(runs: Runs, rows: Sequence[Split], remarks: Sequence[str], *, as_json: bool) -> None:
-    taken = advice(runs, rows)
+    taken, diverged = advice(runs, rows), show_diverged(runs, as_json)
     if as_json:
         told = {
+            "diverged": diverged,
             "splits": [row._asdict() for row in rows],
             "recommendation": taken._asdict(),
             "remarks": remarks,
             "paired": compare.paired(runs),
         }
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        typer.echo(json_text(told))
         return
     console = Console()
     console.print(_table(table(runs, rows, taken), console.width))

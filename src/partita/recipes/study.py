@@ -7,8 +7,10 @@ It is a loop over `federate` and nothing else. A variant may begin with the mode
 from __future__ import annotations
 
 import fnmatch
+import math
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +21,19 @@ from torch import nn
 
 from partita import check
 from partita.callbacks import Callback
+from partita.federate import deadline
 from partita.initial import own_copy
 from partita.recipes.experiment import Experiment
 from partita.record import Record, read, read_json, write_page
 from partita.run import Run, load
 from partita.settings import describe
+from partita.stopping import Stopped
 from partita.store.files import make_folder, plain, write_json, write_text
 from partita.types import Stage
 
 Runs = dict[str, list[Record]]
 FILE = "study.json"
+TINY = 1e-3  # seconds: a run takes at least a round, however little time is left
 
 
 class Table(NamedTuple):
@@ -79,6 +84,7 @@ def run_study(
     out: Path | None = None,
     resume: bool = False,
     only: Sequence[str] = (),
+    max_time: float | str | None = None,
     announce: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
     listen: Callable[[Path | None], Sequence[Callback]] = lambda folder: (),  # noqa: ARG005
     **options: Any,
@@ -90,16 +96,18 @@ def run_study(
     out      a folder for each run below this one, and the tables; `resume` goes on where it was
     only     patterns of the variants to run now, and of what they need; the others can follow later, or in
              another process as soon as what both need is there, with the same `out` and `resume`
+    max_time seconds, or such as '2h', for all of it: then it ends with `partita.Stopped`; `resume` goes on
     listen   callbacks for a run with this folder
     options  further arguments of `federate`
     """
     runs: Runs = {}
+    end = math.inf if max_time is None else deadline(max_time, out)
     study = build(seeds[0])
     _check_names(study)
     wanted = _wanted(study, only)
     for name in wanted:
         _check_parts(study.variants[name].experiment)
-    total, done = len(wanted) * len(seeds), 0
+    total, done, begun = len(wanted) * len(seeds), 0, False
     _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
     for i, seed in enumerate(seeds):
         study = study if i == 0 else build(seed)
@@ -110,7 +118,10 @@ def run_study(
             folder = None if out is None else out / name / f"seed-{seed}"
             there = folder is not None and (folder / "summary.json").exists()
             announce(f"{done}/{total}  {name}, seed {seed}{' (already there)' if there else ''}")
-            given = {**options, "callbacks": listen(folder)}
+            if begun and not there and time.monotonic() >= end:
+                raise Stopped(f"{name}, seed {seed}", 0)
+            begun = begun or not there
+            given = {**options, "callbacks": listen(folder), **_left(end, variant)}
             trained[name] = _run(variant, trained, folder, resume, given)
             runs.setdefault(name, []).append(_figures(trained[name]))
             _forget(trained, study, name)
@@ -150,6 +161,13 @@ def unfinished(folder: Path) -> str:
 def is_study(folder: Path) -> bool:
     """Whether a study wrote this folder."""
     return (folder / FILE).is_file()
+
+
+def _left(end: float, variant: Variant) -> dict[str, float]:
+    """The time that is left for a run. One that leaves no checkpoint is not stopped in its middle."""
+    if end == math.inf or variant.experiment.checkpoint_every == 0:
+        return {}
+    return {"max_time": max(end - time.monotonic(), TINY)}
 
 
 def _run(

@@ -44,9 +44,14 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON that every parser takes; see `plain` for what becomes of tensors and NaN."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """A value as JSON; see `plain` for what becomes of tensors and NaN."""
-    write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """A value as a file of JSON."""
+    write_text(path, json_text(value, indent=2) + "\n")
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence[str]) -> None:
@@ -146,7 +151,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(row) + "\n"
 
 
 def _whole_lines(f: BinaryIO) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from partita import check
 from partita.callbacks import Callback, Event
+from partita.stopping import Stopped, Terminated
 
 # Of a run's folder, what is worth keeping with the run in the tool.
 FILES = ("config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html")
@@ -103,7 +104,7 @@ class Tracker(Callback):
         if not self._open:
             return
         self._open, self._broken = False, False  # a tool that is back can still tell how the run ended
-        stopped = isinstance(sys.exception(), KeyboardInterrupt)
+        stopped = isinstance(sys.exception(), KeyboardInterrupt | Stopped | Terminated)
         self._attempt(
             self.finish, "finished" if self._ended else "stopped" if stopped else "failed", over=True
         )

@@ -1,0 +1,130 @@
+"""How a run ends before its last round, with a checkpoint: by a signal, or because its time is up."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a process: a batch system's, and that of a terminal which is gone (not on Windows)."""
+
+
+class Stopped(Exception):
+    """Raised when the `max_time` of a run is over: a checkpoint is there, `resume=True` goes on from it.
+
+    `what` names the run (the method, or a baseline of it), of which `round` of `rounds` are done.
+    """
+
+    def __init__(self, what: str, round: int, rounds: int | None = None) -> None:
+        super().__init__(what, round, rounds)
+        self.what, self.round, self.rounds = what, round, rounds
+
+    @property
+    def where(self) -> str:
+        """How far it came: 'in fedalt at round 3 of 10'."""
+        if self.rounds is None:
+            return f"before {self.what}"
+        return f"in {self.what} at round {self.round} of {self.rounds}"
+
+    def __str__(self) -> str:
+        return f"max_time is over: stopped {self.where}; go on with resume=True"
+
+
+class Terminated(SystemExit):
+    """Raised by SIGTERM and SIGHUP: ends the program with the exit code 128 + the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+class Followed(Protocol):
+    """What `Interrupt` must know of a run."""
+
+    what: str
+
+    def checkpoint(self) -> None:
+        """Write the run to disk."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The rounds that are done, and all of them."""
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is left."""
+
+
+def at_once(number: int, frame: FrameType | None = None) -> NoReturn:  # noqa: ARG001
+    """End here, as this signal asks."""
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the program like Ctrl-C, so that it can say how to go on."""
+    before = {}
+    if _in_main_thread():
+        before = {n: signal.signal(n, at_once) for n in ENDING if signal.getsignal(n) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Interrupt:
+    """Ctrl-C, SIGTERM and SIGHUP finish the round in progress and leave a checkpoint; so does a deadline.
+
+    A second signal stops at once. What a program has set for SIGTERM and SIGHUP itself is left alone, and
+    what is ignored stays ignored: `nohup` wants a run to outlive its terminal.
+    """
+
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline  # of time.monotonic()
+        self.requested = 0  # the number of the signal that came
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if _in_main_thread():
+            for number in (signal.SIGINT, *ENDING):
+                if _ends_the_process(number):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def check(self, run: Followed) -> None:
+        """Stop here, with a checkpoint, if a signal asked for it, or if time is up and a round is left."""
+        if self.requested:
+            run.checkpoint()
+            at_once(self.requested)
+        if time.monotonic() >= self.deadline and not run.over:
+            run.checkpoint()
+            raise Stopped(run.what, *run.progress)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            at_once(number, frame)
+        self.requested = number
+
+
+def _ends_the_process(number: int) -> bool:
+    """Whether a signal would end it now; not if it is ignored, or another program's business."""
+    handler = signal.getsignal(number)
+    if number == signal.SIGINT:
+        return handler not in (signal.SIG_IGN, None)
+    return handler is at_once or handler is signal.SIG_DFL
+
+
+def _in_main_thread() -> bool:
+    """Only there Python lets a program say what signals do."""
+    return threading.current_thread() is threading.main_thread()
