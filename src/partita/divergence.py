@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 LOSS = "loss not finite"
 """Why a client is said to have diverged although its upload was used."""
+DIVERGED = "DIVERGED."
+"""What it begins with wherever it is said."""
 BASELINES = {"local": "each client alone", "global": "one global model"}
 
 
@@ -117,8 +119,10 @@ def sentences(diverged: Mapping[str, Any] | None) -> list[str]:
     found = _facts(diverged)
     found += [advice(diverged)] if found else []
     for kind, other in diverged["baselines"].items():
-        words = " ".join(_facts(other))
-        found.append(f"The baseline '{BASELINES[kind]}' diverged, a comparison with it says little: {words}")
+        many = f"{other['clients']:,} of {other['of']:,} clients" if other["finite"] else "its model"
+        found.append(
+            f"The baseline '{BASELINES[kind]}' diverged ({many}): a comparison with it says little."
+        )
     return found
 
 
@@ -130,11 +134,9 @@ def headlines(runs: Mapping[str, Sequence[Told]]) -> list[str]:
         if told:
             worst = max(told, key=lambda facts: facts["diverged"]["clients"])
             name = f"{label}: " if len(runs) > 1 else ""
-            seed = (
-                f"seed {worst.get('seed')}, and {len(told)} of {len(seeds)} seeds" if len(seeds) > 1 else ""
-            )
+            seed = f" This is seed {worst.get('seed')}; {len(told)} of {len(seeds)} seeds diverged."
             words = " ".join(sentences(worst["diverged"]))
-            found.append(f"DIVERGED. {name}{words}{f' ({seed})' if seed else ''}")
+            found.append(f"{DIVERGED} {name}{words}{seed if len(seeds) > 1 else ''}")
     return found
 
 

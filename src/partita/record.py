@@ -15,8 +15,8 @@ import numpy as np
 
 from partita import check
 from partita.data.names import Numbered
-from partita.divergence import sentences
-from partita.store.files import read_jsonl
+from partita.divergence import DIVERGED, sentences
+from partita.store.files import from_text, read_jsonl
 from partita.table import BLOCK, Table
 
 CLIENT_COLUMNS = (
@@ -41,7 +41,7 @@ CLIENT_COLUMNS = (
 )
 MODELS = ("local", "global", "personal")
 _COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
-_KINDS: dict[str, type] = {"class": str, **dict.fromkeys(_COUNTS, int)}
+_KINDS: dict[str, Callable[[str], Any]] = {"class": from_text, **dict.fromkeys(_COUNTS, int)}
 
 
 class Summary(dict[str, Any]):
@@ -50,7 +50,7 @@ class Summary(dict[str, Any]):
     def __str__(self) -> str:
         test, hurt, metric = self["test"], self["hurt"], self["metric"]
         told = sentences(self.get("diverged"))
-        lines = [f"DIVERGED. {told[0]}", *(f"  {words}" for words in told[1:])] if told else []
+        lines = [f"{DIVERGED} {told[0]}", *(f"  {words}" for words in told[1:])] if told else []
         lines.append(
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
         )
@@ -243,7 +243,7 @@ def _columns(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> d
 def _values(name: str, cells: Sequence[str]) -> Any:
     """Numbers as an array where none is missing or NaN stands for it, all else as a list."""
     if name not in CLIENT_COLUMNS[1:]:
-        return list(cells)
+        return [from_text(cell) for cell in cells]
     kind = _KINDS.get(name, float)
     values = [kind(cell) if cell else None for cell in cells]
     if kind is float or (kind is int and None not in values):

@@ -127,6 +127,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     found = checkpoint.read(folder / "checkpoint")
     if found is None:
         raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")
+    if found.round != record.facts["rounds"]:  # else older weights would pass for those that were scored
+        raise check.fail("folder", str(folder), _older(found.round, record.facts["rounds"]))
     parts = snapshot.split(found.tensors)
     template = ClientState(parts["personal"], parts["memory"])
     states = folder / "checkpoint" / f"clients-{found.state['stage']}"
@@ -153,6 +155,14 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         personalized=personalized,
         narrow=None,
         write=write,
+    )
+
+
+def _older(there: int, wanted: int) -> str:
+    """What a folder lacks whose models are not those of its figures."""
+    return (
+        f"a whole checkpoint of round {wanted}, of which its figures are: the newest is of round {there}. "
+        f"partita.federate(..., resume=True) would train from there on; `partita report` needs only figures"
     )
 
 

@@ -377,3 +377,35 @@ def test_settings_show_picks_and_versions() -> None:
     assert "training vmap 2 ms" in shown(text)
     assert "python 3.11.7, torch 2.13.0" in text
     assert "algorithm.lr 0.1" in shown(text)
+
+
+# ---- training that diverged
+
+
+def diverged(clients: int, **more: Any) -> dict[str, Any]:
+    facts = {"clients": clients, "of": 40, "first": 3, "last": 9, "set_aside": 100, "uploads": 200}
+    facts |= {"not_finite_losses": 0, "why": {"too large": clients}, "finite": True, "nothing_learned": False}
+    return {**facts, "rates": {"lr": 5.0}, "baselines": {}, **more}
+
+
+def test_a_page_begins_with_what_diverged() -> None:
+    run = example()
+    run.facts["diverged"] = diverged(30)
+    assert top({"x": [run]}).startswith(
+        "DIVERGED. 30 of 40 clients diverged from round 3 to round 9: 100 of 200 uploads were set aside "
+        "(too large). The learning rate is probably too high: lower lr=5, or limit steps by max_grad_norm. "
+        "Partita report"
+    )
+    assert "DIVERGED" not in top({"x": [example()]})
+
+
+def test_a_comparison_names_the_labels_that_diverged() -> None:
+    runs = {label: [example(label, seed) for seed in (0, 1)] for label in ("good", EVIL)}
+    runs[EVIL][1].facts["diverged"] = diverged(30)
+    text = header(runs, means(runs), None)
+    assert text.index("DIVERGED") < text.index("Partita report")
+    assert "alert(1)</p>" not in text
+    assert "<script>" not in text
+    assert "This is seed 1; 1 of 2 seeds diverged." in shown(text)
+    assert text.count("badge diverged") == 1
+    assert [row["diverged"] for row in table(runs)] == [0, 15]

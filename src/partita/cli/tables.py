@@ -99,7 +99,8 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
-        table.add_row(escape(row["label"]), *(cells[i] for cells in shown.values()))
+        gone = " [red](diverged)[/red]" if row["diverged"] else ""
+        table.add_row(escape(row["label"]) + gone, *(cells[i] for cells in shown.values()))
     return table
 
 

@@ -33,8 +33,8 @@ def table(runs: Runs) -> list[Row]:
 
     `local`, `global`, `personal` and `worst_tenth` (the personal score that nine clients in ten reach) are
     {"mean", "std"} over the seeds, or None. `std` is the sample standard deviation, 0 for a single seed. The
-    counts, seconds, bytes and `virtual_time` (None where it is just the number of rounds) are means over the
-    seeds. One label is `best`: by its personal models.
+    counts (`diverged`: clients whose training diverged), seconds, bytes and `virtual_time` (None where it is
+    just the number of rounds) are means over the seeds. One label is `best`: by its personal models.
     """
     runs = checked(runs)
     higher = higher_is_better(runs)
@@ -84,6 +84,7 @@ def _row(label: str, seeds: Sequence[Result], metric: str, higher: bool) -> Row:
             for key in ("seconds", "client_steps_per_second", "bytes_up", "bytes_down")
         },
         "virtual_time": mean(map(virtual_time, seeds)),
+        "diverged": mean((f.get("diverged") or {}).get("clients", 0) for f in facts),
         "best": False,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from partita.divergence import DIVERGED, headlines, learned_nothing
 from partita.report import compare
 from partita.report.html import Safe, join, section, table, tag
 from partita.report.rows import (
@@ -44,21 +45,30 @@ TITLES = {"global": "One global model", "local": "Training alone"}
 
 
 def header(runs: Runs, means: Means, title: str | None) -> Safe:
-    """What ran, what came of it, and the numbers: cards for one label, tables for several."""
+    """What ran, what came of it, and the numbers: cards for one label, tables for several.
+
+    Before all that, if training diverged, that it did.
+    """
     rows = compare.table(runs)
     best = next((row for row in rows if row["best"]), rows[0])
     name = title or ("Comparison of " + listed(list(runs)) if len(runs) > 1 else str(best["label"]))
     top = tag(
         "header",
+        _alert(runs),
         tag("p", "Partita report", tag("span", " · ", shorten(name, 120)), class_="eyebrow"),
         tag("h1", _verdict(runs, rows, best, means[best["label"]])),
         tag("p", " ".join(filter(None, [what_ran(runs), who_lies(runs)])), class_="lead"),
         tag("p", _who_loses(best, len(runs) > 1), class_="lead"),
         tag("p", _close(runs, best["label"]) if len(runs) > 1 else _overall(best), class_="lead"),
-        _cards(best) if len(runs) == 1 else None,
+        _cards(best, mark=not learned_nothing(runs[best["label"]])) if len(runs) == 1 else None,
         id="summary",
     )
     return top if len(runs) == 1 else join([top, _comparison(runs, rows)])
+
+
+def _alert(runs: Runs) -> Safe | None:
+    told = [tag("p", tag("b", DIVERGED), words.removeprefix(DIVERGED)) for words in headlines(runs)]
+    return tag("div", *told, class_="alert", role="alert") if told else None
 
 
 def what_ran(runs: Runs) -> str:
@@ -130,6 +140,8 @@ def _some(n: object, noun: str) -> str:
 
 def _verdict(runs: Runs, rows: Sequence[Row], best: Row, clients: Sequence[Row]) -> str:
     """The one sentence to remember."""
+    if all(map(learned_nothing, ([run] for seeds in runs.values() for run in seeds))):
+        return "Nothing was learned: no upload was usable."
     higher, label = higher_is_better(runs), shorten(best["label"], 60)
     several, against = len(runs) > 1 and best["best"], references(clients, higher)
     better = _better(rows, best)
@@ -203,12 +215,12 @@ def _who_loses(row: Row, several: bool) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def _cards(row: Row) -> Safe:
-    """Three big numbers, the best marked."""
+def _cards(row: Row, mark: bool) -> Safe:
+    """Three big numbers, the best marked if it means anything."""
     known = {kind: row[kind]["mean"] for kind in KINDS if row[kind] is not None}
     choose = max if row["higher_is_better"] else min
     # equal scores are all best: a method without a personal part is its global model
-    best = choose(known.values()) if len(known) > 1 else None
+    best = choose(known.values()) if len(known) > 1 and mark else None
     return tag(
         "div",
         *(_card(NAMES[kind], row[kind], row, best is not None and known.get(kind) == best) for kind in KINDS),
@@ -251,8 +263,9 @@ def _comparison(runs: Runs, rows: Sequence[Row]) -> Safe:
 
 
 def _line(row: Row, virtual: bool) -> list[object]:
+    gone = tag("span", "diverged", class_="badge diverged") if row["diverged"] else None
     marked = tag("b", row["label"], tag("span", "best", class_="badge"), class_="marked")
-    label = marked if row["best"] else row["label"]
+    label = join([marked if row["best"] else row["label"], gone])
     shown: list[object] = [spread(row[kind], row["seeds"]) for kind in (*KINDS, "worst_tenth")]
     hurt = [_part(row[key], row["scored"]) for key in ("hurt_vs_global", "hurt_vs_local")]
     shown[2] = tag("b", shown[2]) if row["best"] else shown[2]

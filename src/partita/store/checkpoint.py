@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import warnings
@@ -30,6 +31,7 @@ from partita.store.files import sync_folder, write_text
 from partita.types import Tensors
 
 FORMAT = 2  # 1: rows of clients and their turns were kept in another way
+FLOAT = "__float__"
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 
 
@@ -107,8 +109,7 @@ def _prepare(folder: Path) -> None:
 
 def _fill(folder: Path, round: int, tensors: Tensors, state: dict[str, Any]) -> None:
     folder.mkdir()
-    # Python's JSON writes and reads NaN: a diverged run resumes as it was
-    write_text(folder / STATE, json.dumps(state))
+    write_text(folder / STATE, _json(state))
     save_file(_storable(tensors), folder / TENSORS)
     shutil.copymode(folder / STATE, folder / TENSORS)  # safetensors lets the owner alone read
     _sync_file(folder / TENSORS)
@@ -152,8 +153,29 @@ def _load(path: Path, names: Collection[str] | None) -> Checkpoint:
         raise _Damaged(f"{path / MANIFEST} is of round {manifest['round']}")
     for name in (TENSORS, STATE):
         _verify(path / name, manifest["files"][name])
-    state = json.loads((path / STATE).read_bytes())
+    state = json.loads((path / STATE).read_bytes(), object_hook=_number)
     return Checkpoint(manifest["round"], _tensors(path / TENSORS, names), state, path)
+
+
+def _json(state: dict[str, Any]) -> str:
+    """JSON has no NaN and no infinity, but a diverged run must resume as it was: see `_spelled`."""
+    try:
+        return json.dumps(state, allow_nan=False)
+    except ValueError:
+        return json.dumps(_spelled(state), allow_nan=False)
+
+
+def _spelled(value: Any) -> Any:
+    """With {"__float__": "nan"} for NaN, and the like."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    if isinstance(value, dict):
+        return {k: _spelled(v) for k, v in value.items()}
+    return [_spelled(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _number(found: dict[str, Any]) -> Any:
+    return float(found[FLOAT]) if found.keys() == {FLOAT} else found
 
 
 def _manifest(path: Path) -> dict[str, Any]:

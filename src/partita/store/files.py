@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,29 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence
     with _replaced(Path(path)) as f:
         table = csv.writer(_Lines(f), lineterminator="\r\n")
         table.writerow(columns)
-        table.writerows(rows)
+        table.writerows(map(_cells, rows))
+
+
+_FORMULA = re.compile("'*[=+@\\-\t\r\n＝＋－＠]")
+"""How a text begins that a spreadsheet takes for a formula, or that is one made harmless."""
+
+
+def as_text(value: str) -> str:
+    """The text with a quote before it if a spreadsheet would take it for a formula; `from_text` undoes it.
+
+    See https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    return f"'{value}" if _FORMULA.match(value) else value
+
+
+def from_text(cell: str) -> str:
+    """What `as_text` was given."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _cells(row: Iterable[Any]) -> list[Any]:
+    """Numbers stay numbers, a negative one too."""
+    return [as_text(value) if type(value) is str else value for value in row]
 
 
 class _Lines:
