@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-LOSS = "loss not finite"
-"""Why a client is said to have diverged although its upload was used."""
 DIVERGED = "DIVERGED."
 """What it begins with wherever it is said."""
 BASELINES = {"local": "each client alone", "global": "one global model"}
@@ -38,7 +36,6 @@ class Tally(dict[int, Times]):
 
 def divergence(
     excluded: Mapping[int, Times],
-    losses: Mapping[int, Times],
     *,
     clients: int,
     uploads: int,
@@ -48,29 +45,26 @@ def divergence(
 ) -> dict[str, Any] | None:
     """What summary.json says of a run in which training diverged; None where it did not.
 
-    excluded   honest clients whose uploads were set aside
-    losses     honest clients whose loss was not finite while their uploads were
+    excluded   honest clients whose uploads were set aside: these, a loss or a state were not finite
     clients    how many honest clients there are
     uploads    how many uploads of theirs arrived in all
     finite     whether the server's model is
     algorithm  the description of the method
     baselines  what their own summaries say
     """
-    happened = [*excluded.values(), *losses.values()]
     diverged = {kind: found for kind, found in baselines.items() if found and _facts(found)}
-    if not happened and finite and not diverged:
+    if not excluded and finite and not diverged:
         return None
     aside = sum(times.number for times in excluded.values())
-    first = min((times.first for times in happened), default=None)
+    first = min((times.first for times in excluded.values()), default=None)
     return {
-        "clients": len({*excluded, *losses}),
+        "clients": len(excluded),
         "of": clients,
         "first": first,
-        "last": max((times.last for times in happened), default=None),
+        "last": max((times.last for times in excluded.values()), default=None),
         "set_aside": aside,
-        "not_finite_losses": sum(times.number for times in losses.values()),
         "uploads": uploads,
-        "why": dict(Counter(times.why for times in happened)),
+        "why": dict(Counter(times.why for times in excluded.values())),
         "finite": finite,
         "nothing_learned": not finite or (aside > 0 and aside == uploads),
         # the server has taken no step before the first round: its rate is not to blame
@@ -120,9 +114,7 @@ def sentences(diverged: Mapping[str, Any] | None) -> list[str]:
     found += [advice(diverged)] if found else []
     for kind, other in diverged["baselines"].items():
         many = f"{other['clients']:,} of {other['of']:,} clients" if other["finite"] else "its model"
-        found.append(
-            f"The baseline '{BASELINES[kind]}' diverged ({many}): a comparison with it says little."
-        )
+        found.append(f"The baseline '{BASELINES[kind]}' diverged ({many}): a comparison with it says little.")
     return found
 
 
@@ -153,10 +145,9 @@ def who(diverged: Mapping[str, Any]) -> str:
     """How many clients, in which rounds, how many uploads, and what was wrong with them."""
     first, last = diverged["first"], diverged["last"]
     when = f"in round {first:,}" if first == last else f"from round {first:,} to round {last:,}"
-    aside = f": {diverged['set_aside']:,} of {diverged['uploads']:,} uploads were set aside"
+    aside = f"{diverged['set_aside']:,} of {diverged['uploads']:,} uploads were set aside"
     why = " or ".join(diverged["why"])
-    clients = f"{diverged['clients']:,} of {diverged['of']:,} clients diverged {when}"
-    return f"{clients}{aside if diverged['set_aside'] else ''} ({why})."
+    return f"{diverged['clients']:,} of {diverged['of']:,} clients diverged {when}: {aside} ({why})."
 
 
 def advice(diverged: Mapping[str, Any]) -> str:
@@ -164,8 +155,7 @@ def advice(diverged: Mapping[str, Any]) -> str:
     highest_first = sorted(diverged["rates"].items(), key=lambda rate: -rate[1])
     shown = ", ".join(f"{name}={value:g}" for name, value in highest_first)
     lower = f"lower {shown}" if shown else "lower the learning rate"
-    bad = diverged["set_aside"] + diverged["not_finite_losses"]
-    few = 2 * bad < diverged["uploads"] and 2 * diverged["clients"] < diverged["of"]
+    few = 2 * diverged["set_aside"] < diverged["uploads"] and 2 * diverged["clients"] < diverged["of"]
     if few and diverged["finite"]:
         return f"Look at the data of these clients, {lower}, or limit steps by max_grad_norm."
     return f"The learning rate is probably too high: {lower}, or limit steps by max_grad_norm."

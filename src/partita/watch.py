@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from partita import check, snapshot
 from partita.callbacks import Callback, Event
-from partita.divergence import LOSS, Tally, advice, divergence, who
+from partita.divergence import Tally, advice, divergence, who
 from partita.federation import Federation
 from partita.measuring import measured
 from partita.record import CLIENT_COLUMNS, Record
@@ -49,8 +48,7 @@ class Watch:
         self.rows: list[dict[str, Any]] = []
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.excluded = Tally()  # whose uploads were set aside
-        self.overflows = Tally()  # whose loss was not finite, though their uploads were
-        self.diverged: set[int] = set()  # the honest ones among both
+        self.diverged: set[int] = set()  # the honest ones among them
         self.notes: dict[str, Any] = {}  # of the last aggregation
         self.timing = Timing(Turns(run.data.clients))
         self.global_scores: np.ndarray | None = None
@@ -176,8 +174,8 @@ class Watch:
         snapshot.restore(self.run, found.tensors, facts)
         self.rows = facts["rows"]
         self.counters = facts["counters"]
-        self.excluded, self.overflows = (Tally.of(facts[part]) for part in ("excluded", "overflows"))
-        self.diverged = {c for c in (*self.excluded, *self.overflows) if self.run.honest[c]}
+        self.excluded = Tally.of(facts["excluded"])
+        self.diverged = {c for c in self.excluded if self.run.honest[c]}
         turns = {k: found.tensors[TURNS + k] for k in ("clients", *vars(self.timing.turns))}
         self.timing = Timing.of(facts["timing"], self.timing.turns)
         self.timing.turns.restore(turns)
@@ -203,7 +201,6 @@ class Watch:
             "rows": self.rows,
             "counters": {**self.counters, "elapsed": self.elapsed},
             "excluded": self.excluded,
-            "overflows": self.overflows,
             "timing": self.timing.facts(),
         }
 
@@ -242,10 +239,9 @@ class Watch:
 
     def divergence(self, finite: bool = True, baselines: Mapping[str, Any] | None = None) -> Any:
         """What is to be told of honest clients that diverged; see `partita.divergence`."""
-        honest = self.run.honest
         return divergence(
-            *({c: t for c, t in some.items() if honest[c]} for some in (self.excluded, self.overflows)),
-            clients=int(honest.sum()),
+            {c: times for c, times in self.excluded.items() if c in self.diverged},
+            clients=int(self.run.honest.sum()),
             uploads=int(self.counters["uploads"]),
             finite=finite,
             algorithm=describe(self.run.given),
@@ -265,11 +261,6 @@ class Watch:
         counted = [i for i in keep if steps[i] > 0]  # without a step, no loss
         total, sum_ = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
         self.loss = sum_ / total if total else None
-        if not math.isfinite(sum_):
-            for i in counted:
-                if not math.isfinite(loss[i]):
-                    self.overflows.count(clients[i], self.run.server.version, LOSS)
-                    self.diverged.add(clients[i])
         self.counters["loss_sum"] += sum_
         self.counters["loss_weight"] += total
 

@@ -384,7 +384,7 @@ def test_settings_show_picks_and_versions() -> None:
 
 def diverged(clients: int, **more: Any) -> dict[str, Any]:
     facts = {"clients": clients, "of": 40, "first": 3, "last": 9, "set_aside": 100, "uploads": 200}
-    facts |= {"not_finite_losses": 0, "why": {"too large": clients}, "finite": True, "nothing_learned": False}
+    facts |= {"why": {"too large": clients}, "finite": True, "nothing_learned": False}
     return {**facts, "rates": {"lr": 5.0}, "baselines": {}, **more}
 
 
