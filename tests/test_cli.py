@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from partita import cli
+from partita.callbacks import Callback, Event
+from partita.federate import federate
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
 
@@ -181,6 +185,78 @@ def test_ctrl_c_says_how_to_go_on(partita: Command, monkeypatch: pytest.MonkeyPa
     done = partita("run", "digits", "--out", str(tmp_path / "run"))
     assert done.returncode == 130
     assert "--resume" in done.stderr
+
+
+class Send(Callback):
+    """Sends a signal to this process after a round of a run."""
+
+    def __init__(self, number: int, what: str, round: int) -> None:
+        self.number, self.what, self.at = number, what, round
+
+    def round(self, event: Event) -> None:
+        if event.round == self.at and event.what == self.what:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.usefixtures("small_digits")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("words", [["run", "digits"], ["compare", "digits", "--algorithms", "fedalt"]])
+def test_a_signal_leaves_a_checkpoint_and_says_how_to_go_on(
+    words: list[str],
+    number: int,
+    code: int,
+    partita: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        return federate(*arguments, **{**options, "callbacks": [Send(number, "fedalt", 2)]})
+
+    monkeypatch.setattr("partita.recipes.experiment.federate", signalled)
+    before = signal.getsignal(number)
+    out = tmp_path / "out"
+    done = partita(*words, "--out", str(out), "--quiet")
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == f"partita: stopped by a signal; go on with --out {out} --resume"
+    assert signal.getsignal(number) is before
+    folder = out if words[0] == "run" else out / "fedalt" / "seed-0"
+    assert max(p.name for p in (folder / "checkpoint").iterdir()) == "00000002"
+    monkeypatch.setattr("partita.recipes.experiment.federate", federate)
+    assert partita(*words, "--out", str(out), "--quiet", "--resume").returncode == 0
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
+
+
+@pytest.mark.usefixtures("small_digits")
+@pytest.mark.parametrize("words", [["run", "digits"], ["compare", "digits", "--algorithms", "fedalt"]])
+def test_max_time_ends_with_its_own_exit_code_and_goes_on(
+    words: list[str], partita: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    wanted = [*words, "--out", str(out), "--quiet", "--max-time"]
+    found = [partita(*wanted, "1e-9")]
+    while found[-1].returncode == 124:
+        assert found[-1].stdout == ""
+        last = found[-1].stderr.splitlines()[-1]
+        assert last.startswith("partita: stopped ")
+        assert last.endswith(f" after --max-time 1e-9; go on with --out {out} --resume")
+        found.append(partita(*wanted, "1e-9", "--resume"))
+    assert found[-1].returncode == 0, found[-1].stderr
+    assert len(found) > 3
+    assert "fedalt at round 2 of 3 after" in " ".join(done.stderr for done in found)
+
+
+def test_max_time_needs_a_folder_and_a_time(partita: Command, tmp_path: Path) -> None:
+    done = partita("run", "digits", *QUICK, "--max-time", "2h")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "partita: max_time='2h': expected out=, the folder for its checkpoint\n",
+    )
+    done = partita("compare", "digits", "--max-time", "soon", "--out", str(tmp_path / "x"))
+    assert done.returncode == 2
+    assert "max_time='soon': expected seconds above 0, or such as" in done.stderr
+    assert not (tmp_path / "x").exists()
+    assert "--max-time" in partita("run", "--help").stdout
 
 
 @pytest.mark.usefixtures("small_digits")

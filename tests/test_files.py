@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors
 import torch
+from torch import nn
 
 import partita as pt
+from partita import cli
 
 METRICS = [
     "round",
@@ -63,6 +67,7 @@ SUMMARY = [
     "excluded",
     "excluded_why",
     "byzantine",
+    "diverged",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory", "classes"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
@@ -422,6 +427,98 @@ def test_a_score_that_is_not_finite_is_empty(tmp_path) -> None:
     assert [r["personal"] == "" for r in folder.rows] == [True, False, True, False, False]
     assert list(folder.metrics[-1]) == METRICS
     assert folder.metrics[-1]["test.personal"] is None
+
+
+# ---- names that a spreadsheet would compute
+
+FORMULAS = ["=1+1", "+a", "-5", "@x", "\tz", "\rq", "'=x", "''-y", "'tis", "＝cmd", "'"]
+
+
+def test_names_are_never_formulas(tmp_path) -> None:
+    """Client names and classes of devices come from users' data; a table of clients is opened by others."""
+    n = 8 * len(FORMULAS)
+    rng = np.random.default_rng(0)
+    x, client = rng.normal(size=(n, 4)).astype("float32"), np.array(FORMULAS * 8)
+    source = pt.data.from_arrays(x, (x[:, 0] > 0).astype(int), client)
+
+    def score(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -nn.functional.cross_entropy(output, target)
+
+    run = pt.federate(
+        pt.models.mlp(4, 3, 2),
+        source,
+        pt.fedavg(lr=0.1),
+        rounds=1,
+        baselines=False,
+        metric=score,
+        capacity=pt.capacity.depth({"=strong": 0, "@weak": 1}),
+        out=tmp_path / "run",
+    )
+    rows = Folder(tmp_path / "run", run).rows
+    assert not [row for row in rows if row["client"][0] in "=+-@\t\r\n＝" or row["class"][0] in "=@"]
+    assert {row["class"] for row in rows} == {"'=strong", "'@weak"}
+    assert all(float(row["personal"]) < 0 for row in rows)  # a number, and no text
+    assert sorted(run.names) == sorted(FORMULAS)
+    loaded = pt.load(tmp_path / "run")
+    assert loaded.names == run.names
+    assert loaded.clients == run.clients
+
+
+def test_folders_of_before_keep_their_names(tmp_path) -> None:
+    """What is written with a quote by hand, or was, and is no formula."""
+    run = pt.federate(pt.models.mlp(6, 5, 3), data(), pt.local(lr=0.1), rounds=1, out=tmp_path / "run")
+    path = tmp_path / "run" / "clients.csv"
+    path.write_text(path.read_text("utf-8").replace("anna", "'anna").replace("cleo", "=cleo"), "utf-8")
+    assert pt.load(tmp_path / "run").names == ["'anna", "ben, jr.", "=cleo", *run.names[3:]]
+
+
+# ---- JSON that every parser takes
+
+
+def strictly(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_is_strict_wherever_it_is_written_or_printed(tmp_path, monkeypatch, capsys) -> None:
+    """A score, a loss and a setting that are not finite."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, partita as pt\n"
+        "from partita.recipes import Experiment\n"
+        "def far_loss(output, target):\n"
+        "    return (output[:, 0] * 1e30 * 1e30).mean()\n"
+        "def experiment():\n"
+        "    x, client = np.random.default_rng(0).normal(size=(60, 3)).astype('float32'), np.arange(60) % 3\n"
+        "    data = pt.data.from_arrays(x, (x[:, 0] > 0).astype(int), client)\n"
+        "    return Experiment(pt.models.mlp(3, 2), data, pt.fedavg(lr=0.1), rounds=2, metric=far_loss,\n"
+        "                      baselines=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        ["run", "mine.py", "--json", "--out", "one"],
+        ["compare", "mine.py", "--algorithms", "fedprox(mu=0.1)", "--json", "--out", "two", "--quiet"],
+        ["report", "one", "--json"],
+        ["list", "--json"],
+        ["show", "fedalt", "--json"],
+    ]
+    printed = []
+    for words in commands:
+        monkeypatch.setattr("sys.argv", ["partita", *words])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        printed.append(strictly(capsys.readouterr().out))
+    assert printed[0]["test"]["personal"] is None  # it was infinite
+    for path in [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.jsonl")]:
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            strictly(line)
+    for path in tmp_path.rglob("*.html"):
+        (figures,) = re.findall(
+            r'<script type="application/json" id="figures">(.*?)</script>', path.read_text()
+        )
+        strictly(figures)
 
 
 def test_when_it_is_evaluated() -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import nn
 
 import killed
 import partita as pt
+from partita import check
 from partita.callbacks import Callback, Event
 from partita.store import checkpoint
 
@@ -142,6 +144,8 @@ def main() -> None:
                 job(**json.loads(line))
             except KeyboardInterrupt:
                 os._exit(130)
+            except SystemExit as stop:
+                os._exit(int(stop.code or 0))
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -333,15 +337,23 @@ def test_killed_at_calls_all_along_the_run(case, forks, counts, straight, tmp_pa
         shutil.rmtree(tmp_path / "run")
 
 
-# ---- Ctrl-C
+# ---- signals
 
 
-@pytest.mark.parametrize("case", ["disk", "pipeline memory"])
-def test_interrupted_from_the_keyboard(case, forks, straight, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("case", "number"),
+    [
+        ("disk", signal.SIGINT),
+        ("pipeline memory", signal.SIGINT),
+        ("disk", signal.SIGTERM),
+        ("memory", signal.SIGHUP),
+    ],
+)
+def test_interrupted_by_a_signal(case, number, forks, straight, tmp_path) -> None:
     process = forks.start(tmp_path / "run", case, waits=3)
     process.until(3)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.end() == 130
+    os.kill(process.pid, number)
+    assert process.end() == 128 + number
     rounds = process.rounds
     assert rounds == 3  # it was finished, and no other begun
     newest = max(int(p.name) for p in (tmp_path / "run" / "checkpoint").iterdir() if p.name.isdecimal())
@@ -367,16 +379,17 @@ def test_interrupted_within_a_round(case, forks, counts, straight, tmp_path) -> 
 
 
 class Press(Callback):
-    """Presses Ctrl-C in some rounds."""
+    """Presses Ctrl-C in some rounds, or sends another signal."""
 
-    def __init__(self, *rounds: int, what: str = "", times: int = 1) -> None:
-        self.rounds, self.what, self.times, self.seen = rounds, what, times, []
+    def __init__(self, *rounds: int, what: str = "", times: int = 1, number: int = signal.SIGINT) -> None:
+        self.rounds, self.what, self.times, self.number = rounds, what, times, number
+        self.seen: list[int] = []
 
     def round(self, event: Event) -> None:
         self.seen.append(event.round)
         if event.round in self.rounds and event.what.startswith(self.what):
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.number)
 
 
 def stop_at(folder: Path, round: int, case: str, **options: Any) -> None:
@@ -416,6 +429,166 @@ def test_interrupted_without_a_folder() -> None:
     with pytest.raises(KeyboardInterrupt):
         federate(None, "memory", callbacks=[press])
     assert press.seen == [1, 2]
+
+
+ENDING = {signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_that_ends_the_program_leaves_a_checkpoint(number, straight, tmp_path) -> None:
+    before = {n: signal.getsignal(n) for n in ENDING}
+    with pytest.raises(SystemExit) as stop:
+        federate(tmp_path / "run", "memory", checkpoint_every=100, callbacks=[Press(3, number=number)])
+    assert stop.value.code == ENDING[number]
+    assert newest(tmp_path / "run").name == "00000003"
+    assert {n: signal.getsignal(n) for n in ENDING} == before
+    federate(tmp_path / "run", "memory", resume=True)
+    assert_same_bits(tmp_path / "run", straight("memory"))
+
+
+def test_a_second_signal_stops_at_once(tmp_path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        federate(tmp_path / "run", "memory", callbacks=[Press(3, times=2, number=signal.SIGTERM)])
+    assert stop.value.code == 143
+    assert newest(tmp_path / "run").name == "00000002"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])
+def test_a_signal_that_is_ignored_stays_ignored(number) -> None:
+    """As `nohup` does with SIGHUP, and a shell with Ctrl-C for what runs in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        press = Press(2, number=number)
+        federate(None, "memory", callbacks=[press])
+        assert press.seen == list(range(1, 9))
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_what_a_program_does_on_sigterm_is_its_own_business() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        press = Press(2, number=signal.SIGTERM)
+        federate(None, "memory", callbacks=[press])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+    assert press.seen == list(range(1, 9))
+
+
+def test_in_another_thread_signals_are_left_alone() -> None:
+    seen: list[Any] = []
+
+    class Look(Callback):
+        def round(self, event: Event) -> None:  # noqa: ARG002
+            seen.append([signal.getsignal(n) for n in ENDING])
+
+    before = [signal.getsignal(n) for n in ENDING]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(federate, None, "memory", rounds=1, callbacks=[Look()]).result()
+    assert seen == [before]
+
+
+# ---- a budget of time
+
+
+AT_ONCE = 1e-9  # seconds: over after the first round on any machine
+
+
+def test_time_is_up_after_every_round(straight, tmp_path) -> None:
+    for round in range(1, 8):
+        with pytest.raises(pt.Stopped) as stop:
+            federate(tmp_path / "run", "pipeline disk", resume=True, max_time=AT_ONCE, checkpoint_every=100)
+        assert (stop.value.what, stop.value.round, stop.value.rounds) == ("pipeline", round, 8)
+        assert str(stop.value) == (
+            f"max_time is over: stopped in pipeline at round {round} of 8; go on with resume=True"
+        )
+        assert newest(tmp_path / "run").name == f"{round:08d}"
+    # the last round is done: nothing is left that a checkpoint could be for
+    federate(tmp_path / "run", "pipeline disk", resume=True, max_time=AT_ONCE)
+    assert_same_bits(tmp_path / "run", straight("pipeline disk"))
+
+
+def test_the_budget_is_that_of_the_baselines_too(straight, tmp_path) -> None:
+    where = []
+    while True:
+        try:
+            federate(tmp_path / "run", "baselines", resume=True, max_time=AT_ONCE)
+            break
+        except pt.Stopped as stop:
+            where.append((stop.what, stop.round))
+    # of each run the last round is not followed by a stop
+    names = ("baseline global", "baseline local", "fedalt")
+    assert where[:3] == [(names[0], n) for n in (1, 2, 3)]
+    assert {what for what, _ in where} == set(names)
+    assert_same_bits(tmp_path / "run", straight("baselines"))
+
+
+def test_enough_time_changes_nothing(straight, tmp_path) -> None:
+    federate(tmp_path / "run", "memory", max_time="1d")
+    assert_same_bits(tmp_path / "run", straight("memory"))
+    assert "max_time" not in (tmp_path / "run" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("value", [0, -1, "2 fortnights", "h", "nan", "inf", True, [2], "-3h"])
+def test_what_is_no_time(value, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"^max_time=.*: expected seconds above 0, or such as"):
+        federate(tmp_path / "run", "memory", max_time=value)
+
+
+def test_durations() -> None:
+    known = {
+        "90": 90,
+        "90s": 90,
+        "1.5 min": 90,
+        "2h": 7200,
+        "2H": 7200,
+        "1d": 86400,
+        5: 5,
+        0.25: 0.25,
+        "3m": 180,
+    }
+    assert {value: check.duration("x", value) for value in known} == known
+
+
+def test_a_budget_needs_a_place_for_its_checkpoint(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"^max_time='2h': expected out="):
+        federate(None, "memory", max_time="2h")
+    with pytest.raises(ValueError, match=r"^max_time='2h': expected checkpoints"):
+        federate(tmp_path / "run", "memory", max_time="2h", checkpoint_every=0)
+    assert not (tmp_path / "run").exists()
+
+
+# ---- threads
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_a_resumed_run_has_the_threads_that_it_began_with(threads, tmp_path, monkeypatch) -> None:
+    """How sums are split among threads decides their last bits."""
+    options = {"executor": "loop", "model": pt.models.mlp(64, 256, 10), "steps": 4, "batch": None}
+    threads(2)
+    whole = federate(tmp_path / "whole", "memory", **options)
+    assert whole.config["executor"]["threads"] == 2
+    stop_at(tmp_path / "run", 3, "memory", **options)
+    threads(1)
+    other = federate(None, "memory", **options)
+    assert not all(torch.equal(other.shared[k], x) for k, x in whole.shared.items()), "no use as a test"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    with pytest.warns(UserWarning, match="began with 2 threads and goes on with as many: 1 are set now"):
+        federate(tmp_path / "run", "memory", resume=True, **options)
+    assert torch.get_num_threads() == 1
+    assert_same_bits(tmp_path / "run", outcome(tmp_path / "whole"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    with pytest.warns(UserWarning, match="this machine has 1 cores, so it takes longer"):
+        federate(tmp_path / "run", "memory", resume=True, **options)
 
 
 # ---- damage
@@ -466,6 +639,21 @@ def test_damage_after_damage(straight, tmp_path) -> None:
     with pytest.warns(UserWarning, match="checkpoint skipped"):
         federate(folder, "disk", resume=True, checkpoint_every=100)
     assert_same_bits(folder, straight("disk"))
+
+
+def test_older_weights_are_not_loaded_beside_newer_figures(straight, tmp_path) -> None:
+    folder = tmp_path / "run"
+    federate(folder, "memory")
+    damage(newest(folder) / "tensors.safetensors", "flip")
+    with (
+        pytest.warns(UserWarning, match="checkpoint skipped"),
+        pytest.raises(ValueError, match=r"a whole checkpoint of round 8.*newest is of round 7.*resume=True"),
+    ):
+        pt.load(folder)
+    with pytest.warns(UserWarning, match="checkpoint skipped"):
+        federate(folder, "memory", resume=True)
+    assert pt.load(folder).summary()["rounds"] == 8
+    assert_same_bits(folder, straight("memory"))
 
 
 def test_no_checkpoint_is_whole(tmp_path) -> None:

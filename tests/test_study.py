@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,32 @@ def test_only_also_runs_what_is_needed(tmp_path: Path) -> None:
     assert set(read_study(tmp_path / "s")) == {"local", "fedavg", "fedalt"}
     with pytest.raises(ValueError, match="did you mean 'fedalt'"):
         run_study(build, [0], only=["fedal"], announce=quiet)
+
+
+def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
+    """Before the next run, or within one; a run that leaves no checkpoint is not cut short."""
+    stops = []
+
+    def once(seed: int) -> Study:
+        whole = replace(experiment(seed), checkpoint_every=0, rounds=2)
+        some = {"no checkpoints": Variant(whole), "checkpoints": Variant(replace(experiment(seed), rounds=2))}
+        return Study(some)
+
+    for _ in range(6):
+        try:
+            runs, _ = run_study(once, [0, 1], out=tmp_path / "s", resume=True, max_time=1e-9, announce=quiet)
+        except pt.Stopped as stop:
+            stops.append(stop.where)
+    assert stops == [
+        "before checkpoints, seed 0",
+        "in fedalt at round 1 of 2",
+        "before no checkpoints, seed 1",
+        "before checkpoints, seed 1",
+        "in fedalt at round 1 of 2",
+    ]
+    assert {name: len(seeds) for name, seeds in runs.items()} == {"no checkpoints": 2, "checkpoints": 2}
+    with pytest.raises(ValueError, match=r"^max_time=60: expected out="):
+        run_study(once, [0], max_time=60, announce=quiet)
 
 
 def test_another_study_or_a_run_is_not_overwritten(tmp_path: Path) -> None:

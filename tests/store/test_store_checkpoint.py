@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,7 +60,9 @@ def test_all_kinds_of_tensors_come_back(tmp_path: Path) -> None:
 
 def test_state_comes_back_and_files_follow_the_umask(tmp_path: Path) -> None:
     state = {"loss": [0.1, math.inf, 1e-300], "time": 2**70, "text": "ü", "none": None, "deep": {"a": [[]]}}
+    state["far"] = {"near": [-math.inf]}
     path = write(tmp_path, 7, {}, {**state, "nan": math.nan})
+    assert not {"Infinity", "NaN"} & set(re.findall(r"\w+", (path / STATE).read_text()))  # no JSON
     found = read(tmp_path)
     assert found is not None
     assert math.isnan(found.state.pop("nan"))

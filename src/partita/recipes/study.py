@@ -33,7 +33,7 @@ from partita.types import Stage
 
 Runs = dict[str, list[Record]]
 FILE = "study.json"
-TINY = 1e-3  # seconds: a run takes at least a round, however little time is left
+TINY = 1e-9  # seconds: a run takes at least a round, however little time is left
 
 
 class Table(NamedTuple):
