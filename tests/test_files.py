@@ -488,7 +488,7 @@ def test_json_is_strict_wherever_it_is_written_or_printed(tmp_path, monkeypatch,
         "import numpy as np, partita as pt\n"
         "from partita.recipes import Experiment\n"
         "def far_loss(output, target):\n"
-        "    return (output[:, 0] * 1e30 * 1e30).mean()\n"
+        "    return (output[:, 0].abs() * 1e30 * 1e30).mean()\n"
         "def experiment():\n"
         "    x, client = np.random.default_rng(0).normal(size=(60, 3)).astype('float32'), np.arange(60) % 3\n"
         "    data = pt.data.from_arrays(x, (x[:, 0] > 0).astype(int), client)\n"

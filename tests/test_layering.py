@@ -37,9 +37,11 @@ MACHINERY = (
     "timing",
     "phases",
     "arithmetic",
+    "threads",
+    "divergence",
 )
 SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
-GROUND = ("types", "tree", "transfer", "draws", "check", "options", "measure", "callbacks", "track", "models")
+GROUND = ("types", "tree", "transfer", "draws", "check", "options", "stopping", "measure", "callbacks", "track", "models")
 HEAVY = (
     "sklearn",
     "scipy",

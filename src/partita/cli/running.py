@@ -114,7 +114,7 @@ def run(
     state, norm, capacity, schedule, attack, evaluate_every, ...), `algorithm` (the name of another method) or
     `algorithm.OPTION`. Some recipes are studies: many runs, compared in tables and one report.
 
-    Exit code 1: it ran, but no upload was usable and nothing was learned (is the learning rate too high?).
+    Exit code 1: it ran, but nothing was learned (the learning rate is too high); 124: --max-time is over.
 
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`
     """
