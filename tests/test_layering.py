@@ -41,7 +41,19 @@ MACHINERY = (
     "divergence",
 )
 SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
-GROUND = ("types", "tree", "transfer", "draws", "check", "options", "stopping", "measure", "callbacks", "track", "models")
+GROUND = (
+    "types",
+    "tree",
+    "transfer",
+    "draws",
+    "check",
+    "options",
+    "stopping",
+    "measure",
+    "callbacks",
+    "track",
+    "models",
+)
 HEAVY = (
     "sklearn",
     "scipy",
