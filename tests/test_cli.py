@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -225,6 +226,22 @@ def test_a_signal_leaves_a_checkpoint_and_says_how_to_go_on(
     monkeypatch.setattr("partita.recipes.experiment.federate", federate)
     assert partita(*words, "--out", str(out), "--quiet", "--resume").returncode == 0
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_gone_ends_a_run_with_its_checkpoint(tmp_path: Path) -> None:
+    """There is nobody left to tell, and a progress bar without a place: still the exit code is SIGHUP's."""
+    out = tmp_path / "run"
+    words = ["run", "digits", "--set", "rounds=1000000", "--set", "baselines=False", "--out", str(out)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "partita.cli", *words])
+    while not (out / "config.json").exists() or len(list((out / "checkpoint").glob("0*"))) == 0:
+        os.read(terminal, 1 << 16)
+    os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
+    assert max(int(p.name) for p in (out / "checkpoint").glob("0*")) > 0
 
 
 @pytest.mark.usefixtures("small_digits")

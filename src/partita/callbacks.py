@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -126,5 +127,6 @@ class ProgressBar(Callback):
             self._progress.update(self._tasks[what], note=text)
 
     def close(self) -> None:
-        """Stops drawing and gives the terminal its cursor back."""
-        self._progress.stop()
+        """Stops drawing and gives the terminal its cursor back, if there still is one."""
+        with contextlib.suppress(OSError):
+            self._progress.stop()

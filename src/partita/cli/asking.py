@@ -130,11 +130,19 @@ def stoppable(out: Path | None, max_time: str | None = None) -> Iterator[None]:
         with terminable():
             yield
     except KeyboardInterrupt:
-        typer.echo(f"partita: stopped; {left}", err=True)
+        _say(f"partita: stopped; {left}")
         raise typer.Exit(130) from None
     except Terminated as end:
-        typer.echo(f"partita: stopped by a signal; {left}", err=True)
+        _say(f"partita: stopped by a signal; {left}")
         raise typer.Exit(int(end.code or 0)) from None
     except Stopped as end:
-        typer.echo(f"partita: stopped {end.where} after --max-time {max_time}; {left}", err=True)
+        _say(f"partita: stopped {end.where} after --max-time {max_time}; {left}")
         raise typer.Exit(OUT_OF_TIME) from None
+
+
+def _say(text: str) -> None:
+    """To whoever still reads it: after SIGHUP there may be no terminal, which is no reason to fail."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is left to flush at the end goes nowhere

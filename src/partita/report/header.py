@@ -141,7 +141,7 @@ def _some(n: object, noun: str) -> str:
 def _verdict(runs: Runs, rows: Sequence[Row], best: Row, clients: Sequence[Row]) -> str:
     """The one sentence to remember."""
     if all(map(learned_nothing, ([run] for seeds in runs.values() for run in seeds))):
-        return "Nothing was learned: no upload was usable."
+        return "Nothing was learned."
     higher, label = higher_is_better(runs), shorten(best["label"], 60)
     several, against = len(runs) > 1 and best["best"], references(clients, higher)
     better = _better(rows, best)
