@@ -100,7 +100,7 @@ def say(*words: object) -> None:
 
 
 class Tell(Callback):
-    """Reports every round; at the end of one it may wait for Ctrl-C."""
+    """Reports every round; at the end of one it may wait for a signal."""
 
     def __init__(self, waits: int | None) -> None:
         self.waits = waits
@@ -112,11 +112,12 @@ class Tell(Callback):
         if event.round != self.waits:
             say("round", event.round, event.rounds, event.what)
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it may come before it is waited for
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # it may come before it is waited for
         say("round", event.round, event.rounds, event.what)
-        while signal.SIGINT not in signal.sigpending():
+        while not signals & signal.sigpending():
             time.sleep(0.001)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def job(
