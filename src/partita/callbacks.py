@@ -14,7 +14,8 @@ class Event(NamedTuple):
 
     `excluded` names the clients whose uploads were set aside in this round; `phases` are the seconds of the
     run so far by what they were spent on, as in summary.json; `diverged` counts the honest clients so far
-    whose training diverged.
+    whose training diverged; `abandoned` counts the rounds so far in which the server took no step, for want
+    of usable uploads.
     """
 
     what: str
@@ -24,6 +25,7 @@ class Event(NamedTuple):
     excluded: tuple[str, ...]
     phases: Mapping[str, float] = MappingProxyType({})
     diverged: int = 0
+    abandoned: int = 0
 
 
 class Callback:
@@ -119,6 +121,7 @@ class ProgressBar(Callback):
         """Moves it."""
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
         gone = f", [red]{event.diverged} diverged[/red]" if event.diverged else ""
+        gone += f", {event.abandoned} abandoned" if event.abandoned else ""
         self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}{gone}")
 
     def note(self, what: str, text: str) -> None:

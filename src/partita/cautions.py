@@ -30,8 +30,18 @@ def warn_about_time(run: Federation) -> None:
     if run.schedule.done(run.server):
         warnings.warn(
             f"until={run.schedule.until:g}: stage {run.stage + 1} ends before anyone can report, so that the "
-            "server takes no step; use a later time, or shorter delays",
+            "server takes no step; use a later time, shorter delays or a smaller dropout",
             stacklevel=LEVEL + 3,  # a stage begins further down
+        )
+
+
+def warn_about_nothing(run: Federation, abandoned: int) -> None:
+    """A run that ends with the weights that it began with."""
+    if abandoned and abandoned == run.server.version:
+        warnings.warn(
+            f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use a "
+            "smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
+            stacklevel=LEVEL + 1,
         )
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from partita import tree
+from partita import check, tree
 from partita.aggregate.mean import mean
 from partita.transfer import beside, put
 from partita.types import Cohort, Download, Group, Moment, Tensors, Upload
+
+
+def check_once(cohort: Cohort, names: Sequence[str]) -> None:
+    """A ValueError if a schedule names a client twice: it would train twice and count twice."""
+    if len(set(cohort.clients)) < len(cohort.clients):
+        client, times = Counter(cohort.clients).most_common(1)[0]
+        named = f"{client} ({names[client]!r}) {times} times"
+        raise check.fail("cohort of the schedule", f"client {named}", "each client once in a round")
 
 
 def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:

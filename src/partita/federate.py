@@ -18,7 +18,8 @@ from partita.algorithms.baselines import baselines as baseline_methods
 from partita.arithmetic import arithmetic
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar, Trace
-from partita.cohorts import merged
+from partita.cautions import warn_about_nothing
+from partita.cohorts import check_once, merged
 from partita.data import FederatedData
 from partita.federation import Federation
 from partita.measure.criteria import Function
@@ -28,7 +29,17 @@ from partita.schedule import Schedule
 from partita.settings import Settings, liars
 from partita.stopping import Interrupt
 from partita.threads import same_threads
-from partita.types import Algorithm, Attack, Capacity, Cohort, Measure, ServerState, Tensors, Upload
+from partita.types import (
+    Algorithm,
+    Attack,
+    Capacity,
+    ClientState,
+    Cohort,
+    Measure,
+    ServerState,
+    Tensors,
+    Upload,
+)
 from partita.watch import Watch
 
 
@@ -36,12 +47,14 @@ class Done(NamedTuple):
     """What clients sent, for each why it is unusable ('': it is not), and its bytes.
 
     Where the deltas of many are added up as they come: what they are combined to, instead of them.
+    `kept` are the clients whose new states wait until it is known whether the round counts, with the states.
     """
 
     uploads: Upload
     why: list[str]
     sent: int
     sum: Sequence[Upload] = ()
+    kept: Sequence[tuple[list[int], ClientState]] = ()
 
 
 NOTHING = Done(Upload({}), [], 0)
@@ -60,27 +73,40 @@ def one_round(run: Federation, watch: Watch) -> None:
     begin = time.perf_counter()
     with run.phases("cohort"):
         cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
+        check_once(cohort, run.data.names)
     run.ahead.forget(cohort.late)
     run.read_ahead(cohort)
     many = run.adds_up(cohort)
-    done = [_work(run, part, many) for part in run.parts(cohort)] or [NOTHING]
+    done = [_work(run, part, many, cohort.quorum) for part in run.parts(cohort)] or [NOTHING]
     uploads, why = tree.cat([d.uploads for d in done]), [w for d in done for w in d.why]
     with run.phases("screening"):
         uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; faults are named
-    usable = _only([not w for w in why], run.discounted(cohort, uploads))
-    combined = merged([u for d in done for u in d.sum]) if many else _combined(run, usable)
+    good = [not w for w in why]
+    usable = _only(good, run.discounted(cohort, uploads))
+    combined = None
+    if cohort.suffices(sum(good)):  # else the round is abandoned: all is as it was, but the count
+        combined = merged([u for d in done for u in d.sum]) if many else _combined(run, usable)
+        for clients, states in [kept for d in done for kept in d.kept]:
+            run.save(clients, states)
     run.server, notes = _advance(run, usable, combined)
     sent, seconds = sum([d.sent for d in done]), time.perf_counter() - begin
     watch.after(cohort, uploads, why, sent, notes, seconds)  # metrics, progress, checkpoint
 
 
-def _work(run: Federation, cohort: Cohort, many: bool) -> Done:
-    """Clients train, as many at once as fit; of many only the sum of their deltas is kept."""
+def _work(run: Federation, cohort: Cohort, many: bool, quorum: int) -> Done:
+    """Clients train, as many at once as fit; of many only the sum of their deltas is kept.
+
+    With a quorum, what they keep waits until all have trained: too many of them may yet be set aside.
+    """
     uploads, states, why = run.trained(cohort)  # with their personal parameters and memories
     good = [not w for w in why]
-    if run.keeps_state:
-        run.save([c for c, g in zip(cohort.clients, good) if g], _only(good, states))
     done = Done(uploads, why, run.devices.sent(uploads))
+    if run.keeps_state:
+        clients, states = [c for c, g in zip(cohort.clients, good) if g], _only(good, states)
+        if quorum > 1:
+            done = done._replace(kept=[(clients, tree.to(states, run.home))])
+        else:
+            run.save(clients, states)
     if not many:
         return done
     found = _combined(run, _only(good, run.discounted(cohort, uploads)))
@@ -314,6 +340,7 @@ def _trained(
             rounds(run, watch, interrupt)
         watch.end()
         interrupt.check(watch)
+    warn_about_nothing(run, watch.timing.abandoned)
     result = Run.of(run, watch, references)
     watch.tell_summary(result)
     return result

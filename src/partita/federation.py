@@ -263,7 +263,8 @@ class Federation:
         width = max(1, tree.nbytes(new))
         most = BLOCK_CLIENTS if BLOCK_CLIENTS * width < MUCH else FEWER
         self.block = max(1, min(most, BLOCK_BYTES // width))
-        fits = self.data.clients * width <= BLOCK_BYTES  # else states stay on the host
+        fits = self.data.clients * width <= BLOCK_BYTES
+        self.home = self.settings.device if fits else "cpu"  # where states stay
         one = 2 * tree.nbytes(tree.pick(self.base, self.partition.shared))  # a delta, and what it is made of
         room = budget(self.settings.memory, self.data.x.device)
         self.deltas = max(1, room // 4 // max(1, one))
@@ -272,7 +273,7 @@ class Federation:
             self.data.clients,
             kind=self._store_kind(),
             folder=None if self.folder is None else self._states_folder(number),
-            device=self.settings.device if fits else "cpu",
+            device=self.home,
         )
         self.ahead = Ahead()
         self.schedule = self._schedule(part).begin(

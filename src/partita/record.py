@@ -59,7 +59,7 @@ class Summary(dict[str, Any]):
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
-        lines += [*self._clock(), *self._classes()]
+        lines += [*self._clock(), *self.abandoned(), *self._classes()]
         if liars := self.get("byzantine"):
             lines.append(f"  {liars['clients']} clients lie ({liars['attack']}); scores are of the others")
         if self["excluded"]:
@@ -82,6 +82,11 @@ class Summary(dict[str, Any]):
         text += f", staleness {age['mean']:.1f} (at most {age['max']})" if age["max"] else ""
         counts = [f"{clock[k]} uploads {k}" for k in ("late", "lost") if clock[k]]
         return ["; ".join([text, *counts])]
+
+    def abandoned(self) -> list[str]:
+        """How many rounds the server took no step in, if there were any."""
+        count = (self.get("clock") or {}).get("abandoned")
+        return [f"  {count} of {self['rounds']} rounds abandoned: too few usable uploads"] if count else []
 
     def _classes(self) -> list[str]:
         """How each class of devices does."""

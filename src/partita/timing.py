@@ -57,6 +57,9 @@ class Turns:
             values[some] = tensors[name].numpy()
 
 
+PLAIN = ("time", "activity", "total_delay", "longest", "abandoned", "row")
+
+
 @dataclass
 class Timing:
     """Counted over a run; `row` since the last row of metrics."""
@@ -68,13 +71,15 @@ class Timing:
     delays: Counter[int] = field(default_factory=Counter)  # uploads by the bin of their delay; -9999: none
     total_delay: float = 0.0
     longest: float = 0.0
+    abandoned: int = 0  # rounds without a server step, for want of usable uploads
     row: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("time", "activity", "age", "uploads"), 0)
     )
 
-    def count(self, cohort: Cohort) -> None:
-        """One more server step."""
+    def count(self, cohort: Cohort, usable: int) -> None:
+        """One more round, with so many usable uploads."""
         row = self.row
+        self.abandoned += not cohort.suffices(usable)
         row["time"] += cohort.time - self.time
         row["activity"] += cohort.activity
         row["age"] += sum(cohort.staleness)
@@ -88,17 +93,20 @@ class Timing:
         self.turns.count(cohort)
 
     def next_row(self, clients: int) -> dict[str, Any]:
-        """Share of clients at work and mean staleness since the last row; who was late or lost so far."""
+        """Share of clients at work and mean staleness since the last row; so far, what was late, lost or
+        abandoned."""
         row, self.row = self.row, dict.fromkeys(self.row, 0)
         return {
             "active": row["activity"] / (row["time"] * clients) if row["time"] else None,
             "staleness": row["age"] / row["uploads"] if row["uploads"] else None,
             "late": int(self.turns.late.sum()),
             "lost": int(self.turns.lost.sum()),
+            "abandoned": self.abandoned,
         }
 
-    def summary(self, clients: int, steps: int) -> dict[str, Any]:
-        """The whole run."""
+    def summary(self, clients: int, rounds: int) -> dict[str, Any]:
+        """The whole run; in an abandoned round the server took no step."""
+        steps = rounds - self.abandoned
         uploads = sum(self.staleness.values())
         ages = sum(age * n for age, n in self.staleness.items())
         return {
@@ -117,6 +125,7 @@ class Timing:
             },
             "late": int(self.turns.late.sum()),
             "lost": int(self.turns.lost.sum()),
+            "abandoned": self.abandoned,
         }
 
     # ---- checkpoints
@@ -124,7 +133,7 @@ class Timing:
     def facts(self) -> dict[str, Any]:
         """All but the turns; pairs, since the keys of JSON are words."""
         return {
-            **{k: getattr(self, k) for k in ("time", "activity", "total_delay", "longest", "row")},
+            **{k: getattr(self, k) for k in PLAIN},
             **{k: list(getattr(self, k).items()) for k in ("staleness", "delays")},
         }
 

@@ -123,6 +123,7 @@ class Cohort(NamedTuple):
     lost       whose upload never arrives
     activity   virtual time that clients were at work since the last cohort, all of them together
     bytes_down sent to clients since then, also to those who will never report
+    quorum     usable uploads without which the round is abandoned: the server takes no step
     """
 
     clients: tuple[int, ...]
@@ -134,6 +135,11 @@ class Cohort(NamedTuple):
     lost: tuple[int, ...] = ()
     activity: float = 0.0
     bytes_down: int = 0
+    quorum: int = 1
+
+    def suffices(self, usable: int) -> bool:
+        """Whether so many usable uploads make a server step."""
+        return usable >= max(1, self.quorum)
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class Watch:
         self.counters["bytes_down"] += cohort.bytes_down
         self.counters["training_seconds"] += seconds
         self.counters["client_steps"] += self.run.work_done(cohort)
-        self.timing.count(cohort)
+        self.timing.count(cohort, sum(not reason for reason in why))
         honest, known = self.run.honest, len(self.diverged)
         for client, reason in zip(cohort.clients, why):
             if reason:
@@ -291,6 +291,7 @@ class Watch:
             named,
             {**run.phases.seconds},
             len(self.diverged),
+            self.timing.abandoned,
         )
         for callback in self.callbacks:
             callback.round(event)

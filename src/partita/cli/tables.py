@@ -20,7 +20,8 @@ def scores(run: Record, summary: Summary) -> Table:
         title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
         caption=f"{summary['seconds']:.1f} s, "
-        f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}",
+        f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}"
+        + "".join(f";{line[1:]}" for line in summary.abandoned()),
     )
     table.add_column("model")
     table.add_column(f"test {summary['metric']}", justify="right")

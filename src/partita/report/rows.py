@@ -131,7 +131,8 @@ def virtual_time(run: Result) -> float | None:
     time, rounds = number(clock(run, "time")), number(run.summary().get("rounds"))
     if time is None or rounds is None:
         return time
-    told = any(number(clock(run, *keys)) for keys in (("staleness", "max"), ("late",), ("lost",)))
+    counts = (("staleness", "max"), ("late",), ("lost",), ("abandoned",))
+    told = any(number(clock(run, *keys)) for keys in counts)
     return time if told or not math.isclose(time, rounds) else None
 
 

@@ -278,6 +278,7 @@ COLUMNS: list[tuple[str, Read, Callable[[object], str]]] = [
     ("oldest upload", _most("staleness", "max"), count),
     ("uploads too late", _fact("late"), count),
     ("uploads lost", _fact("lost"), count),
+    ("rounds abandoned", _fact("abandoned"), count),
 ]
 ALWAYS = ("virtual time",)
 

@@ -18,6 +18,8 @@ from partita.server.staleness import Staleness
 from partita.types import Algorithm, Cohort, ServerState
 
 ORDERS = ("random", "same")
+FRUITLESS = 10_000
+"""Uploads in a row that were lost or too old, after which the server acts on what it has."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,23 @@ class Arrivals(OnClock[Asynchronous]):
         """Time goes on until the buffer is full; who has reported is replaced when time goes on.
 
         A client whose upload lies in the buffer waits for the server's step: it would receive the model that
-        it had.
+        it had. Where nobody seems to report any more, the server acts on what it has, or goes on without any:
+        so that `until`, the number of rounds or Ctrl-C can end the run.
         """
         buffer = self.asked.buffer or 1
         landed: list[Flight] = []
         late: list[Flight] = []
         lost: list[Flight] = []
-        while len(landed) < buffer:
+        fruitless = 0
+        while len(landed) < buffer and fruitless < FRUITLESS:
             if not self.clock.flights or self.clock.next_end() > self.clock.now:
                 self._fill(server)
             flight = self.clock.land()
             if not flight.lost and not self._too_stale(server.version - flight.version):
                 landed.append(flight)
+                fruitless = 0
                 continue
+            fruitless += 1
             (lost if flight.lost else late).append(flight)
             self.clock.free([flight])
         return self.clock.cohort(server.version, landed, late, lost)

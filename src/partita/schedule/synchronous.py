@@ -59,11 +59,13 @@ class Rounds(OnClock[Synchronous]):
     def next(self, server: ServerState) -> Cohort:
         """A new cohort leaves; who of it reports, and who of earlier ones does."""
         sent = self.clock.send(server, self._choose(server.version))
-        arrived = self.clock.land_until(self._end(sent))
+        quorum = self._quorum(server.version, len(sent))
+        arrived = self.clock.land_until(self._end(sent, quorum))
         landed, lost = [f for f in arrived if not f.lost], [f for f in arrived if f.lost]
         late = self.clock.recall() if self.asked.late == "drop" else []
         self.clock.free([*late, *lost])
-        return self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
+        cohort = self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
+        return cohort._replace(quorum=quorum)
 
     def soon(self, server: ServerState) -> Sequence[int]:
         """The next cohort, unless some of it are late until then."""
@@ -73,27 +75,41 @@ class Rounds(OnClock[Synchronous]):
         if self.asked.order == "random":
             return self.clock.idle(self.stint.cohort, round)
         # the next ones of a random order of all clients; a new order when everyone had a turn
-        number, place = divmod(round, -(-self.stint.clients // self.stint.cohort))
+        number, place = divmod(round, self._cohorts)
         order = _order(self.stint.seed, number, self.stint.clients)
         chosen = order[place * self.stint.cohort : (place + 1) * self.stint.cohort].tolist()
         busy = set(self.clock.busy)
         return [c for c in chosen if c not in busy]
 
-    def _end(self, sent: list[Flight]) -> float:
+    @property
+    def _cohorts(self) -> int:
+        """In which everyone has a turn."""
+        return -(-self.stint.clients // self.stint.cohort)
+
+    def _end(self, sent: list[Flight], quorum: int) -> float:
         """When all have answered, or at the deadline if the quorum has; else as soon as the quorum has."""
-        everyone = max((f.end for f in sent), default=self.clock.now)
-        if not sent and self.clock.flights:  # all are at work on an earlier model: wait for one of them
+        if not sent and self.clock.flights and quorum == 1:  # all are at work on an earlier model
             return self.clock.next_end()
+        awaited = sent if len(sent) >= quorum else self.clock.flights  # few are free: others count as well
+        everyone = max((f.end for f in awaited), default=self.clock.now)
         if self.asked.deadline is None:
             return everyone
-        arrivals = sorted(f.end for f in sent if not f.lost)
-        wanted = self._quorum(len(sent))
-        enough = arrivals[wanted - 1] if len(arrivals) >= wanted else everyone
+        arrivals = sorted(f.end for f in awaited if not f.lost)
+        enough = arrivals[quorum - 1] if len(arrivals) >= quorum else everyone
         return min(everyone, max(enough, self.clock.now + self.asked.deadline))
 
-    def _quorum(self, sent: int) -> int:
+    def _quorum(self, round: int, sent: int) -> int:
+        """How many uploads a step needs: so many, or a share of those who were asked.
+
+        In turns, the last cohort may be smaller than a quorum that fits the others: then all of it.
+        """
         quorum = self.asked.quorum
-        return max(1, min(sent, quorum if isinstance(quorum, int) else int(np.ceil(quorum * sent))))
+        if not isinstance(quorum, int):
+            return max(1, int(np.ceil(quorum * sent)))
+        if self.asked.order == "random":
+            return quorum
+        before = round % self._cohorts * self.stint.cohort
+        return min(quorum, self.stint.clients - before)
 
 
 @functools.lru_cache(maxsize=2)
@@ -127,7 +143,13 @@ def synchronous(
         ),
     ] = None,
     quorum: Annotated[
-        int | float, Option("how many must have reported at the deadline", allowed=QUORUM, check=_quorum)
+        int | float,
+        Option(
+            "how many usable uploads a server step needs, or which share of the cohort; a round that never "
+            "has them is abandoned",
+            allowed=QUORUM,
+            check=_quorum,
+        ),
     ] = 1,
     late: Annotated[
         str,
