@@ -39,8 +39,8 @@ def warn_about_nothing(run: Federation, abandoned: int) -> None:
     """A run that ends with the weights that it began with."""
     if abandoned and abandoned == run.server.version:
         warnings.warn(
-            f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use a "
-            "smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
+            f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
+            "a smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
             stacklevel=LEVEL + 1,
         )
 

@@ -217,9 +217,12 @@ def federate(
                 rounds between evaluations (None: about ten in all; 2.5, not whole: virtual time between
                 them) and checkpoints (None: by time; 0: none, so that the run can be neither resumed nor
                 loaded with its models)
-    baselines   also train what `Run.summary` compares with: every client alone and, for methods without a
-                global model, fedavg; as many rounds, clients per round and steps, with the method's `lr`;
-                or runs that are there already: {'local': run, 'global': run}
+    baselines   also train what `Run.summary` compares with, with the method's `lr` and steps: for methods
+                without a global model, fedavg, in as many rounds under the same schedule; and every client
+                alone, which needs no schedule: all clients in each of as many rounds (of more than 200, in
+                200, or as often as a client of the run has its turn). Of a large population that is the
+                dearest part of a run, in time and in the models that are kept: with False there is none; or
+                runs that are there already: {'local': run, 'global': run}
     train_scores
                 at the end score every client on its training samples too (in clients.csv and the report)
     measures    what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like
@@ -327,7 +330,7 @@ def _trained(
     begin_run(run, watch, resume)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
-        other = run.like(method, folder, in_turn=name == "local")
+        other = run.like(method, folder, alone=name == "local")
         what_else = f"baseline {name}"
         references[name] = train(other, what_else, callbacks, interrupt, resume=resume, references={})
     if "global" in references:

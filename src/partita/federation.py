@@ -34,8 +34,8 @@ from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
 from partita.phases import Phases
-from partita.schedule import Schedule, Stint, Synchronous, Turns, usual
-from partita.settings import Settings, as_one, stage_work, steps_of
+from partita.schedule import Schedule, Stint, Turns, synchronous
+from partita.settings import Settings, as_alone, as_one, schedule_of, stage_work, steps_of
 from partita.store import Clients, DiskStore, Store, open_store
 from partita.transfer import put
 from partita.types import (
@@ -112,6 +112,7 @@ class Federation:
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
+        self.remark = ""  # what those who follow the run should know from its start
         self.listener: Callable[[str], None] | None = None  # for what takes a while beside rounds
         self.phases = Phases(settings.device, settings.profile)
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
@@ -123,35 +124,37 @@ class Federation:
         self.first = 0
         self.ahead = Ahead()
 
-    def like(self, algorithm: Algorithm, folder: Path | None, *, in_turn: bool) -> Federation:
+    def like(self, algorithm: Algorithm, folder: Path | None, *, alone: bool) -> Federation:
         """Another method under the same conditions: same data, initial weights, work, schedule and seed.
 
-        Rounds in step may come `in_turn`: alone, every client should have as many turns as others.
+        Every client `alone` needs no schedule: see `as_alone`.
         """
-        schedule = self._schedule(self.stages[0])
-        if in_turn and isinstance(schedule, Synchronous):
-            schedule = replace(schedule, order="turns")
+        schedules = [self._schedule(part) for part in self.stages]
+        every = self.settings.evaluate_every
+        alike = as_alone(self.stages, schedules, self.data.clients, every) if alone else as_one(self.stages)
         settings = replace(
             self.settings,
-            **as_one(self.stages),
+            **alike,
             state="keep",
             norm="static" if self.settings.norm == "static" else "global",
             baselines=False,
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
-        return Federation(
+        made = Federation(
             model,
             self.source,
             algorithm,
             settings,
             loss=self.loss,
             metric=self.metric,
-            schedule=schedule,
+            schedule=synchronous() if alone else schedules[0],
             attack=self.attack,
             capacity=self.devices.capacity,
             folder=folder,
         )
+        made.remark = f"all {self.data.clients:,} clients in each round" if alone else ""
+        return made
 
     def tell(self, text: str) -> None:
         """Say what takes a while now."""
@@ -290,9 +293,7 @@ class Federation:
         )
 
     def _schedule(self, part: Stage) -> Schedule:
-        """What a stage runs under: its own schedule, the run's, or what its method wants."""
-        chosen: Schedule = part.schedule or self.scheduler or usual()
-        return chosen.of(part.algorithm)
+        return schedule_of(part, self.scheduler)
 
     @property
     def schedules(self) -> list[Schedule]:

@@ -15,11 +15,15 @@ import torch
 from partita import check, draws
 from partita.arithmetic import PRECISIONS
 from partita.psi import Penalty
-from partita.schedule import synchronous
+from partita.schedule import Schedule, synchronous, usual
 from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "pool", "vmap", "graph", "compiled")
+
+ENOUGH = 200
+"""Rounds in which a client alone comes close to where it ends: with a few steps in each and usual rates,
+after 25 to 200 on the digits and on spoken digits, after 25 on heart disease (more overfit)."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,31 @@ def as_one(stages: Sequence[Stage]) -> dict[str, Any]:
     first = stages[0]
     work = {"steps": first.steps, "epochs": first.epochs, "batch": first.batch}
     return {"rounds": sum(s.rounds or 0 for s in stages), "cohort": first.cohort, **work}
+
+
+def as_alone(
+    stages: Sequence[Stage], schedules: Sequence[Schedule], clients: int, every: int | float | None
+) -> dict[str, Any]:
+    """The same for every client alone, which costs no communication: its amount does not follow the schedule.
+
+    Everyone takes part in every round, without delays, as many rounds as the stages have; but no more than
+    ENOUGH, or than a client of the stages has turns on average, if that is more. Virtual time says nothing
+    there: evaluations after `every` so much of it go by rounds.
+    """
+    uploads = [
+        (stage.rounds or 0) * (getattr(schedule, "buffer", None) or stage.cohort or clients)
+        for stage, schedule in zip(stages, schedules)
+    ]
+    whole = as_one(stages)
+    rounds = min(whole["rounds"], max(ENOUGH, -(-sum(uploads) // clients)))
+    evaluations = {"evaluate_every": None if isinstance(every, float) else every}
+    return {**whole, "rounds": rounds, "cohort": None, **evaluations}
+
+
+def schedule_of(stage: Stage, schedule: Schedule | None) -> Schedule:
+    """What a stage runs under: its own schedule, the run's, or what its method wants."""
+    chosen: Schedule = stage.schedule or schedule or usual()
+    return chosen.of(stage.algorithm)
 
 
 def stage_work(stage: Stage) -> Work:

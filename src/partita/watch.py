@@ -71,6 +71,8 @@ class Watch:
         for callback in self.callbacks:
             callback.start(self.what, self.run.server.version, self.run.rounds)
             callback.config(self.what, {**plain(self.config()), "out": self.folder and str(self.folder)})
+        if self.run.remark:
+            self.note(self.run.remark)
 
     def note(self, text: str) -> None:
         """Something takes a while."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from partita.algorithms.fedavg import fedavg
 from partita.algorithms.local import local
 from partita.types import Algorithm
@@ -15,5 +13,4 @@ def baselines(algorithm: Algorithm) -> dict[str, Algorithm]:
     """`local` and `global` for a method, or for a pipeline by its first stage."""
     options = (algorithm.stages[0].algorithm if algorithm.stages else algorithm).options
     same = {k: options[k] for k in SAME if k in options}
-    alone = replace(local(**same), in_step="")  # clients have their turns when the method's have them
-    return {"global": fedavg(**same, weighting=options.get("weighting", "samples")), "local": alone}
+    return {"global": fedavg(**same, weighting=options.get("weighting", "samples")), "local": local(**same)}

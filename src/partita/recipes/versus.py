@@ -13,9 +13,9 @@ from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
 from partita.recipes.experiment import Experiment, changed, literal
 from partita.recipes.study import Study, Variant
-from partita.schedule import Schedule, Synchronous, synchronous
-from partita.settings import Settings, as_one
-from partita.types import Algorithm
+from partita.schedule import synchronous
+from partita.settings import Settings, as_alone, as_one, schedule_of
+from partita.types import Algorithm, Stage
 
 ALONE, GLOBAL = "local", "fedavg"
 
@@ -29,11 +29,12 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     """
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
     whole = replace(experiment, baselines=False)
-    plain = replace(whole, **as_one(_settings(experiment).stages(experiment.algorithm)))
+    stages = _settings(experiment).stages(experiment.algorithm)
+    plain = replace(whole, **as_one(stages))
     base = replace(plain, state="keep", norm="global")  # as the baselines of a single run
     rules = baselines(experiment.algorithm)
     variants = {
-        ALONE: Variant(replace(base, algorithm=rules["local"], schedule=_in_turn(base, rules["local"]))),
+        ALONE: Variant(replace(base, algorithm=rules["local"], **_alone(experiment, stages))),
         GLOBAL: Variant(replace(base, algorithm=rules["global"]), baselines={"local": ALONE}),
     }
     for label, options in chosen.items():
@@ -44,10 +45,12 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     return Study(variants)
 
 
-def _in_turn(experiment: Experiment, alone: Algorithm) -> Schedule:
-    """The experiment's schedule for clients alone: in step, all have as many turns as others."""
-    chosen = (check.schedule("schedule", experiment.schedule) or synchronous()).of(alone)
-    return replace(chosen, order="turns") if isinstance(chosen, Synchronous) else chosen
+def _alone(experiment: Experiment, stages: Sequence[Stage]) -> dict[str, Any]:
+    """How much every client trains alone, and without any schedule."""
+    chosen = check.schedule("schedule", experiment.schedule)
+    schedules = [schedule_of(stage, chosen) for stage in stages]
+    amount = as_alone(stages, schedules, experiment.data.clients, experiment.evaluate_every)
+    return {**amount, "schedule": synchronous()}
 
 
 def _settings(experiment: Experiment) -> Settings:

@@ -14,7 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from partita.report.rows import NAMES, Means, Result, Row, Runs, change, changes, mean, number, references
+from partita.report.rows import (
+    NAMES,
+    Means,
+    Result,
+    Row,
+    Runs,
+    change,
+    changes,
+    federated,
+    mean,
+    number,
+    references,
+)
 from partita.report.words import count, score, shorten, signed
 
 Figure = dict[str, Any]
@@ -47,8 +59,11 @@ def curves_in_time(runs: Runs, metric: str) -> Figure | None:
 
 def _scores(runs: Runs, axes: Sequence[str]) -> list[Trace]:
     several, traces, drawn = len(runs) > 1, list[Trace](), list[list[tuple[float, float]]]()
+    shown = federated(runs) if axes == ("time",) else runs
     for kind in ("personal", "global"):
         for i, (label, seeds) in enumerate(runs.items()):
+            if label not in shown:
+                continue
             found = series(seeds, cell(f"test.{kind}"), axes[0])
             points = [(row[axes[0]], row["mean"]) for row in found]
             # a method without a personal part, or a baseline that several labels share: one line, not two

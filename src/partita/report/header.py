@@ -17,6 +17,7 @@ from partita.report.rows import (
     Runs,
     changes,
     difference,
+    federated,
     first,
     higher_is_better,
     mean,
@@ -86,6 +87,7 @@ def what_ran(runs: Runs) -> str:
 
 def _rounds(runs: Runs) -> str:
     """50 rounds with 20 clients each; without rounds, steps of the server. From the fewest to the most."""
+    runs = federated(runs)
     everyone = [run for seeds in runs.values() for run in seeds]
     found = sorted(set(numbers(run.summary().get("rounds") for run in everyone)))
     if not found:

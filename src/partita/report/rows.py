@@ -126,6 +126,16 @@ def clock(run: Result, *keys: str) -> Any:
     return found
 
 
+def federated(runs: Runs) -> Runs:
+    """The runs that share something; all, if none does. Alone, clients need neither rounds nor a clock."""
+    there = {label: [run for run in seeds if not _alone(run)] for label, seeds in runs.items()}
+    return {label: seeds for label, seeds in there.items() if seeds} or runs
+
+
+def _alone(run: Result) -> bool:
+    return number((run.summary().get("parameters") or {}).get("shared")) == 0
+
+
 def virtual_time(run: Result) -> float | None:
     """How long the run took on the virtual clock; None where that is just its number of rounds."""
     time, rounds = number(clock(run, "time")), number(run.summary().get("rounds"))

@@ -16,6 +16,7 @@ from partita.report.rows import (
     Row,
     Runs,
     clock,
+    federated,
     higher_is_better,
     mean,
     metric,
@@ -31,8 +32,11 @@ Times = Mapping[str, Sequence[dict[str, float] | None]]  # for each label, when 
 
 
 def time(runs: Runs, means: Means) -> tuple[dict[str, Figure], Safe | None]:
-    """The figures by name, and the section; none where the clock only counted rounds."""
-    if all(virtual_time(run) is None for seeds in runs.values() for run in seeds):
+    """The figures by name, and the section; none where the clock only counted rounds.
+
+    Clients that train alone wait for nobody: they have no place in it but as a level.
+    """
+    if all(virtual_time(run) is None for seeds in federated(runs).values() for run in seeds):
         return {}, None
     made = draw.kept(
         {
@@ -42,6 +46,8 @@ def time(runs: Runs, means: Means) -> tuple[dict[str, Figure], Safe | None]:
             "time.ages": histograms.ages(runs),
         }
     )
+    runs = federated(runs)  # the figures above have all: a label keeps its colour
+    means = {label: rows for label, rows in means.items() if label in runs}
     goals = targets(runs)
     times = {label: [reached(seeds, goal) for goal in goals] for label, seeds in runs.items()}
     return made, section(
@@ -90,8 +96,10 @@ def _grid(made: Mapping[str, Figure], names: Sequence[str], more: str = "") -> S
 
 
 def _active(runs: Runs) -> Figure | None:
-    traces = list[draw.Trace]()
+    traces, timed = list[draw.Trace](), federated(runs)
     for i, (label, seeds) in enumerate(runs.items()):
+        if label not in timed:
+            continue
         found = draw.series(seeds, draw.cell("active"), "time")
         name = label if len(runs) > 1 else "clients at work"
         traces += draw.band(found, name, draw.colour(i), draw.dash(i), ".1%", ("time",))
