@@ -358,6 +358,16 @@ def test_compare_under_a_schedule(
         assert clock["time"] == (2.0 if delayed else 1.0)
 
 
+def test_finetune_by_its_name_is_trained_first(partita: Command) -> None:
+    short = ["--set", "rounds=20", "--set", "clients=8", "--set", "cohort=4"]
+    done = partita("run", "digits", "--set", "algorithm=finetune", *short, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "untrained" not in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["algorithm"] == "finetune"
+    assert summary["test"]["global"] > 0.5
+
+
 def test_run_under_a_schedule(tmp_path: Path, partita: Command) -> None:
     text = (
         'asynchronous(concurrency=4, buffer=2, staleness="sqrt", delays=delays(download=exponential(1), '

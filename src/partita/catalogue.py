@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from partita import aggregate, attack, capacity, check, data, measures, models, psi, schedule, server
-from partita.algorithms import METHODS, stage, tuned
+from partita.algorithms import METHODS, finetune, stage, tuned
 from partita.data.real import READERS, real
 from partita.local import solvers
 from partita.options import declared, signature, words
@@ -79,6 +79,10 @@ STAGES = """pt.pipeline(
     pt.stage(pt.fedavg(lr=0.1), rounds=10),
     pt.stage(pt.fedalt(personal="output", lr=0.1), rounds=10),
     pt.stage(pt.finetune(personal="output", lr=0.01), epochs=1),
+)"""
+FINETUNED = """pt.pipeline(
+    pt.stage(pt.fedavg(lr=0.1), rounds=20),
+    pt.stage(pt.finetune(personal="output", lr=0.1), epochs=5),
 )"""
 TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
 AROUND = ("pipeline", "stage", "tuned")  # methods that are made of methods: written in Python only
@@ -314,8 +318,9 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
 def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     if name == "tuned":
         return chapter.example.format(TUNED)
-    if name in AROUND:
-        return chapter.example.format(STAGES).replace(", rounds=20", "")
+    if name in AROUND or part is finetune:
+        stages = FINETUNED if part is finetune else STAGES
+        return chapter.example.replace(" rounds=20,", "").format(stages)
     made = f'real("{name}", clients=4)' if _is_real(part) else _call(chapter, name, part)
     if made is None or not chapter.example:
         return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from partita.initial import tensors_of
 
 if TYPE_CHECKING:
     from partita.federation import Federation
 
+NEAR_GUESS = 0.1  # of the way from a guess to no error
 LEVEL = 4  # from here to the user's call of `federate`
 
 
@@ -41,6 +44,32 @@ def warn_about_nothing(run: Federation, abandoned: int) -> None:
         warnings.warn(
             f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
             "a smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
+            stacklevel=LEVEL + 1,
+        )
+
+
+def warn_about_untrained(run: Federation) -> None:
+    """Fine-tuning of a model that knows nothing yet, if that can be told: it is no better than a guess.
+
+    Without classes to guess, the model of a function is taken for one that nobody has trained.
+    """
+    if run.given.name != "finetune" or run.given.stages or run.server.version:
+        return
+    y, shown = run.source.y, ""
+    if run.findings.metric.name == "accuracy" and not y.is_floating_point() and y.dim() == 1:
+        scores, weight = run.scores("global"), run.test_weight
+        there = (weight > 0) & ~np.isnan(scores)
+        guess = float(y.unique(return_counts=True)[1].max()) / len(y)
+        score = float(np.average(scores[there], weights=weight[there])) if there.any() else 1.0
+        shown = f" has an accuracy of {score:.4f}, where always the commonest label has {guess:.4f}: it"
+        untrained = score < guess + NEAR_GUESS * (1 - guess)
+    else:
+        untrained = not run.given_model
+    if untrained:
+        warnings.warn(
+            f"finetune: the model{shown} seems to be untrained, and fine-tuning only moves the personal part "
+            "of each client; train it first: partita.pipeline(partita.fedavg(lr=...), "
+            "partita.stage(partita.finetune(...), epochs=5))",
             stacklevel=LEVEL + 1,
         )
 

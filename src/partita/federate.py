@@ -18,7 +18,7 @@ from partita.algorithms.baselines import baselines as baseline_methods
 from partita.arithmetic import arithmetic
 from partita.begin import begin_run
 from partita.callbacks import Callback, ProgressBar, Trace
-from partita.cautions import warn_about_nothing
+from partita.cautions import warn_about_nothing, warn_about_untrained
 from partita.cohorts import check_once, merged
 from partita.data import FederatedData
 from partita.federation import Federation
@@ -328,6 +328,7 @@ def _trained(
     """After the baselines that it is compared with."""
     watch = Watch(run, what, callbacks)
     begin_run(run, watch, resume)
+    warn_about_untrained(run)
     for name, method in _baselines(run).items():
         folder = run.folder and run.folder / "baselines" / name
         other = run.like(method, folder, alone=name == "local")

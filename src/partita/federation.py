@@ -90,6 +90,7 @@ class Federation:
         self.source = data
         self.fingerprint = data.fingerprint()
         self.data = self._poisoned(data).to(settings.device)
+        self.given_model = isinstance(model, nn.Module)  # with weights that may mean something
         self.model = own_copy(model, settings.seed).to(settings.device)
         self.findings: Findings = examine(self.model, self.data, loss, metric)
         check_real(self.model, self.findings.buffers)

@@ -33,6 +33,10 @@ def finetune(
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.
 
     Use it as the last stage of a pipeline, or alone on a model trained elsewhere.
+
+    By its name (`compare --algorithms finetune`, `--set algorithm=finetune`) it is a pipeline: fedavg for the
+    rounds of the run, with the same options, then five passes of every client over its data; the global score
+    is that of fedavg. There, `personal` is taken from the recipe's own method, or all of the model.
     """
     common, eta = settings(options), as_rate(lr)
 

@@ -59,7 +59,7 @@ def compare(
         str | None,
         typer.Option(
             help="Methods, separated by commas; a call sets options: fedalt(personal=input). "
-            "Each takes the other options of the recipe's own method."
+            "Each takes the other options of the recipe's own method. finetune comes after fedavg."
         ),
     ] = None,
     seeds: Seeds = 1,
@@ -84,7 +84,7 @@ def compare(
     Every client alone (`local`) and one global model (`fedavg`) are always among them. The table has mean and
     deviation over the seeds; then every method is compared with the best one, client by client.
 
-    Each runs in step or asynchronously, as it wants, or all under `--set schedule=...`.
+    Each runs in step or asynchronously, as it wants, or all but `local` under `--set schedule=...`.
 
     Example: `partita compare digits --algorithms "fedalt,fedprox(mu=0.1)" --seeds 3 --out runs/methods`
     """

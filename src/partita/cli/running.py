@@ -47,6 +47,8 @@ from partita.recipes.versus import versus
 from partita.run import Run
 from partita.store.files import json_text
 
+NEXT = "partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
+
 
 def demo(
     seed: Seed = 0,
@@ -77,8 +79,7 @@ def demo(
         console.print(tables.gains(run))
         console.print(
             f"Every client in pictures: open [bold]{page}[/bold]\n"
-            "Next: your own model and data in five lines (README), or compare methods:\n"
-            "  partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods",
+            f"Next: your own model and data in five lines (README), or compare methods:\n  {NEXT}",
             soft_wrap=True,
         )
     leave([run])

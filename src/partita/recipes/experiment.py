@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from partita import aggregate, attack, capacity, check, measures, psi, schedule, server
 from partita.algorithms import METHODS, pipeline, tuned
+from partita.algorithms.by_name import by_name
 from partita.data import FederatedData
 from partita.federate import federate
 from partita.local import solvers
@@ -238,7 +240,8 @@ def _argument(node: ast.expr, option: str, inside: str = "") -> Any:
 def changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     """The method with other options, or another method ("") with those options that it takes too.
 
-    A pipeline's options are those of its stages: "1.lr" is the lr of stage 1. What is tuned stays so.
+    Another method is what its name stands for: `finetune` comes after fedavg. A pipeline's options are those
+    of its stages: "1.lr" is the lr of stage 1. What is tuned stays so.
     """
     if not chosen:
         return algorithm
@@ -254,7 +257,9 @@ def changed(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     new = {k: v for k, v in chosen.items() if k}
     for option in new:
         check.choice(f"option of {name}", option, known)
-    made = METHODS[name](**{**kept, **new})
+    plain = name == algorithm.name and not algorithm.stages  # the recipe fine-tunes a model of its own
+    make = METHODS[name] if plain else partial(by_name, name)
+    made = make(**{**kept, **new})
     return tuned(made, **algorithm.options["tuned"]) if "tuned" in algorithm.options else made
 
 

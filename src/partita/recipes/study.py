@@ -6,11 +6,13 @@ It is a loop over `federate` and nothing else. A variant may begin with the mode
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -194,7 +196,18 @@ def _run(
         assert folder is not None
         shutil.rmtree(folder)
         again = False
-    return experiment.run(**{"baselines": baselines, "report": False, **options}, out=folder, resume=again)
+    with _trained() if variant.start else contextlib.nullcontext():
+        return experiment.run(
+            **{"baselines": baselines, "report": False, **options}, out=folder, resume=again
+        )
+
+
+@contextlib.contextmanager
+def _trained() -> Iterator[None]:
+    """No doubt whether a model is trained that another variant has left, however little it has learnt."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "finetune: the model")
+        yield
 
 
 def _check_same(experiment: Experiment, found: Record, folder: Path) -> None:
