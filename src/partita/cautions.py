@@ -59,7 +59,7 @@ def warn_about_untrained(run: Federation) -> None:
     if run.findings.metric.name == "accuracy" and not y.is_floating_point() and y.dim() == 1:
         scores, weight = run.scores("global"), run.test_weight
         there = (weight > 0) & ~np.isnan(scores)
-        guess = float(y.unique(return_counts=True)[1].max()) / len(y)
+        guess = float(np.unique(y.cpu().numpy(), return_counts=True)[1].max()) / len(y)
         score = float(np.average(scores[there], weights=weight[there])) if there.any() else 1.0
         shown = f" has an accuracy of {score:.4f}, where always the commonest label has {guess:.4f}: it"
         untrained = score < guess + NEAR_GUESS * (1 - guess)

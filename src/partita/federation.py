@@ -113,7 +113,6 @@ class Federation:
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
-        self.remark = ""  # what those who follow the run should know from its start
         self.listener: Callable[[str], None] | None = None  # for what takes a while beside rounds
         self.phases = Phases(settings.device, settings.profile)
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
@@ -142,7 +141,7 @@ class Federation:
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
-        made = Federation(
+        return Federation(
             model,
             self.source,
             algorithm,
@@ -154,8 +153,6 @@ class Federation:
             capacity=self.devices.capacity,
             folder=folder,
         )
-        made.remark = f"all {self.data.clients:,} clients in each round" if alone else ""
-        return made
 
     def tell(self, text: str) -> None:
         """Say what takes a while now."""

@@ -71,8 +71,8 @@ class Watch:
         for callback in self.callbacks:
             callback.start(self.what, self.run.server.version, self.run.rounds)
             callback.config(self.what, {**plain(self.config()), "out": self.folder and str(self.folder)})
-        if self.run.remark:
-            self.note(self.run.remark)
+        if self.run.alone and self.run.stages[0].cohort is None:  # other rounds cost what their cohort costs
+            self.note(f"all {self.run.data.clients:,} clients in each round")
 
     def note(self, text: str) -> None:
         """Something takes a while."""
