@@ -28,6 +28,7 @@ MACHINERY = (
     "settings",
     "table",
     "initial",
+    "code",
     "begin",
     "measuring",
     "ahead",

@@ -760,11 +760,19 @@ def test_another_run_is_not_resumed(changed, part, shown, tmp_path) -> None:
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_initial_weights_come_from_the_checkpoint(straight, tmp_path) -> None:
-    """A model that is made anew in every process need not be made the same."""
+def test_other_initial_weights_are_another_run(tmp_path) -> None:
+    """They decide a result; those of a model that is made by a function follow the seed in every process."""
     stop_at(tmp_path / "run", 3, "memory")
-    federate(tmp_path / "run", "memory", resume=True, model=pt.models.mlp(64, 8, 10, seed=99))
-    assert_same_bits(tmp_path / "run", straight("memory"))
+    with pytest.raises(ValueError, match=r"another model \(initial: .*without a seed"):
+        federate(tmp_path / "run", "memory", resume=True, model=pt.models.mlp(64, 8, 10, seed=99))
+    stop_at(tmp_path / "made", 3, "memory", model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    torch.manual_seed(5)
+    federate(
+        tmp_path / "made",
+        "memory",
+        resume=True,
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+    )
 
 
 def test_frozen_weights_of_another_model_are_noticed(tmp_path) -> None:

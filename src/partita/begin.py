@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
                 raise check.fail(
                     "out", str(folder), "a new folder, or resume=True to go on with the run in it"
                 )
-            before = read_json(folder / "config.json")
-            _check_same(watch.config(), before, folder)
+            before = check_same(watch.config(), folder)
             run.picks.update(before["executor"]["picks"])
             found = checkpoint.read(folder / "checkpoint")
             if found is None and (folder / "metrics.jsonl").exists():
@@ -86,21 +86,23 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(left, ignore_errors=True)
 
 
-PARTS = (
-    "algorithm",
-    "settings",
-    "schedule",
-    "attack",
-    "capacity",
-    "measures",
-    "loss",
-    "metric",
-    "model",
-    "data",
-)
+def parts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a result, of what config.json holds: all but names, versions and what was picked.
+
+    How often a run is written down does not count: a run may be resumed with another `checkpoint_every`.
+    """
+    found = {k: v for k, v in config.items() if k not in ("what", "executor", "versions")}
+    if isinstance(found.get("settings"), dict):
+        found["settings"] = {k: v for k, v in found["settings"].items() if k != "checkpoint_every"}
+    return found
 
 
-def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> None:
+def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The config.json of a folder, if a run that is described like this one wrote it.
+
+    Single runs, baselines and the runs of a study, finished or not, are all compared here.
+    """
+    before = read_json(folder / "config.json")
     versions, executor = before.get("versions"), before.get("executor")
     theirs = versions.get("partita") if isinstance(versions, dict) else None
     if theirs != now["versions"]["partita"]:
@@ -110,13 +112,24 @@ def _check_same(now: dict[str, Any], before: dict[str, Any], folder: Path) -> No
         raise ValueError(
             f"resume: {folder} holds a run with another executor ({executor}); expected the same"
         )
-    for part in PARTS:
-        old, new = before.get(part), plain(now[part])
-        if part == "settings" and isinstance(old, dict):
-            old, new = ({k: v for k, v in d.items() if k != "checkpoint_every"} for d in (old, new))
-        if old != new:
-            shown = ", ".join(_changes(old, new))
-            raise ValueError(f"resume: {folder} holds a run with another {part} ({shown}); expected the same")
+    there = parts(before)
+    for part, new in parts(plain(now)).items():
+        if part not in there:
+            raise ValueError(
+                f"resume: config.json in {folder} says nothing of {part}, as another version of partita may "
+                "have written it; expected a new folder"
+            )
+        if there[part] != new:
+            changes = _changes(there[part], new)
+            shown = f"resume: {folder} holds a run with another {part} ({', '.join(changes)})"
+            hint = "; a model without a seed is another one each time" if _only_weights(changes) else ""
+            raise ValueError(f"{shown}; expected the same{hint}")
+    return before
+
+
+def _only_weights(changes: Sequence[str]) -> bool:
+    """Whether models differ in their initial weights alone."""
+    return all(change.startswith(("initial: ", "fixed: ")) for change in changes)
 
 
 def _changes(old: Any, new: Any, name: str = "") -> list[str]:

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partita import check
 from partita.initial import tensors_of
 
 if TYPE_CHECKING:
     from partita.federation import Federation
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
-LEVEL = 4  # from here to the user's call of `federate`
 
 
 def warn_about_buffers(run: Federation) -> None:
     """A model with statistics, and nothing said about them."""
     if run.findings.buffers and run.settings.norm is None:
         shown = ", ".join(run.findings.buffers[:3])
-        warnings.warn(
+        check.warn(
             f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
             "are averaged like the layers they belong to (norm='global'); norm='static' measures them before "
             "each evaluation, norm='personal' keeps normalization layers with each client",
-            stacklevel=LEVEL,
         )
 
 
 def warn_about_time(run: Federation) -> None:
     """A stage whose time is up before it has begun."""
     if run.schedule.done(run.server):
-        warnings.warn(
+        check.warn(
             f"until={run.schedule.until:g}: stage {run.stage + 1} ends before anyone can report, so that the "
             "server takes no step; use a later time, shorter delays or a smaller dropout",
-            stacklevel=LEVEL + 3,  # a stage begins further down
         )
 
 
 def warn_about_nothing(run: Federation, abandoned: int) -> None:
     """A run that ends with the weights that it began with."""
     if abandoned and abandoned == run.server.version:
-        warnings.warn(
+        check.warn(
             f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
             "a smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
-            stacklevel=LEVEL + 1,
         )
 
 
@@ -66,11 +62,10 @@ def warn_about_untrained(run: Federation) -> None:
     else:
         untrained = not run.given_model
     if untrained:
-        warnings.warn(
+        check.warn(
             f"finetune: the model{shown} seems to be untrained, and fine-tuning only moves the personal part "
             "of each client; train it first: partita.pipeline(partita.fedavg(lr=...), "
             "partita.stage(partita.finetune(...), epochs=5))",
-            stacklevel=LEVEL + 1,
         )
 
 
@@ -82,14 +77,12 @@ def warn_about_reset(run: Federation) -> None:
         partition = run.partition_of(part.algorithm)
         new = part.algorithm.init_client(tensors_of(run.model, run.names), partition)
         if part.state == "reset" and new.memory and not partition.personal:
-            warnings.warn(
+            check.warn(
                 f"state='reset': {part.algorithm.name} relies on what clients remember, and they forget; "
                 "use state='keep', or another method",
-                stacklevel=LEVEL,
             )
     if last.state == "reset" and keeps and run.partition_of(last.algorithm).personal:
-        warnings.warn(
+        check.warn(
             "state='reset': clients forget their personal part, so they are evaluated with its start; "
             "end with a stage partita.stage(partita.finetune(...), epochs=...) to give them one",
-            stacklevel=LEVEL,
         )

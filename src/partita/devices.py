@@ -6,7 +6,6 @@ Without `capacity=` there is one class, which holds everything, and nothing here
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,7 +35,6 @@ from partita.types import Capacity, Download, Partition, ServerState, Share, Ten
 if TYPE_CHECKING:
     from partita.federation import Federation
 
-LEVEL = 5  # from here to the user's call of `federate`
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -96,17 +94,15 @@ class Devices:
                 )
             self._check_personal(self.run.partition_of(part.algorithm))
         if self.narrow and self.run.findings.buffers and self.run.settings.norm != "static":
-            warnings.warn(
+            check.warn(
                 "capacity: narrow models share statistics with wide ones, whose channels have other means; "
                 "use norm='static'",
-                stacklevel=LEVEL,
             )
         nobody = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]
         if nobody:
-            warnings.warn(
+            check.warn(
                 f"capacity: no client holds all of {nobody[0]}{' and others' if nobody[1:] else ''}, so that "
                 "it stays as it was at the start; let some clients be of a larger class",
-                stacklevel=LEVEL,
             )
 
     def _check_personal(self, partition: Partition) -> None:

@@ -6,7 +6,7 @@ import bisect
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from partita import check, draws, tree
 from partita.aggregate.screen import screen
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.arithmetic import arithmetic
-from partita.begin import begin_run
+from partita.begin import begin_run, check_same
 from partita.callbacks import Callback, ProgressBar, Trace
 from partita.cautions import warn_about_nothing, warn_about_untrained
 from partita.cohorts import check_once, merged
@@ -57,6 +57,8 @@ class Done(NamedTuple):
     kept: Sequence[tuple[list[int], ClientState]] = ()
 
 
+MANNER = ("out", "report", "resume", "max_time", "callbacks", "progress")
+"""The arguments of `federate` that say how to run, and not what."""
 NOTHING = Done(Upload({}), [], 0)
 """What a round brings in which everybody was late."""
 
@@ -235,9 +237,13 @@ def federate(
     callbacks   see `partita.callbacks`
     progress    show a progress bar (None: when the standard error stream is a terminal)
     """
-    check_inputs(data, algorithm)
-    settings = Settings.checked(
-        data.clients,
+    folder = None if out is None else check.path("out", out)
+    check_manner(callbacks, resume, report, folder)
+    run = prepare(
+        model,
+        data,
+        algorithm,
+        folder,
         rounds=rounds,
         cohort=cohort,
         steps=steps,
@@ -245,7 +251,6 @@ def federate(
         batch=batch,
         seed=seed,
         state=state,
-        byzantine=liars(byzantine, attack, data.names, seed),
         norm=norm,
         executor=executor,
         device=device,
@@ -258,40 +263,25 @@ def federate(
         checkpoint_every=checkpoint_every,
         baselines=baselines,
         train_scores=train_scores,
+        loss=loss,
+        metric=metric,
+        schedule=schedule,
+        attack=attack,
+        byzantine=byzantine,
+        measures=measures,
+        capacity=capacity,
     )
     given = baselines if isinstance(baselines, Mapping) else {}
-    _check_baselines(given, data)
-    check.schedule("schedule", schedule)
-    if capacity is not None and not isinstance(capacity, Capacity):
-        raise check.fail("capacity", capacity, "partita.capacity.depth(...), width(...) or fjord(...)")
-    folder = None if out is None else check.path("out", out)
-    check_manner(callbacks, resume, report, folder)
-    end = math.inf if max_time is None else deadline(max_time, folder, settings.checkpoint_every)
+    end = math.inf if max_time is None else deadline(max_time, folder, run.settings.checkpoint_every)
     interrupt = Interrupt(end)
-    check_measures(measures)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if profile and folder is not None:
         ends_early = getattr(schedule, "until", None) is not None  # after fewer rounds than `rounds`
         listeners.append(Trace(folder / "trace.json", skip=0 if ends_early else 2))
-    if store == "disk" and folder is None:
-        raise check.fail("store", store, "'memory' or 'auto', or a folder out= for the clients' states")
     try:
-        known = folder if resume and settings.device == "cpu" else None
+        known = folder if resume and run.settings.device == "cpu" else None
         with same_threads(known), arithmetic(precision, deterministic):
-            run = Federation(
-                model,
-                data,
-                algorithm,
-                settings,
-                loss=loss,
-                metric=metric,
-                schedule=schedule,
-                attack=attack,
-                measures=measures,
-                capacity=capacity,
-                folder=folder,
-            )
             result = train(run, algorithm.name, listeners, interrupt, resume=resume, references=given)
         if folder is not None and report:
             write_page({algorithm.name: [result]}, folder / "report.html")
@@ -299,6 +289,58 @@ def federate(
     finally:
         for listener in listeners:
             listener.close()
+
+
+def prepare(
+    model: nn.Module | Callable[[], nn.Module],
+    data: FederatedData,
+    algorithm: Algorithm,
+    folder: Path | None,
+    *,
+    attack: Attack | None,
+    byzantine: float | Sequence[int | str],
+    schedule: Schedule | None,
+    capacity: Capacity | None,
+    measures: Sequence[Measure],
+    loss: str | Function | None,
+    metric: str | Function | None,
+    **given: Any,
+) -> Federation:
+    """The run that arguments of `federate` describe, all of them checked, before any work."""
+    check_inputs(data, algorithm)
+    lying = liars(byzantine, attack, data.names, given["seed"])
+    settings = Settings.checked(data.clients, byzantine=lying, **given)
+    if isinstance(given["baselines"], Mapping):
+        _check_baselines(given["baselines"], data)
+    check.schedule("schedule", schedule)
+    if capacity is not None and not isinstance(capacity, Capacity):
+        raise check.fail("capacity", capacity, "partita.capacity.depth(...), width(...) or fjord(...)")
+    check_measures(measures)
+    if settings.store == "disk" and folder is None:
+        raise check.fail("store", "disk", "'memory' or 'auto', or a folder out= for the clients' states")
+    with arithmetic(settings.precision, settings.deterministic):
+        return Federation(
+            model,
+            data,
+            algorithm,
+            settings,
+            loss=loss,
+            metric=metric,
+            schedule=schedule,
+            attack=attack,
+            measures=measures,
+            capacity=capacity,
+            folder=folder,
+        )
+
+
+def check_finished(run: Federation, what: str) -> None:
+    """A folder with a finished run is taken for this one's only if it is, with the baselines in it."""
+    assert run.folder is not None
+    check_same(Watch(run, what, ()).config(), run.folder)
+    for name, other in _like(run):
+        if other.folder is not None and (other.folder / "config.json").exists():
+            check_same(Watch(other, f"baseline {name}", ()).config(), other.folder)
 
 
 def train(
@@ -329,9 +371,7 @@ def _trained(
     watch = Watch(run, what, callbacks)
     begin_run(run, watch, resume)
     warn_about_untrained(run)
-    for name, method in _baselines(run).items():
-        folder = run.folder and run.folder / "baselines" / name
-        other = run.like(method, folder, alone=name == "local")
+    for name, other in _like(run):
         what_else = f"baseline {name}"
         references[name] = train(other, what_else, callbacks, interrupt, resume=resume, references={})
     if "global" in references:
@@ -348,6 +388,13 @@ def _trained(
     result = Run.of(run, watch, references)
     watch.tell_summary(result)
     return result
+
+
+def _like(run: Federation) -> Iterator[tuple[str, Federation]]:
+    """The runs that it is compared with, one after another."""
+    for name, method in _baselines(run).items():
+        folder = run.folder and run.folder / "baselines" / name
+        yield name, run.like(method, folder, alone=name == "local")
 
 
 def _baselines(run: Federation) -> dict[str, Algorithm]:

@@ -29,7 +29,7 @@ from partita.devices import Devices
 from partita.execute import Executor, Findings, ModelProblem, Moment, budget, examine, make_executor
 from partita.execute.base import client_steps
 from partita.execute.fit import check_real
-from partita.initial import digest, own_copy, tensors_of
+from partita.initial import Origin, computed_by, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
 from partita.partition import keep_norms
@@ -83,6 +83,7 @@ class Federation:
         measures: Sequence[Measure] = (),
         capacity: Capacity | None = None,
         folder: Path | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.settings, self.folder = settings, folder
         self.given, self.loss, self.metric, self.attack = algorithm, loss, metric, attack
@@ -92,13 +93,14 @@ class Federation:
         self.data = self._poisoned(data).to(settings.device)
         self.given_model = isinstance(model, nn.Module)  # with weights that may mean something
         self.model = own_copy(model, settings.seed).to(settings.device)
+        computed = origin.code if origin else computed_by(self.model, loss, metric)  # before it computes
         self.findings: Findings = examine(self.model, self.data, loss, metric)
         check_real(self.model, self.findings.buffers)
         self.names = (
             *(n for n, p in self.model.named_parameters() if p.requires_grad),
             *self.findings.buffers,
         )
-        self.fixed = digest(self.model, self.names)
+        self.origin = origin or Origin.of(self.model, self.names, computed)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
             partition = self.partition_of(part.algorithm)
@@ -152,6 +154,7 @@ class Federation:
             attack=self.attack,
             capacity=self.devices.capacity,
             folder=folder,
+            origin=self.origin,
         )
 
     def tell(self, text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from partita import check, tree
+from partita import check, code, tree
 from partita.types import Tensors
 
 
@@ -32,14 +32,31 @@ def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
     return made
 
 
-def digest(model: nn.Module, names: tuple[str, ...]) -> str:
-    """Of what is trained by nobody and so is in no checkpoint: a resumed run must bring the same."""
-    found = hashlib.sha256()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if name not in names and not value.requires_grad:
-            found.update(name.encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+class Origin(NamedTuple):
+    """What a run starts from, in digits: a resumed run must bring the same, and a baseline has the same.
+
+    initial  of the weights and statistics that are trained, as they were at the start
+    fixed    of what is trained by nobody and so is in no checkpoint
+    code     of what the model, the user's own loss and the user's own metric compute
+    """
+
+    initial: str
+    fixed: str
+    code: dict[str, str | None]
+
+    @staticmethod
+    def of(model: nn.Module, names: tuple[str, ...], computed: dict[str, str | None]) -> Origin:
+        """Of a model whose tensors with these names are trained."""
+        there = model.state_dict(keep_vars=True).items()
+        fixed = {k: v for k, v in there if k not in names and not v.requires_grad}
+        return Origin(code.tensors_digest(tensors_of(model, names)), code.tensors_digest(fixed), computed)
+
+
+def computed_by(model: nn.Module, loss: Any, metric: Any) -> dict[str, str | None]:
+    """What is computed, in digits; None for a loss or a metric that its name tells."""
+    own = {"loss": loss, "metric": metric}
+    found = {k: None if v is None or isinstance(v, str) else code.digest(v) for k, v in own.items()}
+    return {"model": code.structure_digest(model), **found}
 
 
 def tensors_of(model: nn.Module, names: tuple[str, ...]) -> Tensors:

@@ -12,11 +12,21 @@ from typing import Any
 
 import torch
 
-from partita import check, draws
+from partita import check, code, draws
 from partita.arithmetic import PRECISIONS
 from partita.psi import Penalty
 from partita.schedule import Schedule, synchronous, usual
-from partita.types import Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer, Stage, Work
+from partita.types import (
+    Aggregation,
+    Aggregator,
+    Algorithm,
+    Attack,
+    Capacity,
+    Measure,
+    ServerOptimizer,
+    Stage,
+    Work,
+)
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "pool", "vmap", "graph", "compiled")
@@ -155,20 +165,33 @@ def stage_work(stage: Stage) -> Work:
 
 def describe(value: Any) -> Any:
     """A JSON-able description of options: what is needed to write them down again."""
-    if isinstance(value, Algorithm):
-        return {"name": value.name, **describe(value.options)}
-    if isinstance(value, Aggregator | Attack | Capacity | Measure | Penalty | ServerOptimizer):
-        return {"name": value.name, **describe(value.options)}
+    if isinstance(value, Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | ServerOptimizer):
+        return {"name": value.name, **describe(value.options), **_own_code(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"name": type(value).__name__.lower(), **describe(fields)}
+        own = {} if code.is_known(type(value)) else {"code": code.digest(type(value))}
+        return {"name": type(value).__name__.lower(), **describe(_fields(value)), **own}
     if isinstance(value, Mapping):
         return {str(k): describe(v) for k, v in value.items()}
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, Sequence):
         return [describe(v) for v in value]
-    return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if not callable(value) and not hasattr(value, "shape") and code.is_known(type(value)):
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return name if code.told_by_name(value) else f"{name} #{code.digest(value)}"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    names = getattr(value, "_fields", None) or [f.name for f in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names}
+
+
+def _own_code(part: Any) -> dict[str, str]:
+    """Of a method or another part whose functions are a user's: name and options do not tell what it does."""
+    given = {k: v.bind if isinstance(v, Aggregation) else v for k, v in _fields(part).items() if callable(v)}
+    own = {k: v for k, v in given.items() if not code.is_known(v if hasattr(v, "__module__") else type(v))}
+    return {"code": code.digest(own)} if own else {}
 
 
 def versions() -> dict[str, str]:

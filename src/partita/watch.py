@@ -316,8 +316,10 @@ class Watch:
             "model": {
                 "class": type(run.model).__name__,
                 "tensors": {k: list(v.shape) for k, v in run.base.items()},
-                "fixed": run.fixed,
+                "initial": run.origin.initial,
+                "fixed": run.origin.fixed,
             },
+            "code": run.origin.code,
             "data": {
                 "clients": run.data.clients,
                 "fingerprint": run.fingerprint,

@@ -21,8 +21,9 @@ from partita.recipes import Experiment, Study, Table, find
 from partita.recipes.experiment import build, parse
 from partita.record import Record
 from partita.report import compare
+from partita.settings import describe
 from partita.stopping import Stopped, Terminated, terminable
-from partita.store.files import json_text
+from partita.store.files import json_text, plain
 from partita.track import tracker
 
 NOTHING_LEARNED, OUT_OF_TIME = 1, 124
@@ -68,7 +69,7 @@ class Ask:
     @property
     def about(self) -> dict[str, Any]:
         """For study.json."""
-        return {"recipe": self.recipe, "settings": {k: str(v) for k, v in self.settings.items()}}
+        return {"recipe": self.recipe, "settings": plain(describe(self.settings))}
 
 
 def trackers(names: Sequence[str] | None, folder: Path | None) -> list[Callback]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from partita import check
+from partita.begin import parts
 from partita.cli import catalogue, tables
 from partita.cli.asking import (
     Ask,
@@ -170,12 +172,17 @@ def _label(folder: Path) -> str:
 
 def _same_but_seed(a: Record, b: Record) -> bool:
     def facts(run: Record) -> tuple[object, ...]:
-        config = run.config
-        settings, source = (
-            {k: v for k, v in part.items() if k != "seed"}
-            for part in (config.get("settings", {}), config.get("data", {}).get("source", {}))
-        )
-        rest = (config.get(k) for k in ("algorithm", "schedule", "loss", "metric", "model"))
-        return settings, source, len(run.clients), *rest
+        """What decides a result, without what is drawn by the seed: weights, samples, who lies."""
+        known = parts(run.config)
+        settings, model, data = (_mapping(known.pop(k, None)) for k in ("settings", "model", "data"))
+        source = _mapping(data.get("source"))
+        drawn = ("seed", "byzantine", "initial", "fixed")
+        some = [{k: v for k, v in part.items() if k not in drawn} for part in (settings, model, source)]
+        lying = settings.get("byzantine")
+        return known, some, len(run.clients), len(lying) if isinstance(lying, list) else 0
 
     return facts(a) == facts(b) and a.summary()["seed"] != b.summary()["seed"]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -15,10 +15,10 @@ from torch import Tensor
 from partita import check
 from partita.data import arrays
 from partita.data.arrays import IntArray
-from partita.data.names import checked
+from partita.data.names import Numbered, checked
 
 SPLITS = ("train", "test")
-_SAMPLED = 4 << 20  # bytes of x that a fingerprint reads
+_SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,8 +150,8 @@ class FederatedData:
         return replace(self, x=torch.cat(xs), y=torch.cat(ys), train=train)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the shapes, ranges, all labels and a sample of x: another run on the same
-        data has the same."""
+        """16 hexadecimal digits of the shapes, ranges, names, labels and all of x (sums of its blocks, and a
+        sample as it is): another run on the same data has the same."""
         row = max(1, self.x[:1].numel() * self.x.element_size())
         count = min(len(self.x), max(1, _SAMPLED // row))
         sample = torch.linspace(0, len(self.x) - 1, count, dtype=torch.float64).round().to(torch.int64)
@@ -162,6 +162,10 @@ class FederatedData:
             digest.update(np.ascontiguousarray(part, dtype="<i8").data)
         for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
             digest.update(values.cpu().contiguous().numpy().tobytes())
+        if count < len(self.x):
+            digest.update(_sums(self.x).cpu().numpy().tobytes())
+        if Numbered(self.clients) != self.names:
+            digest.update(json.dumps(list(self.names)).encode())
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -202,6 +206,16 @@ class FederatedData:
             if len(holders):
                 return f"client {self.names[holders[0]]!r} ({split})"
         return "no client"
+
+
+def _sums(values: Tensor) -> Tensor:
+    """The bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
+    flat = values.contiguous().reshape(-1).view(torch.uint8)
+    flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)) if len(flat) % 8 else flat
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    words = flat.view(torch.int64)
+    whole = len(words) // _BLOCK * _BLOCK
+    return torch.cat([words[:whole].view(-1, _BLOCK).sum(1), words[whole:]])
 
 
 def _ranges(field: str, values: Any) -> IntArray:

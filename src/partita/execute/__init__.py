@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from partita import tree
+from partita import check, tree
 from partita.arithmetic import arithmetic
 from partita.data import FederatedData
 from partita.execute.auto import Auto
@@ -74,10 +74,9 @@ def make_executor(
         reason = why_not_stackable(alone, problem, params, data)
     picks = {} if picks is None else picks
     if reason is not None:
-        warnings.warn(
+        check.warn(
             f"executor={kind!r}: {type(model).__name__} cannot be stacked; each client trains alone "
             f"(executor={pool.name!r}). Reason: {reason}",
-            stacklevel=3,
         )
         picks["fallback"] = {"picked": pool.name, "why": reason}
         return pool, loop.bound.problem

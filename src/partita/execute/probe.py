@@ -69,10 +69,9 @@ def examine(
     if not measure.built_in:
         check_metric(measure, _evaluated(module, data), data)
     if random:
-        warnings.warn(
+        check.warn(
             "the model draws random numbers of its own (torch.nn.functional.dropout?), which depend on the "
             "order of execution; use nn.Dropout modules, whose draws are a function of (seed, round, client)",
-            stacklevel=4,
         )
     return Findings(criterion, measure, changed, saved // len(x), random)
 

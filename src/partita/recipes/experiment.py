@@ -8,9 +8,11 @@ import dataclasses
 import inspect
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,7 @@ from partita import aggregate, attack, capacity, check, measures, psi, schedule,
 from partita.algorithms import METHODS, pipeline, tuned
 from partita.algorithms.by_name import by_name
 from partita.data import FederatedData
-from partita.federate import federate
+from partita.federate import MANNER, check_finished, federate, prepare
 from partita.local import solvers
 from partita.measure.criteria import Function
 from partita.options import bind, signature
@@ -82,8 +84,19 @@ class Experiment:
 
     def run(self, **options: Any) -> Run:
         """Train; `options` are further arguments of `federate`."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return federate(**{**given, **options})
+        return federate(**{**self._given, **options})
+
+    def check_finished(self, folder: Path, **options: Any) -> None:
+        """Refuse a folder with a finished run that is not what `run` with these options would do."""
+        usual = {k: p.default for k, p in inspect.signature(federate).parameters.items()}
+        given = {k: v for k, v in {**usual, **self._given, **options}.items() if k not in MANNER}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were said when it ran
+            check_finished(prepare(folder=folder, **given), self.algorithm.name)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
 def build(recipe: Callable[..., Any], settings: Mapping[str, Any]) -> Any:

@@ -28,9 +28,8 @@ from partita.initial import own_copy
 from partita.recipes.experiment import Experiment
 from partita.record import Record, read, read_json, write_page
 from partita.run import Run, load
-from partita.settings import describe
 from partita.stopping import Stopped
-from partita.store.files import make_folder, plain, write_json, write_text
+from partita.store.files import make_folder, write_json, write_text
 from partita.types import Stage
 
 Runs = dict[str, list[Record]]
@@ -114,15 +113,17 @@ def run_study(
     for i, seed in enumerate(seeds):
         study = study if i == 0 else build(seed)
         trained: dict[str, Record] = {}
-        for name in wanted:
-            variant = study.variants[name]
-            done += 1
+        for name, variant in study.variants.items():
             folder = None if out is None else out / name / f"seed-{seed}"
             there = folder is not None and (folder / "summary.json").exists()
-            announce(f"{done}/{total}  {name}, seed {seed}{' (already there)' if there else ''}")
-            if begun and not there and time.monotonic() >= end:
-                raise Stopped(f"{name}, seed {seed}", 0)
-            begun = begun or not there
+            if name in wanted:
+                done += 1
+                announce(f"{done}/{total}  {name}, seed {seed}{' (already there)' if there else ''}")
+                if begun and not there and time.monotonic() >= end:
+                    raise Stopped(f"{name}, seed {seed}", 0)
+                begun = begun or not there
+            elif not there or not set(_needs(variant)) <= set(trained):
+                continue  # of what other calls have done, what is there is looked at too
             given = {**options, "callbacks": listen(folder), **_left(end, variant)}
             trained[name] = _run(variant, trained, folder, resume, given)
             runs.setdefault(name, []).append(_figures(trained[name]))
@@ -180,10 +181,6 @@ def _run(
     options: Mapping[str, Any],
 ) -> Record:
     experiment = variant.experiment
-    if folder is not None and resume and (folder / "summary.json").exists():
-        found = read(folder)
-        _check_same(experiment, found, folder)
-        return found
     if variant.start is not None:
         before = trained[variant.start]
         if not isinstance(before, Run):  # finished by an earlier call
@@ -191,15 +188,17 @@ def _run(
             before = load(folder.parents[1] / variant.start / folder.name)
         experiment = replace(experiment, model=_continued(experiment, before))
     baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
+    given = {"baselines": baselines, "report": False, **options}
+    if folder is not None and resume and (folder / "summary.json").exists():
+        experiment.check_finished(folder, **given)
+        return read(folder)
     again = resume and folder is not None and (folder / "config.json").exists()
     if again and experiment.checkpoint_every == 0:  # nothing to go on from: it begins anew
         assert folder is not None
         shutil.rmtree(folder)
         again = False
     with _trained() if variant.start else contextlib.nullcontext():
-        return experiment.run(
-            **{"baselines": baselines, "report": False, **options}, out=folder, resume=again
-        )
+        return experiment.run(**given, out=folder, resume=again)
 
 
 @contextlib.contextmanager
@@ -210,22 +209,9 @@ def _trained() -> Iterator[None]:
         yield
 
 
-def _check_same(experiment: Experiment, found: Record, folder: Path) -> None:
-    """A finished run is taken for this experiment's only if it is."""
-    work = ("rounds", "cohort", "steps", "epochs", "batch", "seed", "state", "norm")
-    wanted = {
-        "algorithm": describe(experiment.algorithm),
-        **{k: describe(getattr(experiment, k)) for k in work},
-        "clients": experiment.data.clients,
-        "fingerprint": experiment.data.fingerprint(),
-    }
-    there = {**found.config, **found.config["settings"], **found.config["data"]}
-    for key, value in wanted.items():
-        if there.get(key) != plain(value):
-            raise ValueError(
-                f"resume: {folder} holds a run with another {key} ({there.get(key)!r} -> {value!r}); "
-                "expected the same"
-            )
+def _needs(variant: Variant) -> list[str]:
+    """The variants that it begins with or is compared with."""
+    return [name for name in (variant.start, *variant.baselines.values()) if name is not None]
 
 
 def _check_parts(experiment: Experiment) -> None:
@@ -261,7 +247,7 @@ def _forget(trained: dict[str, Record], study: Study, last: str) -> None:
     """Drop models that no later variant starts from or is compared with."""
     names = list(study.variants)
     later = [study.variants[n] for n in names[names.index(last) + 1 :]]
-    needed = {n for v in later for n in (v.start, *v.baselines.values())}
+    needed = {n for v in later for n in _needs(v)}
     for name in [n for n in trained if n not in needed]:
         del trained[name]
 
@@ -277,15 +263,14 @@ def _wanted(study: Study, only: Sequence[str]) -> list[str]:
     wanted = {n for n in study.variants if not only or any(fnmatch.fnmatchcase(n, p) for p in only)}
     for name in reversed(list(study.variants)):
         if name in wanted:
-            variant = study.variants[name]
-            wanted |= {n for n in (variant.start, *variant.baselines.values()) if n is not None}
+            wanted |= set(_needs(study.variants[name]))
     return [n for n in study.variants if n in wanted]
 
 
 def _check_names(study: Study) -> None:
-    seen: set[str | None] = {None}
+    seen: set[str] = set()
     for name, variant in study.variants.items():
-        for other in (variant.start, *variant.baselines.values()):
+        for other in _needs(variant):
             if other not in seen:
                 raise check.fail("variant", other, f"one that runs before {name!r}")
         if not name or name.startswith(".") or "/" in name:

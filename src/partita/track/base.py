@@ -19,7 +19,7 @@ from partita.stopping import Stopped, Terminated
 # Of a run's folder, what is worth keeping with the run in the tool.
 FILES = ("config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html")
 # No options of a run: what it is called and where it is; lists as long as the model.
-OMITTED = ("what", "out", "model.tensors", "model.fixed", "executor.picks")
+OMITTED = ("what", "out", "model.tensors", "model.initial", "model.fixed", "code", "executor.picks")
 NAMES = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
 
 
