@@ -1125,7 +1125,7 @@ TABLE = [
         "checkpoints without config.json",
         resumed(),
         "out='OUT': ",
-        "without a checkpoint/ of something else",
+        "a new or an empty folder: this one holds 'metrics.jsonl'",
         copy(HALF, lambda out: remove(out / "config.json")),
     ),
     # resuming what is another run
@@ -1159,8 +1159,12 @@ TABLE = [
     no_config("config is empty", ""),
     no_config("config is a list", "[]"),
     no_config("config is binary", b"\xff\x00"),
-    another(
-        "config without its method", "algorithm (None -> ", resumed(), edited(lambda c: c.pop("algorithm"))
+    Wrong(
+        "config without its method",
+        resumed(),
+        "resume: config.json in OUT says nothing of algorithm",
+        "expected a new folder",
+        copy(HALF, edited(lambda c: c.pop("algorithm"))),
     ),
     another(
         "config lacks a setting",

@@ -329,8 +329,9 @@ def test_mlflow_in_plain_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mlflow_begins_anew_where_its_store_has_no_such_run(store: str, tmp_path: Path) -> None:
+    federate(out=tmp_path, baselines=False)
     (tmp_path / "track-mlflow.json").write_text('{"run": "0123456789abcdef0123456789abcdef"}')
-    federate(MLflow(store, "anew", name="named"), out=tmp_path, baselines=False)
+    federate(MLflow(store, "anew", name="named"), out=tmp_path, baselines=False, resume=True)
     _, runs = mlflow_runs(store, "anew")
     assert runs["fedalt"].info.run_name == "named"
     assert json.loads((tmp_path / "track-mlflow.json").read_text()) == {"run": runs["fedalt"].info.run_id}

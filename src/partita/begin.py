@@ -13,7 +13,8 @@ from partita import check
 from partita.federation import Federation
 from partita.record import read_json
 from partita.store import checkpoint
-from partita.store.files import make_folder, plain
+from partita.store.files import plain
+from partita.store.places import new_folder
 from partita.watch import Watch
 
 
@@ -55,7 +56,8 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
                 _restore(watch, found)
                 checkpoint.drop(folder / "checkpoint", after=found.round)
                 return
-        make_folder("out", folder)
+        else:
+            new_folder("out", folder, left=r"checkpoint|\.config\.json\.tmp")
         run.held = run.held if run.held is not None else hold(folder)
         _clear(folder)
     run.enter(0)

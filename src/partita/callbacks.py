@@ -102,10 +102,10 @@ class ProgressBar(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("{task.description:>18}"),
+            TextColumn("{task.description:>18}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
         )

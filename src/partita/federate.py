@@ -28,6 +28,7 @@ from partita.run import Run
 from partita.schedule import Schedule
 from partita.settings import Settings, liars
 from partita.stopping import Interrupt
+from partita.store.places import new_page
 from partita.threads import same_threads
 from partita.types import (
     Algorithm,
@@ -228,7 +229,8 @@ def federate(
     train_scores
                 at the end score every client on its training samples too (in clients.csv and the report)
     measures    what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like
-    out         folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html, checkpoints
+    out         new or empty folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html and
+                checkpoints
     report      also write report.html into `out` (5 MB; later: `partita report OUT`)
     resume      go on with the run in `out`, on as many threads; the result has the same bits as without
                 interruption
@@ -271,6 +273,8 @@ def federate(
         measures=measures,
         capacity=capacity,
     )
+    if folder is not None and report and (folder / "config.json").exists():
+        new_page("out", folder / "report.html")
     given = baselines if isinstance(baselines, Mapping) else {}
     end = math.inf if max_time is None else deadline(max_time, folder, run.settings.checkpoint_every)
     interrupt = Interrupt(end)

@@ -15,7 +15,8 @@ from partita.federation import Federation
 from partita.record import Record, read, write_page
 from partita.results import figures
 from partita.store import Store, checkpoint, open_store
-from partita.store.files import copy_folder, make_folder, write_json, write_jsonl
+from partita.store.files import copy_folder, write_json, write_jsonl
+from partita.store.places import new_folder
 from partita.types import ClientState, Tensors
 from partita.watch import Watch
 
@@ -60,8 +61,9 @@ class Run(Record):
 
         def write(folder: Path) -> None:
             if run.folder is not None:
-                copy_folder(run.folder, folder)
+                copy_folder(run.folder, new_folder("folder", folder, outside=run.folder))
                 return
+            new_folder("folder", folder)
             write_json(folder / "config.json", watch.config())
             write_jsonl(folder / "metrics.jsonl", watch.rows)
             watch.write_results(folder, found)
@@ -110,11 +112,9 @@ class Run(Record):
         return model.eval()
 
     def save(self, folder: str | Path) -> None:
-        """The run as a folder like that of `out=`, page included; `partita.load` reads it."""
+        """The run as a new folder like that of `out=`, page included; `partita.load` reads it."""
         target = check.path("folder", folder)
-        if (target / "config.json").exists():
-            raise check.fail("folder", str(folder), "a new folder: this one holds a run already")
-        self.write(make_folder("folder", target))
+        self.write(target)
         if not (target / "report.html").exists():
             write_page({self.facts["algorithm"]: [self]}, target / "report.html")
 
@@ -144,7 +144,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
 
     def write(target: Path) -> None:
-        copy_folder(folder, target)
+        copy_folder(folder, new_folder("folder", target, outside=folder))
 
     return Run(
         **vars(record),

@@ -11,10 +11,12 @@ from report_rows import example
 
 from partita import report
 
+OLD = "<!doctype html>\n<footer>Made by Partita. This page is complete: it loads nothing.</footer>"
+
 
 def test_write_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
-    target.write_text("old")
+    target.write_text(OLD)
     assert report.write({"x": [example()]}, str(target)) == target
     assert target.read_text().startswith("<!doctype html>")
     assert os.listdir(tmp_path) == ["report.html"]
@@ -26,11 +28,11 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError("disk full")
 
     target = tmp_path / "report.html"
-    target.write_text("old")
+    target.write_text(OLD)
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         report.write({"x": [example()]}, target)
-    assert (os.listdir(tmp_path), target.read_text()) == (["report.html"], "old")
+    assert (os.listdir(tmp_path), target.read_text()) == (["report.html"], OLD)
 
 
 def test_bad_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Sequence
 from html import escape, unescape
 from pathlib import Path
@@ -20,6 +22,7 @@ from partita.report.figures import kept
 from partita.report.html import figure, join
 from partita.report.page import document
 from partita.report.words import shorten
+from partita.store.places import MARK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH, EDGE, TITLE, LIMIT, LONGEST = 1000, 32, 84, 120, 120  # pixels, seconds, characters
@@ -54,7 +57,14 @@ def png(picture: str) -> bytes:
         source.write_text(picture, encoding="utf-8")
         size = (f"--window-size={width},{height}", "--force-device-scale-factor=2", "--hide-scrollbars")
         _browse(source, f"--screenshot={target}", *size)
-        return target.read_bytes()
+        return _marked(target.read_bytes())
+
+
+def _marked(picture: bytes) -> bytes:
+    """With a chunk of text before the last one, which ends a PNG file."""
+    body = b"tEXtSoftware\0" + MARK.encode()
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return picture[:-12] + chunk + picture[-12:]
 
 
 def _drawn(page: str) -> list[str]:
@@ -83,7 +93,16 @@ def _together(
         parts.append(_line(note, y))
     y += EDGE
     top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}">'
-    return "\n".join([top, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *parts, "</svg>", ""])
+    return "\n".join(
+        [
+            top,
+            f"<!-- {MARK} -->",
+            f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def _line(text: str, y: int, size: int = 13, colour: str = "#5d646e", weight: str = "400") -> str:

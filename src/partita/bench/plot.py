@@ -7,6 +7,7 @@ from pathlib import Path
 
 from partita import check
 from partita.bench.compare import Row
+from partita.store.places import new_page
 
 KINDS = (".html", ".svg", ".png")
 
@@ -17,8 +18,7 @@ def checked(path: Path) -> Path:
 
     if path.suffix not in KINDS:
         raise check.fail("--plot", str(path), f"a file that ends in {', '.join(KINDS)}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise check.fail("--plot", str(path), "a file in a folder that exists")
+    new_page("--plot", path)
     if path.suffix != ".html" and browser() is None:
         names = ", ".join(BROWSERS)
         raise check.fail(

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from partita import check
 from partita.callbacks import Callback
-from partita.cli import tables
+from partita.cli import screen, tables
 from partita.divergence import headlines, learned_nothing
 from partita.recipes import Experiment, Study, Table, find
 from partita.recipes.experiment import build, parse
@@ -92,7 +91,7 @@ def show_study(
         found = {"diverged": told, "table": rows, "paired": pairs, "tables": [t._asdict() for t in figures]}
         typer.echo(json_text(found))
         return
-    console = Console()
+    console = screen.console()
     if runs:
         console.print(tables.comparison(rows, console.width))
         if pairs:
@@ -111,7 +110,7 @@ def bar(as_json: bool, quiet: bool) -> bool | None:
 def show_diverged(runs: Mapping[str, Sequence[Record]], as_json: bool) -> list[str]:
     """What must be read before all figures: that training diverged. Beside JSON, on the error stream."""
     told = headlines(runs)
-    console = Console(stderr=as_json)
+    console = screen.console(stderr=as_json)
     for words in told:
         console.print(Text(words, style="bold red"))
     return told

@@ -8,7 +8,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,8 +16,9 @@ from partita.bench import METHODS, WORKLOADS, Row, by_method, by_workload
 from partita.bench.peers import PEERS, choose
 from partita.bench.peers.apart import Speed
 from partita.bench.plot import checked, plot
+from partita.cli import screen
 from partita.cli.asking import announcer
-from partita.cli.options import Executor, Precision, Quiet
+from partita.cli.options import Executor, Precision, Quiet, path
 from partita.report.words import shorten, units
 from partita.settings import EXECUTORS
 from partita.store.files import json_text
@@ -45,7 +45,10 @@ def bench(
     picture: Annotated[
         Path | None,
         typer.Option(
-            "--plot", help="Also draw it: a page (.html), or through a browser a picture (.svg, .png)."
+            "--plot",
+            help="Also draw it: a page (.html), or through a browser a picture (.svg, .png).",
+            parser=path,
+            metavar="PATH",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each row.")] = False,
@@ -85,7 +88,7 @@ def bench(
             about = {"device": here, "precision": precision, "not_installed": [] if methods else missing}
             typer.echo(json_text({**row.facts(), **about}))
     if not as_json:
-        Console().print(_table(found, here, "loop" if methods else "textbook"))
+        screen.console().print(_table(found, here, "loop" if methods else "textbook"))
     if not as_json and not methods:
         _show_peers(found, there, missing)
     if picture is not None:
@@ -108,7 +111,7 @@ def _table(rows: list[Row], device: str, other: str) -> Table:
         flops = "-" if row.flops is None else f"{row.flops / 1e9:,.1f}"
         share = "-" if row.share is None else f"{row.share:.0%}"
         cells = (f"{row.textbook:,.0f}", f"{row.partita:,.0f}", f"{row.ratio:.2f}×", f"{around:.0%}")
-        table.add_row(row.name, *cells, flops, share, row.executor)
+        table.add_row(escape(row.name), *cells, flops, share, row.executor)
     return table
 
 
@@ -121,7 +124,7 @@ def _show_peers(rows: list[Row], there: list[str], missing: list[str]) -> None:
             table.add_column(PEERS[name].about, justify="right")
         for row in rows:
             table.add_row(row.name, *(_cell(row, row.peers[name]) for name in there))
-        Console().print(table)
+        screen.console().print(table)
     if missing:
         typer.echo(f"not installed, so left out: {', '.join(missing)}")
 

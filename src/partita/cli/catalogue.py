@@ -15,6 +15,7 @@ from rich.text import Text
 from partita import attack, catalogue
 from partita.algorithms import METHODS
 from partita.catalogue import KINDS, Facts
+from partita.cli import screen
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.experiment import CAPACITIES, SCHEDULES
 from partita.store.files import json_text
@@ -70,7 +71,7 @@ def list_(
     elif quiet:
         typer.echo("\n".join(entry["name"] for entry in found))
     else:
-        console, wide = Console(), max(len(entry["name"]) for entry in found)
+        console, wide = screen.console(), max(len(entry["name"]) for entry in found)
         for each in dict.fromkeys(entry["kind"] for entry in found):
             console.print(_table([e for e in found if e["kind"] == each], KINDS[each].title, wide))
         console.print("More about one of them: [bold]partita show NAME[/bold]")
@@ -96,7 +97,7 @@ def show(
             for option in facts["options"]:
                 typer.echo(option["name"] + ("" if option["required"] else f"={option['default']!r}"))
         else:
-            _page(Console(), facts)
+            _page(screen.console(), facts)
 
 
 def _table(found: list[Facts], title: str, wide: int) -> Table:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from partita import check
 from partita.begin import parts
-from partita.cli import catalogue, tables
+from partita.cli import catalogue, screen, tables
 from partita.cli.asking import (
     Ask,
     announcer,
@@ -39,6 +38,7 @@ from partita.cli.options import (
     Set,
     Size,
     Track,
+    path,
 )
 from partita.recipes import Experiment, Study
 from partita.recipes.study import Runs, is_study, read_study, run_study, unfinished
@@ -121,10 +121,17 @@ def compare(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs or studies (what --out was).")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs or studies (what --out was).", parser=path, metavar="FOLDERS"),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write; default: report.html in the folder, or here for several."),
+        typer.Option(
+            help="The page to write; default: report.html in the folder, or here for several.",
+            parser=path,
+            metavar="PATH",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")
@@ -139,19 +146,19 @@ def report(
     """
     runs = _collect(folders)
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    path = write(runs, target)
+    page = write(runs, target)
     rows = figures.table(runs)
     told = [] if quiet and not as_json else show_diverged(runs, as_json)
     if as_json:
-        found = {"report": str(path), "diverged": told, "table": rows, "paired": figures.paired(runs)}
+        found = {"report": str(page), "diverged": told, "table": rows, "paired": figures.paired(runs)}
         typer.echo(json_text(found))
     elif not quiet:
-        console = Console()
+        console = screen.console()
         console.print(tables.comparison(rows, console.width))
         for folder in filter(is_study, folders):
             if missing := unfinished(folder):
                 typer.echo(f"{folder} is not finished: {missing}; --resume goes on with it")
-        typer.echo(f"Wrote {path}")
+        typer.echo(f"Wrote {page}")
 
 
 def _collect(folders: list[Path]) -> Runs:

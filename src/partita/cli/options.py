@@ -10,8 +10,21 @@ import typer
 from partita.cli import catalogue
 from partita.recipes import RECIPES
 
+
+def path(text: str) -> Path:
+    """A path as it was written; an empty one, of a variable that is not set, is not the current folder."""
+    if not text:
+        raise typer.BadParameter("expected a path, and this is an empty text")
+    return Path(text)
+
+
 Seed = Annotated[int, typer.Option(help="Everything random depends on it.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; without it no run is kept.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="New or empty folder for the results; without it no run is kept.", parser=path, metavar="PATH"
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Executor = Annotated[
     str,
@@ -40,7 +53,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 Size = Annotated[str | None, typer.Option(help="small, medium or paper, for recipes that have sizes.")]
 Seeds = Annotated[int, typer.Option(help="How many seeds: 0, 1, ... (from --seed on).")]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the real datasets; in place of the variable PARTITA_DATA.")
+    Path | None,
+    typer.Option(
+        help="Folder of the real datasets; in place of the variable PARTITA_DATA.",
+        parser=path,
+        metavar="PATH",
+    ),
 ]
 Track = Annotated[
     list[str] | None,

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from partita import check
-from partita.cli import tables
+from partita.cli import screen, tables
 from partita.cli.asking import (
     Ask,
     announcer,
@@ -46,8 +46,10 @@ from partita.recipes.study import run_study
 from partita.recipes.versus import versus
 from partita.run import Run
 from partita.store.files import json_text
+from partita.store.places import new_page
 
 NEXT = "partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
+PAGE = "partita-demo.html"
 
 
 def demo(
@@ -68,17 +70,19 @@ def demo(
     Example: `partita demo --seed 1 --out runs/demo`
     """
     experiment = build(find("digits"), {"seed": seed})
+    if out is None:
+        new_page("page", PAGE)
     with stoppable(out):
         run = experiment.run(
             out=out, device=device, executor=executor, resume=resume, progress=bar(as_json, quiet)
         )
-        page = run.report("partita-demo.html") if out is None else out / "report.html"
+        page = run.report(PAGE) if out is None else out / "report.html"
     _show(run, as_json)
     if not as_json:
-        console = Console()
+        console = screen.console()
         console.print(tables.gains(run))
         console.print(
-            f"Every client in pictures: open [bold]{page}[/bold]\n"
+            f"Every client in pictures: open [bold]{escape(str(page))}[/bold]\n"
             f"Next: your own model and data in five lines (README), or compare methods:\n  {NEXT}",
             soft_wrap=True,
         )
@@ -161,4 +165,4 @@ def _show(run: Run, as_json: bool) -> None:
     if as_json:
         typer.echo(json_text(summary))
     else:
-        Console().print(tables.scores(run, summary))
+        screen.console().print(tables.scores(run, summary))

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from partita import check
-from partita.cli import catalogue
+from partita.cli import catalogue, screen
 from partita.cli.asking import Ask, announcer, bar, leave, show_diverged, stoppable, trackers
 from partita.cli.options import (
     DataDir,
@@ -156,7 +155,7 @@ def _show(runs: Runs, rows: Sequence[Split], remarks: Sequence[str], *, as_json:
         }
         typer.echo(json_text(told))
         return
-    console = Console()
+    console = screen.console()
     console.print(_table(table(runs, rows, taken), console.width))
     console.print(Text(LEGEND, style="dim"))
     console.print(Text(f"\n{text(taken)}\n"))
@@ -164,9 +163,9 @@ def _show(runs: Runs, rows: Sequence[Split], remarks: Sequence[str], *, as_json:
 
 def _table(given: Figure, width: int) -> Table:
     """As narrow as it gets; deviations where there is room for them."""
-    made = Table(title=given.title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    made = Table(title=escape(given.title), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for i, column in enumerate(given.columns):
-        made.add_column(column.replace(" ", "\n"), justify="right" if i else "left", no_wrap=i > 0)
+        made.add_column(escape(column.replace(" ", "\n")), justify="right" if i else "left", no_wrap=i > 0)
     for cells in given.rows:
         made.add_row(*(escape(cell if width >= 90 else cell.partition(" ±")[0]) for cell in cells))
     return made

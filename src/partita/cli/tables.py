@@ -17,14 +17,14 @@ from partita.record import Record, Summary
 def scores(run: Record, summary: Summary) -> Table:
     """Local, global and personal score; how many clients the personal model hurts."""
     table = Table(
-        title=f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds, "
+        title=f"{escape(summary['algorithm'])}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
         caption=f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned()),
     )
     table.add_column("model")
-    table.add_column(f"test {summary['metric']}", justify="right")
+    table.add_column(escape(f"test {summary['metric']}"), justify="right")
     table.add_column("worst tenth of clients", justify="right")
     table.add_column("clients better off with it", justify="right")
     names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
@@ -48,7 +48,8 @@ def _liars(summary: Summary) -> str:
     if not lying:
         return ""
     return (
-        f"; {lying['clients']} of {summary['clients']} clients lie ({lying['attack']}): scores of the others"
+        f"; {lying['clients']} of {summary['clients']} clients lie ({escape(str(lying['attack']))}): "
+        "scores of the others"
     )
 
 
@@ -78,7 +79,7 @@ def gains(run: Record, rows: int = 3) -> Table:
         colour = "green" if gain > 0 else "red" if gain < 0 else ""
         cells = [f"{row[k]:.3f}" for k in ("local", "global", "personal")]
         change = f"[{colour}]{gain:+.3f}[/{colour}]" if colour else f"{gain:+.3f}"
-        table.add_row(row["client"], str(row["n_train"]), *cells, change, end_section=i == rows - 1)
+        table.add_row(escape(row["client"]), str(row["n_train"]), *cells, change, end_section=i == rows - 1)
     return table
 
 
@@ -87,7 +88,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
-        title=f"test {metric}, {over}",
+        title=escape(f"test {metric}, {over}"),
         caption="hurt: clients that do worse with their personal model",
         box=SIMPLE_HEAD,
     )
@@ -145,7 +146,7 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def figure(given: Figure) -> Table:
     """A table of a study."""
-    table = Table(title=given.title, caption=given.note or None, box=SIMPLE_HEAD)
+    table = Table(title=escape(given.title), caption=escape(given.note) or None, box=SIMPLE_HEAD)
     for i, column in enumerate(given.columns):
         table.add_column(escape(column), justify="left" if i == 0 else "right")
     for row in given.rows:

@@ -29,7 +29,8 @@ from partita.recipes.experiment import Experiment
 from partita.record import Record, read, read_json, write_page
 from partita.run import Run, load
 from partita.stopping import Stopped
-from partita.store.files import make_folder, write_json, write_text
+from partita.store.files import write_json, write_text
+from partita.store.places import new_folder, new_page
 from partita.types import Stage
 
 Runs = dict[str, list[Record]]
@@ -281,6 +282,7 @@ def _check_names(study: Study) -> None:
 def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
     if out is None:
         return
+    check.path("out", out)
     if (out / "config.json").exists():
         raise check.fail("out", str(out), "a new folder: this one holds a single run")
     if is_study(out):
@@ -292,8 +294,9 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
                 raise ValueError(
                     f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
                 )
+        new_page("out", out / "report.html")
         return
-    make_folder("out", out)
+    new_folder("out", out, left=r"\.study\.json\.tmp")
     write_json(out / FILE, about)
 
 

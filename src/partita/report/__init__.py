@@ -9,6 +9,7 @@ from pathlib import Path
 
 from partita.report.rows import Result
 from partita.store.files import failed
+from partita.store.places import new_page
 
 __all__ = ["Result", "write"]
 
@@ -17,17 +18,13 @@ def write(runs: Mapping[str, Sequence[Result]], path: str | Path, *, title: str 
     """A page that opens offline: who gains from personalization, who loses, and what it cost.
 
     `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. The file is
-    there whole or not at all.
+    there whole or not at all, and takes the place of nothing but another page of Partita's.
 
         report.write({"fedalt": [run]}, "report.html")
     """
     from partita.report.page import page  # the page's parts load when one is made
 
-    target = Path(path)
-    if target.is_dir():
-        raise ValueError(f"path={str(path)!r}: expected a file such as report.html, this is a folder")
-    if not target.parent.is_dir():
-        raise ValueError(f"path={str(path)!r}: expected a file in a folder that exists")
+    target = new_page("path", path)
     write_whole(target, page(runs, title))
     return target
 

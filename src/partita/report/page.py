@@ -28,6 +28,7 @@ from partita.report.rows import (
 )
 from partita.report.settings import settings
 from partita.report.time import time
+from partita.store.places import MARK
 
 AGAINST = {"global": "the global model", "local": "training alone"}
 
@@ -166,7 +167,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
             f"<title>{text(title)}</title>",
             f"<style>{_file('style.css')}</style>",
             '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button>',
-            f"<main>{body}<footer>Made by Partita. This page is complete: it loads nothing.</footer></main>",
+            f"<main>{body}<footer>{MARK}. This page is complete: it loads nothing.</footer></main>",
             f'<script type="application/json" id="figures">{data(figures)}</script>',
             *(f"<script>{script}</script>" for script in scripts),
             "</html>",
