@@ -30,6 +30,7 @@ METRICS = [
     "staleness",
     "late",
     "lost",
+    "abandoned",
     "excluded",
     "bytes_up",
     "bytes_down",
