@@ -26,9 +26,10 @@ from partita.aggregate.holders import (
 from partita.capacity.memory import footprint, passing
 from partita.execute import Executor, budget, make_executor
 from partita.execute.classes import Classes, Part
+from partita.execute.normalize import by_batch
 from partita.execute.ordered import ordered
 from partita.execute.probe import saved_bytes
-from partita.execute.stackable import by_batch, stackable
+from partita.execute.stackable import stackable
 from partita.table import Coded, Column
 from partita.types import Capacity, Download, Partition, ServerState, Share, Tensors, Upload
 

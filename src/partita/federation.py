@@ -29,6 +29,8 @@ from partita.devices import Devices
 from partita.execute import Executor, Findings, ModelProblem, Moment, budget, examine, make_executor
 from partita.execute.base import client_steps
 from partita.execute.fit import check_real
+from partita.execute.probe import refuse_own_statistics
+from partita.execute.seeding import kept
 from partita.initial import Origin, computed_by, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
@@ -94,8 +96,11 @@ class Federation:
         self.given_model = isinstance(model, nn.Module)  # with weights that may mean something
         self.model = own_copy(model, settings.seed).to(settings.device)
         computed = origin.code if origin else computed_by(self.model, loss, metric)  # before it computes
-        self.findings: Findings = examine(self.model, self.data, loss, metric)
+        with kept(self.data.x.device):  # a model or a loss may draw random numbers
+            self.findings: Findings = examine(self.model, self.data, loss, metric)
         check_real(self.model, self.findings.buffers)
+        if settings.norm == "static":
+            refuse_own_statistics(self.model, self.data)
         self.names = (
             *(n for n, p in self.model.named_parameters() if p.requires_grad),
             *self.findings.buffers,

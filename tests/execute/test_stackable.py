@@ -11,7 +11,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from partita import draws
-from partita.execute.stackable import KEY, MASK, KeyedDropout, MaskedBatchNorm, Normalized, context, stackable
+from partita.execute.normalize import MASK, MaskedBatchNorm, Normalized
+from partita.execute.stackable import KEY, KeyedDropout, context, stackable
 
 SHAPES = {1: (3,), 2: (3, 4, 5), 3: (3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

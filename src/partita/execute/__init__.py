@@ -19,6 +19,7 @@ from partita.execute.loop import Loop
 from partita.execute.pool import Pool
 from partita.execute.probe import Findings, examine, takes_channels_last, why_not_stackable
 from partita.execute.problem import Change, ModelProblem, reference, stacked
+from partita.execute.seeding import OwnDraws
 from partita.execute.vmap import Vmap
 from partita.types import Moment, Partition, Tensors
 
@@ -58,8 +59,9 @@ def make_executor(
     `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16;
     `tell` hears what takes a while.
     """
-    given = (model, partition, *findings[:3], data.clients, change, tracks)
-    alone = reference(*given)
+    own = findings.own
+    given = (model, partition, *findings[:3], data.clients, change, tracks, own.recomputes)
+    alone = replace(reference(*given), draws=OwnDraws(bool(own.draws)))
     loop = Loop(Bound(replace(alone, half=half), data))
     if kind == "loop":
         return loop, loop.bound.problem
@@ -69,8 +71,10 @@ def make_executor(
     if kind == "pool":
         return pool, loop.bound.problem
     problem = stacked(*given)
-    with arithmetic("fp32"):
-        reason = why_not_stackable(alone, problem, params, data)
+    reason: str | None = own.alone
+    if not reason:
+        with arithmetic("fp32"):
+            reason = why_not_stackable(alone, problem, params, data)
     picks = {} if picks is None else picks
     if reason is not None:
         check.warn(
@@ -94,9 +98,9 @@ def make_executor(
 
 
 def _pool(loop: Loop, findings: Findings) -> Loop | Pool:
-    """A worker for each core; a loop where there is one, or where the model draws in the order of calls."""
+    """A worker for each core; a loop where there is one, or where passes share something."""
     bound, count = loop.bound, torch.get_num_threads()
-    if bound.data.x.device.type != "cpu" or count == 1 or findings.random:
+    if bound.data.x.device.type != "cpu" or count == 1 or findings.own.draws or findings.own.remembers:
         return loop
     return Pool((loop, *[Loop(Bound(bound.problem.twin(), bound.data)) for _ in range(count - 1)]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 from partita import check
@@ -18,9 +19,20 @@ def check_parameters(model: nn.Module) -> None:
     name, parameters = type(model).__name__, list(model.parameters())
     if any(nn.parameter.is_lazy(p) for p in parameters):
         raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
+    if any(nn.parameter.is_lazy(b) for b in model.buffers()):
+        raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
     if not any(p.requires_grad for p in parameters):
         raise check.fail("model", name, "a module with parameters that require gradients")
     check_real(model, [k for k, p in model.named_parameters() if p.requires_grad])
+    for field, p in model.named_parameters():
+        if p.requires_grad and p.dtype in (torch.float16, torch.bfloat16):
+            raise check.fail(
+                f"dtype of {field}",
+                str(p.dtype),
+                "torch.float32 or torch.float64 for what is trained: small steps, and means over clients, "
+                "are lost in 16 bits. Pass model.float(); precision='bf16' computes in 16 bits all the same, "
+                "and x may be stored in them",
+            )
 
 
 def check_real(model: nn.Module, names: Iterable[str]) -> None:
@@ -35,6 +47,20 @@ def check_real(model: nn.Module, names: Iterable[str]) -> None:
         raise check.fail(
             f"model {wrong}", str(kinds[wrong]), f"parameters and statistics of real numbers: {advice}"
         )
+
+
+def check_output(module: nn.Module, output: object) -> None:
+    """A model returns one tensor, in training and in evaluation."""
+    if isinstance(output, Tensor):
+        return
+    parts = f" of {len(output)}" if isinstance(output, tuple | list | dict) else ""
+    when = "training" if module.training else "evaluation"
+    raise check.fail(
+        "model",
+        type(module).__name__,
+        f"a forward pass that returns one tensor, not a {type(output).__name__}{parts} (in {when}): wrap the "
+        "model in an nn.Module that returns its main output, or several in one tensor that your loss= parts",
+    )
 
 
 def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:

@@ -36,6 +36,12 @@ class Loop:
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
+        work = functools.partial(self._all, build, clients, group, states, moment)
+        return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
+
+    def _all(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
         rows = Rows(len(clients), self.spare if moment.role == "training" else {})
         keys = start_keys(clients, moment, self.bound.data.x.device)
         for i in range(len(clients)):

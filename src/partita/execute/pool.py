@@ -46,8 +46,17 @@ class Pool:
     ) -> tuple[Upload, ClientState]:
         """Every worker takes the next client, those with most work first."""
         n, count = len(clients), len(self.workers)
+        alone = functools.partial(self.workers[0], build, clients, group, states, moment)
         if -(-n // count) * count > IDLE * n:
-            return self.workers[0](build, clients, group, states, moment)
+            return alone()
+        beside = functools.partial(self._beside, build, clients, group, states, moment)
+        # generators belong to all threads: a model that draws by itself runs in one
+        return self.bound.problem.draws.watched(beside, alone, self.bound.data.x.device)
+
+    def _beside(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        n, count = len(clients), len(self.workers)
         rows = Rows(n, self.workers[0].spare if moment.role == "training" else {})
         keys = start_keys(clients, moment, self.bound.data.x.device)
         places = iter(self._order(build, clients, moment))

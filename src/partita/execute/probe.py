@@ -14,17 +14,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita import check, tree
 from partita.data import FederatedData
+from partita.execute.behaviour import Behaviour, behaviour, check_static
 from partita.execute.by_sample import check_metric, not_by_sample, rows_of_several
 from partita.execute.fit import (
     check_classes,
     check_labels,
+    check_output,
     check_parameters,
     check_shapes,
     refuse_broadcast,
 )
 from partita.execute.problem import ModelProblem
+from partita.execute.seeding import kept
 from partita.execute.stack import Stack, lift
-from partita.execute.stackable import KEY, MASK, context, stackable
+from partita.execute.stackable import context, stackable
 from partita.measure.criteria import Criterion, Function, choose_loss, choose_metric
 from partita.types import Batch, Tensors
 
@@ -38,7 +41,7 @@ class Findings(NamedTuple):
     metric: Criterion
     buffers: tuple[str, ...]
     sample_bytes: int
-    random: bool = False
+    own: Behaviour = Behaviour()
 
 
 def examine(
@@ -46,12 +49,11 @@ def examine(
 ) -> Findings:
     """A forward pass on a few samples of the largest client (of the next ones if its loss is not finite)."""
     check_parameters(model)
-    for client in np.argsort(-data.train[:, 1], kind="stable")[:TRIALS]:
+    largest = [c for c in np.argsort(-data.train[:, 1], kind="stable")[:TRIALS] if data.train[c, 1]]
+    for client in largest:
         x, y = _samples(data, SAMPLES, int(client))
         module = stackable(model).train()
-        before = {k: v.clone() for k, v in module.named_buffers() if k.split(".")[-1] not in (KEY, MASK)}
-        output, saved, random = _forward(module, x)
-        changed = tuple(k for k, v in before.items() if not torch.equal(module.get_buffer(k), v))
+        output, saved = _forward(module, x)
         criterion = choose_loss(loss, output, y)
         check_shapes(criterion, output, y)
         check_labels(criterion, output, data)
@@ -66,14 +68,21 @@ def examine(
     measure = choose_metric(metric, criterion, y)
     check_classes(measure, data)
     _value("metric", measure, output.detach(), y)
+    own = behaviour(model, criterion, [_samples(data, SAMPLES, int(c)) for c in largest])
     if not measure.built_in:
         check_metric(measure, _evaluated(module, data), data)
-    if random:
+    if own.remembers:
         check.warn(
-            "the model draws random numbers of its own (torch.nn.functional.dropout?), which depend on the "
-            "order of execution; use nn.Dropout modules, whose draws are a function of (seed, round, client)",
+            "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
+            "something between passes (a generator, a counter), so that a run depends on the order of "
+            "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    return Findings(criterion, measure, changed, saved // len(x), random)
+    return Findings(criterion, measure, own.buffers, saved // len(x), own)
+
+
+def refuse_own_statistics(model: nn.Module, data: FederatedData) -> None:
+    """Refuse norm="static" where a layer does not let its statistics be."""
+    check_static(model, _samples(data, SAMPLES, int(np.argmax(data.train[:, 1])))[0])
 
 
 def saved_bytes(model: nn.Module, data: FederatedData) -> int:
@@ -202,8 +211,8 @@ def _evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = 
         module.train(training)
 
 
-def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
-    """The output, the bytes that autograd saved for the backward pass, whether it drew random numbers."""
+def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """The output, and the bytes that autograd saved for the backward pass."""
     own = {p.data_ptr() for p in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -212,20 +221,16 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int, bool]:
             saved[t.data_ptr()] = t.numel() * t.element_size()
         return t
 
-    before = _random_state(x.device)
-    devices = [x.device] if x.device.type == "cuda" else []
     try:
-        with saved_tensors_hooks(pack, lambda t: t), torch.random.fork_rng(devices=devices):
+        with saved_tensors_hooks(pack, lambda t: t), kept(x.device):
             given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
             output = torch.func.functional_call(module, given, (x,))
-            draws = not torch.equal(before, _random_state(x.device))
     except Exception as error:
         taken = f"a batch of shape {list(x.shape)}, {x.dtype}{_hint(module, x)}"
         allowed = f"a model that can take {taken}: {_reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
-    if not isinstance(output, Tensor):
-        raise check.fail("model", type(module).__name__, "a model that returns one tensor")
-    return output, sum(saved.values()), draws
+    check_output(module, output)
+    return output, sum(saved.values())
 
 
 def _hint(module: nn.Module, x: Tensor) -> str:
@@ -233,10 +238,6 @@ def _hint(module: nn.Module, x: Tensor) -> str:
     if any(isinstance(m, nn.Embedding) for m in module.modules()):
         return " (ids of an embedding are int64; uint8 is taken as images)" if x.is_floating_point() else ""
     return f" (the model is {kind}: convert x, or the model)" if x.dtype != kind else ""
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:

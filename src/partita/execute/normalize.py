@@ -1,0 +1,267 @@
+"""BatchNorm over the real samples of a batch, whatever class a layer is of.
+
+A layer keeps its names, its tensors and its place in the model; only what normalizes is another function.
+PyTorch's own classes are known. The `forward` of a subclass stays as it is (an activation after the
+normalization, say), and each of its calls of `F.batch_norm` is answered here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+MASK = "batch_mask"
+# clients do not synchronize their batches: SyncBatchNorm is as the others
+_KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class Normalized(torch.autograd.Function):
+    """Batch normalization of x [B, C, L], in which sample b counts for its share s_b, Σ_b s_b = 1.
+
+        μ = Σ_b s_b μ_b,   σ² = Σ_b s_b (σ²_b + (μ_b − μ)²),   r = 1/√(σ² + ε),   y = w r (x − μ) + b
+        ∂x = w r (∂y − s_b/L · (Σ ∂y + r² (x − μ) Σ ∂y (x − μ))),   ∂w = r Σ ∂y (x − μ),   ∂b = Σ ∂y
+
+    with each sample's own mean μ_b and variance σ²_b, and sums over samples and places. A sample without a
+    share has no ∂y. Written out because the derivative of the formula takes twice as many passes over x.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean, var = _statistics(x, share)
+        scale = torch.rsqrt(var + eps) * weight
+        return torch.addcmul(bias[:, None], x - mean[:, None], scale[:, None]), mean, var
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
+        ctx.eps = inputs[4]
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, share, weight = ctx.saved_tensors
+        mean, var = _statistics(x, share)  # again, so that this too can be differentiated
+        scale, centred = torch.rsqrt(var + ctx.eps), x - mean[:, None]
+        of_bias, along = gradient.sum((0, 2)), (gradient * centred).sum((0, 2))
+        a, part = scale * weight, -(share / x.shape[2])[:, None, None]
+        back = torch.addcmul(
+            part * (a * of_bias)[:, None], centred, part * (a * scale.square() * along)[:, None]
+        )
+        return torch.addcmul(back, gradient, a[:, None]), None, scale * along, of_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, x_dot: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The change of y along a change of x, w and b."""
+        x, share, weight = ctx.saved_for_forward
+        mean, var = _statistics(x, share)
+        scale, centred = torch.rsqrt(var + ctx.eps), x - mean[:, None]
+        along, turn, lift = x_dot, others[1], others[2]
+        change = torch.zeros_like(x)
+        if along is not None:
+            part = (share / x.shape[2])[:, None, None]
+            of_mean, of_var = (part * along).sum((0, 2)), 2 * (part * centred * along).sum((0, 2))
+            slope = -0.5 * scale.pow(3) * of_var
+            change = weight[:, None] * (
+                slope[:, None] * centred + scale[:, None] * (along - of_mean[:, None])
+            )
+        if turn is not None:
+            change = change + (turn * scale)[:, None] * centred
+        return change if lift is None else change + lift[:, None], None, None
+
+
+def _statistics(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """μ and σ², with one look at x."""
+    each_var, each = torch.var_mean(x, -1, correction=0)
+    part = share[:, None]
+    mean = (part * each).sum(0)
+    return mean, (part * (each_var + (each - mean).square())).sum(0)
+
+
+class MaskedBatchNorm(nn.Module):
+    """What a BatchNorm layer becomes an instance of, beside its own class.
+
+    Without a mask it is PyTorch's, except that a batch of a single value normalizes to zero, and is no error.
+    """
+
+    batch_mask: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    eps: float
+    momentum: float | None
+    track_running_stats: bool
+    tracks = True  # else a batch leaves the statistics as they are
+    measures = False  # whether they become those of the last batch
+
+    def normalize(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float | None = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Return what `F.batch_norm` would for the real samples."""
+        if not training:
+            return _torch(x, mean, var, weight, bias, False, 0.0, eps)
+        if not self.tracks:
+            mean = var = None
+        rate = 1.0 if self.measures else momentum
+        if self.batch_mask.dim() == 0 and rate is not None and x.numel() > x.shape[1]:
+            return _torch(x, mean, var, weight, bias, True, rate, eps)
+        return self._masked(x, mean, var, weight, bias, rate, eps)
+
+    def _masked(
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        rate: float | None,
+        eps: float,
+    ) -> Tensor:
+        """In single precision at least."""
+        values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        mask = self.batch_mask.to(values.dtype).expand(x.shape[0])
+        places = values.flatten(2) if x.dim() > 2 else values[..., None]
+        weight = values.new_ones(x.shape[1]) if weight is None else weight
+        bias = values.new_zeros(x.shape[1]) if bias is None else bias
+        y, its_mean, its_var = Normalized.apply(places, mask / mask.sum(), weight, bias, eps)  # type: ignore[no-untyped-call]
+        if mean is not None and var is not None:
+            count = mask.sum() * places.shape[-1]
+            self._track(mean, its_mean.detach(), rate)
+            self._track(var, (its_var * count / (count - 1).clamp(min=1)).detach(), rate)
+        found: Tensor = y.reshape(x.shape).to(x.dtype)
+        return found
+
+    def _track(self, statistic: Tensor, found: Tensor, rate: float | None) -> None:
+        """Move a statistic; without a rate it is the mean over all batches so far."""
+        assert rate is not None or self.num_batches_tracked is not None
+        by = rate if rate is not None else 1.0 / self.num_batches_tracked  # type: ignore[operator]
+        statistic.copy_(statistic + by * (found - statistic))
+
+
+class _Known(MaskedBatchNorm):
+    """The whole forward pass of PyTorch's own classes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.tracks and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        by_batch = self.training or self.running_mean is None
+        statistics = (self.running_mean, self.running_var)
+        return self.normalize(x, *statistics, self.weight, self.bias, by_batch, self.momentum, self.eps)
+
+
+class _Around(MaskedBatchNorm):
+    """The forward pass of a subclass, in which `F.batch_norm` is `normalize`."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _Answered(self):
+            return super().forward(*args, **kwargs)
+
+
+class _Answered(TorchFunctionMode):
+    """Belongs to a thread, and sees calls before `vmap` does."""
+
+    def __init__(self, norm: MaskedBatchNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = self.norm.normalize if func is F.batch_norm else func
+        return called(*args, **(kwargs or {}))
+
+
+def _torch(
+    x: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    rate: float,
+    eps: float,
+) -> Tensor:
+    """`F.batch_norm`, by the function below it: a layer inside of another is not answered by that one."""
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, weight, bias, mean, var, training, rate, eps, cudnn)
+
+
+@functools.cache
+def _class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of such a layer from now on: `isinstance(layer, nn.BatchNorm2d)` still holds."""
+    return type(f"Masked{kind.__name__}", (_Known if kind in _KNOWN else _Around, kind), {})
+
+
+def mask_padding(module: nn.Module) -> bool:
+    """Let this layer, if it is a BatchNorm, go by the real samples of a batch; whether it is one."""
+    if not isinstance(module, _BatchNorm):
+        return False
+    if not isinstance(module, MaskedBatchNorm):
+        module.__class__ = _class(type(module))  # type: ignore[assignment,arg-type]
+        there = next((t for t in (module.weight, module.running_mean) if t is not None), None)
+        module.register_buffer(
+            MASK, torch.ones((), device=None if there is None else there.device), persistent=False
+        )
+    return True
+
+
+def static(module: nn.Module) -> nn.Module:
+    """The same module, whose BatchNorm layers leave their statistics alone: batches speak for themselves."""
+    for norm in _norms(module):
+        norm.tracks = False
+        if isinstance(norm, _Around):  # it counts batches, and passes statistics on, by itself
+            norm.track_running_stats = False
+    return module
+
+
+def by_batch(module: nn.Module) -> nn.Module:
+    """The same module in evaluation mode, whose BatchNorm layers go by each batch's own statistics."""
+    _open(module)
+    return static(module)
+
+
+def of_one_batch(module: nn.Module) -> nn.Module:
+    """The same in evaluation mode, whose BatchNorm statistics become those of the last batch."""
+    for norm in _open(module):
+        norm.measures = True
+    return module
+
+
+def tracked(module: nn.Module) -> tuple[tuple[str, str], ...]:
+    """The names of the means and variances that BatchNorm layers measure."""
+    norms = [n for n, m in module.named_modules() if isinstance(m, MaskedBatchNorm) and m.measures]
+    there = dict(module.named_buffers())
+    pairs = [tuple(f"{n}.{k}".lstrip(".") for k in ("running_mean", "running_var")) for n in norms]
+    return tuple((mean, var) for mean, var in pairs if mean in there)
+
+
+def _open(module: nn.Module) -> list[MaskedBatchNorm]:
+    """In evaluation mode, but for the BatchNorm layers that the model does not keep frozen: these."""
+    norms = [norm for norm in _norms(module.train()) if norm.training]
+    module.eval()
+    for norm in norms:
+        norm.training = True  # and not what it has inside, such as dropout
+    return norms
+
+
+def _norms(module: nn.Module) -> Iterator[MaskedBatchNorm]:
+    return (m for m in module.modules() if isinstance(m, MaskedBatchNorm))
