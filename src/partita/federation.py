@@ -30,7 +30,7 @@ from partita.execute import Executor, Findings, ModelProblem, Moment, budget, ex
 from partita.execute.base import client_steps
 from partita.execute.fit import check_real
 from partita.execute.probe import refuse_own_statistics
-from partita.execute.seeding import kept
+from partita.execute.seeding import kept, set_all
 from partita.initial import Origin, computed_by, own_copy, tensors_of
 from partita.measure.criteria import Function
 from partita.measure.evaluate import deployment, evaluation, global_model
@@ -97,6 +97,7 @@ class Federation:
         self.model = own_copy(model, settings.seed).to(settings.device)
         computed = origin.code if origin else computed_by(self.model, loss, metric)  # before it computes
         with kept(self.data.x.device):  # a model or a loss may draw random numbers
+            set_all(settings.seed, self.data.x.device)
             self.findings: Findings = examine(self.model, self.data, loss, metric)
         check_real(self.model, self.findings.buffers)
         if settings.norm == "static":

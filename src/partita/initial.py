@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partita import check, code, tree
+from partita.execute.seeding import kept, set_all
 from partita.types import Tensors
 
 
@@ -19,7 +20,8 @@ def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
         return copy.deepcopy(model)
     if not callable(model):
         raise check.fail("model", model, "an nn.Module or a function that returns one")
-    with torch.random.fork_rng(devices=[]):
+    with kept(torch.device("cpu")):
+        set_all(seed, torch.device("cpu"))
         torch.default_generator.manual_seed(seed)  # and not torch.manual_seed, which reseeds GPUs too
         try:
             made = model()

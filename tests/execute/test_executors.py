@@ -535,19 +535,6 @@ def test_falls_back_to_the_loop_and_says_why(model, shape, reason, executor, tmp
     assert fallen.metrics[-1]["train_loss"] < fallen.metrics[0]["train_loss"]
 
 
-def test_a_model_with_draws_of_its_own_is_told(recwarn) -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.output = nn.Linear(6, 5), nn.Linear(5, 4)
-
-        def forward(self, x):
-            return self.output(self.hidden(x + torch.randn_like(x) if self.training else x))
-
-    run("loop", Noisy(), numbers(6), ALT)
-    assert any("draws random numbers" in str(w.message) for w in recwarn)
-
-
 # ---- auto
 
 

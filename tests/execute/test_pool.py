@@ -122,8 +122,7 @@ def test_a_model_that_draws_runs_in_order(used: list[int]) -> None:
             found: torch.Tensor = self.output(self.hidden(x + torch.randn_like(x) if self.training else x))
             return found
 
-    with pytest.warns(UserWarning, match="draws random numbers"):
-        federate("pool", Noisy(), 12)
+    federate("pool", Noisy(), 12)
     assert not used
 
 

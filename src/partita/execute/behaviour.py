@@ -91,8 +91,12 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
     recomputes = False
     start = _buffers(module)
     versions = {k: p._version for k, p in module.named_parameters()}
+    called: set[nn.Module] = set()
+    for norm in module.modules():
+        if isinstance(norm, MaskedBatchNorm):
+            norm.register_forward_pre_hook(lambda layer, _: called.add(layer) if layer.training else None)
     for i, (x, y) in enumerate([trials[0], *trials]):
-        set_all(0, device)  # the second pass has all that the first one had
+        set_all(max(0, i - 1), device)  # the second pass has all that the first one had
         before = state(device)
         with torch.set_grad_enabled(i == 0), in_place(module.train(), _given(module, start, device)):
             watch = Watch(type(module).__name__)
@@ -110,7 +114,18 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
         with torch.no_grad(), in_place(module.eval(), _given(module, start, device)):
             check_output(module, module(x))
         draws |= set(changed(before, device))
+    if draws:  # it may have left out a layer in each of the passes
+        buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
     return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, _apart(*outputs[:2]))
+
+
+def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:
+    """BatchNorm layers that would track, had they been called."""
+    return [
+        name
+        for name, m in module.named_modules()
+        if isinstance(m, MaskedBatchNorm) and m not in called and m.training and m.running_mean is not None
+    ]
 
 
 def _check_parameters(module: nn.Module, versions: dict[str, int]) -> None:
