@@ -26,7 +26,16 @@ from partita.cohorts import discounted, joined, parts, rebased
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.devices import Devices
-from partita.execute import Executor, Findings, ModelProblem, Moment, budget, examine, make_executor
+from partita.execute import (
+    Executor,
+    Findings,
+    ModelProblem,
+    Moment,
+    budget,
+    examine,
+    make_executor,
+    names_of,
+)
 from partita.execute.base import client_steps
 from partita.execute.fit import check_real
 from partita.execute.probe import refuse_own_statistics
@@ -102,10 +111,7 @@ class Federation:
         check_real(self.model, self.findings.buffers)
         if settings.norm == "static":
             refuse_own_statistics(self.model, self.data)
-        self.names = (
-            *(n for n, p in self.model.named_parameters() if p.requires_grad),
-            *self.findings.buffers,
-        )
+        self.names = names_of(self.model, self.data, self.findings.buffers)
         self.origin = origin or Origin.of(self.model, self.names, computed)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from partita import models
 from partita.capacity.blocks import Part, block_names, check_sequence, part
-from partita.partition import split
+from partita.partition import Names, personal_names, split
 
 LM = {"length": 5, "width": 8, "depth": 3, "heads": 2, "hidden": 16}
 IMAGES, IDS = torch.randn(2, 28, 28), torch.randint(0, 7, (2, 5))
@@ -272,7 +272,7 @@ def test_input_and_output_parts_stay() -> None:
     for cut in range(4):
         left = part(cnn, block_names(cnn)[cut:])
         names = list(dict(left.named_parameters()))
-        assert split(left, names, "output").personal == ("output.linear.weight", "output.linear.bias")
+        assert personal_names(left, names, "output") == ("output.linear.weight", "output.linear.bias")
     assert part(cnn, ["conv1", "conv2"]).output_part == ("conv2",)
 
 
@@ -281,7 +281,8 @@ def test_parts_without_declared_ends_have_none() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
     found = part(model, ["1"])
     assert not hasattr(found, "output_part")
-    assert split(found, list(dict(found.named_parameters())), "output").personal == ("1.2.weight", "1.2.bias")
+    names = Names.of(found, lambda: torch.randn(2, 3))
+    assert split(found, names, "output").personal == ("1.2.weight", "1.2.bias")
     net = Net()
     net.output_part = ("head.1",)
     assert part(net, NET[1:]).output_part == ("head.1",)

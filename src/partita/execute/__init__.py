@@ -17,7 +17,7 @@ from partita.execute.base import Bound, Build, Executor, Runner
 from partita.execute.graph import Graph
 from partita.execute.loop import Loop
 from partita.execute.pool import Pool
-from partita.execute.probe import Findings, examine, takes_channels_last, why_not_stackable
+from partita.execute.probe import Findings, examine, names_of, takes_channels_last, why_not_stackable
 from partita.execute.problem import Change, ModelProblem, reference, stacked
 from partita.execute.seeding import OwnDraws
 from partita.execute.vmap import Vmap
@@ -34,6 +34,7 @@ __all__ = [
     "budget",
     "examine",
     "make_executor",
+    "names_of",
 ]
 
 

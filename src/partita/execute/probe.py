@@ -29,6 +29,7 @@ from partita.execute.seeding import kept
 from partita.execute.stack import Stack, lift
 from partita.execute.stackable import context, stackable
 from partita.measure.criteria import Criterion, Function, choose_loss, choose_metric
+from partita.partition import Names
 from partita.types import Batch, Tensors
 
 SAMPLES, TRIALS = 4, 3
@@ -83,6 +84,13 @@ def examine(
 def refuse_own_statistics(model: nn.Module, data: FederatedData) -> None:
     """Refuse norm="static" where a layer does not let its statistics be."""
     check_static(model, _samples(data, SAMPLES, int(np.argmax(data.train[:, 1])))[0])
+
+
+def names_of(model: nn.Module, data: FederatedData, buffers: tuple[str, ...] = ()) -> Names:
+    """The names of what a run trains, with the same samples for a trial, should a partition need one."""
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    largest = int(np.argmax(data.train[:, 1]))
+    return Names.of(model, lambda: _samples(data, SAMPLES, largest)[0], (*trained, *buffers))
 
 
 def saved_bytes(model: nn.Module, data: FederatedData) -> int:

@@ -12,17 +12,18 @@ from torch import nn
 
 from partita import check
 from partita.algorithms import METHODS
+from partita.execute import names_of
 from partita.initial import own_copy
 from partita.local.solvers import gd
 from partita.models import add_adapters
-from partita.partition import keep_norms, split
+from partita.partition import keep_norms, personal_names
 from partita.recipes.advice import ALL, NONE, Runs, advice, figures, table
 from partita.recipes.experiment import Experiment
 from partita.recipes.gradient_left import Names, gradient_left
 from partita.recipes.study import Study, Table, Variant
 from partita.recipes.versus import ALONE, GLOBAL, versus
 from partita.server.rates import as_rate
-from partita.types import Algorithm
+from partita.types import Algorithm, Partition
 
 USUAL = ("input", "output", "adapter", "norm")
 RANK = 16
@@ -132,12 +133,13 @@ def _candidate(
     if "adapter" in words and not any("adapter" in n.split(".") for n in _trainable(model)):
         adapted, remark = _with_adapters(model, experiment.seed)
     whole = adapted or model
-    partition = split(whole, [n for n, p in whole.named_parameters() if p.requires_grad], words)
-    personal = frozenset(partition.personal)
+    names = names_of(whole, experiment.data)
+    personal = personal_names(whole, names, words)
+    partition = Partition(tuple(n for n in names if n not in set(personal)), personal)
     if experiment.norm == "personal":
         partition = keep_norms(whole, partition, ())
     taken = {ALONE, GLOBAL, *(c.label for c in others)}
-    return Candidate(part, _label(part, taken), personal, partition.shared, adapted), remark
+    return Candidate(part, _label(part, taken), frozenset(personal), partition.shared, adapted), remark
 
 
 def _words(part: str) -> list[str]:

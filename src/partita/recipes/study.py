@@ -23,6 +23,7 @@ from torch import nn
 
 from partita import check
 from partita.callbacks import Callback
+from partita.execute import names_of
 from partita.federate import deadline
 from partita.initial import own_copy
 from partita.recipes.experiment import Experiment
@@ -218,7 +219,7 @@ def _needs(variant: Variant) -> list[str]:
 def _check_parts(experiment: Experiment) -> None:
     """A wrong personal part, or a schedule that does not fit, is refused before any variant has run."""
     model = own_copy(experiment.model, experiment.seed)
-    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    names = names_of(model, experiment.data)
     for stage in experiment.algorithm.stages or (Stage(experiment.algorithm),):
         stage.algorithm.partition(model, names)
         once = stage.rounds is None and stage.epochs is not None  # all clients at once, in step
