@@ -509,7 +509,7 @@ def tensors(run: pt.Run) -> dict[str, Tensor]:
 
 def models(run: pt.Run) -> dict[str, Tensor]:
     """The server's and every client's model."""
-    found = {f"server {k}": v for k, v in run.model().state_dict().items()}
+    found = {f"server {k}": v for k, v in run.model(personal="initial").state_dict().items()}
     for i in range(len(run.clients)):
         found |= {f"client {i} {k}": v for k, v in run.personalized(i).items()}
     return found
@@ -685,12 +685,76 @@ def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
             read.client(1).model()
         assert_same_bits(read.shared, run.shared)
         for mine, theirs in ((read.client(i), run.client(i)) for i in range(len(run.clients))):
+            if case.name in KEEP_NOTHING:
+                with pytest.raises(ValueError, match="resume=True"):
+                    mine.personal  # noqa: B018
+                assert "output.linear.weight" in repr(mine)
+                continue
             assert_same_bits({**mine.personal, **mine.memory}, {**theirs.personal, **theirs.memory})
         again = federate(make(case.name, case.options), out=tmp_path / "run", store=store, resume=True)
         assert_same_bits(tensors(again), tensors(run))
     else:
         assert_same_bits(tensors(read), tensors(run))
     assert (read.metrics, read.clients, read.summary()) == (run.metrics, run.clients, run.summary())
+
+
+KEEP_NOTHING = ("ffgg", "ffgg_async", "ffgg_local", "ffgg_robust")
+WITHOUT_WHOLE = {"local": IN, "fedsim": IN, **dict.fromkeys(("fedalt", "pipeline", *KEEP_NOTHING), OUT)}
+"""Whose server has trained no whole model, and what it lacks; the pipeline tunes fedalt's parts last."""
+
+
+@every_method
+def test_the_server_hands_out_what_it_has_trained(case: Case, tmp_path: Path) -> None:
+    """Its model where that is whole; else it is refused, as long as nobody says what to put in its place."""
+    run = default_run(case.name)
+    run.save(tmp_path / "run")
+    for one in (run, pt.load(tmp_path / "run", model=pt.models.mlp(6, 5, 4).double())):
+        if case.name in WITHOUT_WHOLE:
+            with pytest.raises(
+                ValueError, match=r"^personal=None: expected .*run\.client\(i\)\.model"
+            ) as told:
+                one.model()
+            assert ("'mean'" in str(told.value)) == (case.name not in KEEP_NOTHING)
+            assert ", ".join(WITHOUT_WHOLE[case.name]) in str(told.value)
+        else:
+            assert_same_bits(dict(one.model().state_dict()), run.shared)
+        assert_same_bits(dict(one.model(personal="initial").state_dict()), {**run.base, **run.shared})
+        if case.name in KEEP_NOTHING:
+            with pytest.raises(
+                ValueError, match=r"^personal='mean': expected 'initial'.*keep no personal part"
+            ):
+                one.model(personal="mean")
+            continue
+        own = [c for c in map(one.client, range(len(run.clients))) if c.trained and run.holdings.own]
+        sizes = [run.clients[c.number]["n_train"] for c in own]
+        for name, value in one.model(personal="mean").state_dict().items():
+            there = [n * c.personal[name] for n, c in zip(sizes, own) if name in c.personal]
+            expected = sum(there) / sum(sizes) if there else run.shared[name]
+            torch.testing.assert_close(value, expected)
+    with pytest.raises(ValueError, match=r"^personal='server': expected one of 'mean', 'initial'"):
+        run.model(personal="server")
+
+
+@every_method
+def test_a_clients_part_is_that_of_its_model(case: Case) -> None:
+    """As it is kept, or, where nothing is, as it is computed."""
+    run = default_run(case.name)
+    for i in range(len(run.clients)):
+        mine, model = run.client(i), run.personalized(i)
+        assert set(mine.personal) == set(run.holdings.own)
+        if case.name in KEEP_NOTHING or not case.computed:
+            assert_same_bits(mine.personal, {k: model[k] for k in mine.personal})
+
+
+def test_a_client_without_a_turn_says_so() -> None:
+    run = federate(pt.fedalt("output", lr=0.1), rounds=1, cohort=1)
+    late = next(c for c in map(run.client, range(len(run.clients))) if not c.trained)
+    assert "never had a turn" in repr(late)
+    for ask in (lambda: late.personal, late.model):
+        with pytest.warns(UserWarning, match=f"client '{late.name}' never had a turn"):
+            ask()
+    early = next(c for c in map(run.client, range(len(run.clients))) if c.trained)
+    assert "turn" not in repr(early)
 
 
 # ---- (d) degenerate settings

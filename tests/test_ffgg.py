@@ -72,7 +72,9 @@ def test_nothing_is_kept_and_every_round_begins_anew() -> None:
     start = pt.models.mlp(64, 8, 10, seed=1).state_dict()
     name = "output.linear.weight"
     for i in range(5):
-        assert torch.equal(run.client(i).personal[name], start[name])
+        assert torch.equal(run.store.load([i]).personal[name][0], start[name])
+        assert torch.equal(run.client(i).personal[name], run.personalized(i)[name])  # made when asked for
+        assert run.client(i).memory == {}
     drawn = [run.personalized(i)[name] for i in range(5)]
     assert not torch.equal(drawn[0], drawn[1])
     later = federate(pt.ffgg("output", 0.0, pt.gd(1, 0.0)), rounds=4).personalized(0)[name]

@@ -848,7 +848,7 @@ def test_saved_and_loaded(case, tmp_path) -> None:
     run.save(tmp_path / "copy")
     x = digits().client(0, "test")[0]
     models = {i: run.client(i).model() for i in range(CLIENTS)}
-    server = run.model()
+    server = run.model(personal="mean")
     shutil.rmtree(tmp_path / "run", ignore_errors=True)  # the copy stands alone
     loaded = pt.load(tmp_path / "copy", model=model())
     assert dict(loaded.summary()) == dict(run.summary())
@@ -866,7 +866,7 @@ def test_saved_and_loaded(case, tmp_path) -> None:
         ours = one.model()
         assert not ours.training
         assert torch.equal(ours(x), models[i](x))
-    assert torch.equal(loaded.model()(x), server(x))
+    assert torch.equal(loaded.model(personal="mean")(x), server(x))
     assert len({models[i](x)[0, 0].item() for i in range(CLIENTS)}) > 1
     loaded.save(tmp_path / "again")
     assert_same_bits(tmp_path / "again", outcome(tmp_path / "copy"))

@@ -358,6 +358,28 @@ class Federation:
         return self.personalize is not as_is or self.devices.narrow or self.devices.lacks(both)
 
     @property
+    def untrained(self) -> tuple[str, ...]:
+        """What the server has not trained together with the rest of its model: it was a client's own part."""
+        missing: tuple[str, ...] = ()
+        if not self.has_global:
+            for part in reversed(self.stages[: self.stage + 1]):  # the last that trained only a part of it
+                shared = set(self.partition_of(part.algorithm).shared)
+                missing = missing or tuple(n for n in self.names if n not in shared)
+        return missing
+
+    @property
+    def no_mean(self) -> str:
+        """Why the clients' personal parts cannot be averaged ('': they can)."""
+        own = self.partition.personal
+        if own and not self.keeps_state:
+            return "clients keep no personal part between rounds"
+        if self.devices.narrow or self.devices.lacks(own):
+            return "clients hold personal parts of different sizes"
+        if self.settings.norm == "static" and set(own) & set(self.findings.buffers):
+            return "statistics are measured for a model (norm='static'), and a mean has none"
+        return ""
+
+    @property
     def alone(self) -> bool:
         """Whether nothing is ever shared: the method is its own local baseline."""
         return not any(self.partition_of(s.algorithm).shared for s in self.stages)

@@ -3,47 +3,90 @@
 from __future__ import annotations
 
 import copy
+import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita import check, snapshot, tree
 from partita.federation import Federation
 from partita.record import Record, read, write_page
 from partita.results import figures
+from partita.snapshot import Holdings
 from partita.store import Store, checkpoint, open_store
 from partita.store.files import copy_folder, write_json, write_jsonl
 from partita.store.places import new_folder
 from partita.types import ClientState, Tensors
 from partita.watch import Watch
 
+MEAN_BYTES = 1 << 26  # of personal parts that are averaged at once
+
 
 class Client:
-    """One client after a run: its tensors and its model."""
+    """One client after a run: its tensors and its model.
+
+    `personal` and `memory` are what it keeps. Where clients keep nothing (`ffgg`, state="reset"), `personal`
+    is that part of the model that it is evaluated with.
+    """
 
     def __init__(self, run: Run, number: int) -> None:
         self._run, self.number, self.name = run, number, run.clients[number]["client"]
-        state = tree.row(run.store.load([number]), 0)
-        self.personal: Tensors = state.personal
-        self.memory: Tensors = state.memory
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has trained what it keeps; False for a client that never had a turn."""
+        return not self._run.holdings.keeps or bool(self._run.touched[self.number])
+
+    @property
+    def personal(self) -> Tensors:
+        """The tensors of its own part."""
+        run = self._run
+        if not run.holdings.own:
+            return {}
+        if not run.holdings.keeps:
+            return tree.pick(run.personalized(self.number), run.holdings.own)
+        self._warn()
+        return self._state.personal
+
+    @property
+    def memory(self) -> Tensors:
+        """What it remembers beside its part, such as a control variate; empty where clients keep nothing."""
+        return self._state.memory if self._run.holdings.keeps else {}
 
     def model(self) -> nn.Module:
         """The model that this client is evaluated with, ready to use."""
         run = self._run
+        self._warn()
         return run.filled(run.personalized(self.number), run.narrow and run.narrow(self.number))
 
+    @property
+    def _state(self) -> ClientState:
+        state: ClientState = tree.row(self._run.store.load([self.number]), 0)
+        return state
+
+    def _warn(self) -> None:
+        if self._run.holdings.own and not self.trained:
+            warnings.warn(
+                f"client {self.name!r} never had a turn: its personal part is the one that all start with",
+                stacklevel=3,
+            )
+
     def __repr__(self) -> str:
-        return f"Client({self.name!r}, personal={list(self.personal)}, memory={list(self.memory)})"
+        own, memory = list(self._run.holdings.own), list(self.memory)
+        turn = "" if self.trained else ", never had a turn"
+        return f"Client({self.name!r}, personal={own}, memory={memory}{turn})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run(Record):
     """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
 
-    `shared` are the server's tensors; `client(i)` has a client's own.
+    `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
     """
 
     shared: Tensors
@@ -53,6 +96,7 @@ class Run(Record):
     personalized: Callable[[int], Tensors]
     narrow: Callable[[int], nn.Module | None] | None
     write: Callable[[Path], None]
+    holdings: Holdings
 
     @classmethod
     def of(cls, run: Federation, watch: Watch, references: Mapping[str, Record]) -> Run:
@@ -80,7 +124,15 @@ class Run(Record):
             personalized=run.personal_model,
             narrow=run.devices.narrow_model,
             write=write,
+            holdings=Holdings.of(run),
         )
+
+    @functools.cached_property
+    def touched(self) -> np.ndarray:
+        """For each client, whether a state of its own was kept."""
+        found = np.zeros(len(self.clients), dtype=bool)
+        found[self.store.touched] = True
+        return found
 
     def client(self, which: int | str) -> Client:
         """A client by its number, 0 to clients − 1 in the order of `names`, or by its name."""
@@ -88,9 +140,60 @@ class Run(Record):
             return Client(self, self.names.index(check.choice("client", which, self.names)))
         return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
 
-    def model(self) -> nn.Module:
-        """The server's model; where a part of it is personal, that part is as at the start."""
-        return self.filled({**self.base, **self.shared})
+    def model(self, personal: str | None = None) -> nn.Module:
+        """The server's model, where it has trained a whole one; `personal` says what to do where it has not.
+
+        personal   'mean': the clients' personal parts, averaged over the honest clients that have trained one
+                   and weighted by their samples, in place of the server's; 'initial': what the server has not
+                   trained is as it was when clients began to train it, and the rest is the server's.
+                   For a client of the run, `client(i).model()` is its model
+
+        What the server's model is good for depends on the method. Of fedavg and its kin it is the result. Of
+        ditto, pfedme and apfl it is the global model beside the clients' own; of l2gd and the fedplus family
+        the centre of the clients' models; of perfedavg and persafl the model from which a client that comes
+        later starts with a few steps on its own data. finetune leaves it as it was given.
+        """
+        if personal is not None:
+            check.choice("personal", personal, ("mean", "initial"))
+        tensors = {**self.base, **self.shared}
+        if personal == "mean":
+            tensors |= self._mean()
+        elif personal is None and self.holdings.untrained:
+            raise check.fail("personal", personal, self._whole())
+        return self.filled(tensors)
+
+    def _whole(self) -> str:
+        """How to get a whole model where the server has none."""
+        names = self.holdings.untrained
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        mean = "'mean' (the clients' parts averaged), " if not self.holdings.no_mean else ""
+        return (
+            f"{mean}'initial' (as clients began) or run.client(i).model(), the model of a client: the server "
+            f"of {self.facts['algorithm']} has not trained {shown}"
+        )
+
+    def _mean(self) -> Tensors:
+        """Σ n_i v_i / Σ n_i over the honest clients that have trained a part v_i on n_i samples."""
+        if self.holdings.no_mean:
+            allowed = (
+                f"'initial', or run.client(i).model() for the model of a client: {self.holdings.no_mean}"
+            )
+            raise check.fail("personal", "mean", allowed)
+        if not self.holdings.own:
+            return {}
+        weight = np.where(self.table.numbers("byzantine") > 0, 0.0, self.table.numbers("n_train"))
+        there = np.flatnonzero(self.touched & (weight > 0))
+        if not len(there):
+            raise check.fail("personal", "mean", "'initial': no client has trained a personal part")
+        total: Tensors = {}
+        block = max(1, MEAN_BYTES // max(1, tree.nbytes(tree.pick(self.base, self.holdings.own))))
+        for i in range(0, len(there), block):
+            some = there[i : i + block]
+            n = torch.from_numpy(weight[some] / weight[there].sum())
+            for k, v in self.store.load(some).personal.items():
+                part = torch.tensordot(n.to(v.device), v.double(), dims=1)
+                total[k] = total[k] + part if k in total else part
+        return {k: _like(v, self.base[k]) for k, v in total.items()}
 
     def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
         """A copy of the model, or of the narrow one that a client holds, with these tensors."""
@@ -137,9 +240,10 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     )
     store.restore(parts["store"])
     shared, base = parts["shared"], parts["base"]
+    holdings = Holdings.read(found.state, parts)
 
     def personalized(number: int) -> Tensors:
-        if found.state.get("computed", False):
+        if holdings.computed:
             raise ValueError(_computed(record.facts["algorithm"], number, folder))
         return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
 
@@ -155,6 +259,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         personalized=personalized,
         narrow=None,
         write=write,
+        holdings=holdings,
     )
 
 
@@ -164,6 +269,11 @@ def _older(there: int, wanted: int) -> str:
         f"a whole checkpoint of round {wanted}, of which its figures are: the newest is of round {there}. "
         f"partita.federate(..., resume=True) would train from there on; `partita report` needs only figures"
     )
+
+
+def _like(mean: Tensor, value: Tensor) -> Tensor:
+    """A mean as the tensor that it stands for; counters stay whole."""
+    return (mean if value.is_floating_point() else mean.round()).to(value.device, value.dtype)
 
 
 def _computed(method: str, number: int, folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partita import check, tree
 from partita.types import ServerState, Tensors
@@ -23,6 +24,42 @@ PARTS = (
     "received",
     "ahead",
 )
+
+
+class Holdings(NamedTuple):
+    """Who holds what at the end of a run.
+
+    own        names of the personal part
+    keeps      whether clients keep theirs; else it is made when it is asked for
+    computed   whether a client's model is more than the server's with the client's part in place
+    untrained  names that the server has not trained together with the rest of its model
+    no_mean    why the clients' parts cannot be averaged ('': they can)
+    """
+
+    own: Sequence[str]
+    keeps: bool
+    computed: bool
+    untrained: Sequence[str]
+    no_mean: str
+
+    @classmethod
+    def of(cls, run: Federation) -> Holdings:
+        """Of a run as it stands."""
+        return cls(run.partition.personal, run.keeps_state, run.computed, run.untrained, run.no_mean)
+
+    @classmethod
+    def read(cls, known: dict[str, Any], parts: dict[str, Tensors]) -> Holdings:
+        """Of a checkpoint; older ones say less."""
+        if "holdings" in known:
+            return cls(**known["holdings"])
+        computed = known.get("computed", False)
+        return cls(
+            own=list(parts["personal"]),
+            keeps=not computed,
+            computed=computed,
+            untrained=[k for k in parts["base"] if k not in parts["shared"]],
+            no_mean="it is not known what the clients of this older run keep" if computed else "",
+        )
 
 
 def tensors(run: Federation) -> Tensors:
@@ -50,7 +87,7 @@ def facts(run: Federation) -> dict[str, Any]:
         "version": run.server.version,
         "picks": run.picks,
         "whole": run.whole,
-        "computed": run.computed,
+        "holdings": Holdings.of(run)._asdict(),
         "schedule": run.schedule.facts(),
         "ahead": run.ahead.facts(),
         "phases": run.phases.seconds,
@@ -67,6 +104,7 @@ def restore(run: Federation, found: Tensors, known: dict[str, Any]) -> None:
     run.whole = known["whole"]
     run.phases.seconds.update(known["phases"])
     run.prepare(known["stage"], known["first"], 0.0)
+    _check_part(run, parts["personal"])
     run.schedule.restore(known["schedule"], parts["received"])
     run.ahead.restore(known["ahead"], parts["ahead"])
     run.server = ServerState(parts["shared"], parts["opt"], parts["extra"], known["version"])
@@ -77,6 +115,13 @@ def _check_fits(run: Federation, base: Tensors) -> None:
     wrong = [k for k in run.names if k not in base or base[k].shape != run.base[k].shape]
     if wrong or len(base) != len(run.names):
         raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
+
+
+def _check_part(run: Federation, personal: Tensors) -> None:
+    other = sorted(set(personal) ^ set(run.algorithm.init_client(run.base, run.partition).personal))
+    if other:
+        shown = ", ".join(other[:3])
+        raise ValueError(f"resume: the checkpoint holds another personal part (differs in {shown})")
 
 
 def split(found: Tensors) -> dict[str, Tensors]:

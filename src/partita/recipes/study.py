@@ -233,6 +233,10 @@ def _continued(experiment: Experiment, run: Run) -> nn.Module:
     """The experiment's model with the weights that the other run has trained."""
     model = own_copy(experiment.model, experiment.seed)
     there = model.state_dict()
+    if run.holdings.untrained:
+        own = ", ".join(run.holdings.untrained[:3])
+        allowed = f"a variant whose server trains a whole model; this one's has not trained {own}"
+        raise check.fail("start", run.facts["algorithm"], allowed)
     wrong = [k for k, v in run.shared.items() if k not in there or there[k].shape != v.shape]
     if wrong:
         raise check.fail("start", wrong[0], "a variant whose model fits into this one's")
