@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import platform
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from rich.console import Console
 from torch import nn
 
 import partita as pt
 from partita import cli
+from partita.cli import tables
+from partita.record import personal_part
 
 METRICS = [
     "round",
@@ -70,7 +75,8 @@ SUMMARY = [
     "byzantine",
     "diverged",
 ]
-DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory", "classes"}
+DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
+DOCUMENTED_EXTRA |= {"classes", "personal_part"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 
@@ -200,6 +206,81 @@ def test_columns_of_clients(folder: Folder) -> None:
     for r in folder.rows:
         for kind in ("local", "global", "personal"):
             assert (r[kind] == "") == (r["client"] == "cleo")  # she has no test samples
+
+
+def test_the_personal_part_is_named(folder: Folder) -> None:
+    """In full in config.json, stage by stage; for people in the summary, in the table of the command, and on
+    the page."""
+    head = {
+        "personal": ["output.linear.weight", "output.linear.bias"],
+        "parameters": {"shared": 35, "personal": 18},
+    }
+    every = list(folder.config["model"]["tensors"])
+    nothing = {"personal": [], "parameters": {"shared": 53, "personal": 0}}
+    everything = {"personal": every, "parameters": {"shared": 0, "personal": 53}}
+    method = folder.summary["algorithm"]
+    assert (
+        folder.config["partition"]
+        == {
+            "fedavg": nothing,
+            "fedalt": head,
+            "local": everything,
+            "pipeline": [nothing, head],
+        }[method]
+    )
+    mine = "output.linear.weight, output.linear.bias (18 of 53 parameters, 34 %)"
+    shown = {"fedavg": "", "local": "everything (53 parameters)"}.get(method, mine)
+    console = Console(width=120, file=io.StringIO())
+    console.print(tables.scores(folder.run, folder.run.summary()))
+    texts = {
+        f"personal: {shown}": (str(folder.run.summary()), console.file.getvalue()),
+        f"Personal part: {shown}.": ((folder.path / "report.html").read_text(),),
+    }
+    for words, places in texts.items():
+        for text in places:
+            assert words in text if shown else "ersonal: " not in text.partition("<script")[0]
+
+
+def test_a_personal_part_in_words() -> None:
+    part = {"names": [f"layer{i}.weight" for i in range(7)], "parameters": 70, "of": 100_000}
+    words = personal_part({"personal_part": part, "parameters": {"shared": 99_930}})
+    assert words == (
+        "layer0.weight, layer1.weight, layer2.weight, layer3.weight and 3 more "
+        "(70 of 100,000 parameters, 0.07 %)"
+    )
+    whole = {"names": ["w"], "parameters": 5, "of": 5}
+    both = {"personal_part": whole, "parameters": {"shared": 5, "personal": 5}}
+    assert personal_part(both) == "a copy of everything (5 parameters)"
+    for none in ({}, {"personal_part": None}, {"personal_part": {"names": [], "parameters": 0, "of": 5}}):
+        assert personal_part(none) == ""
+
+
+def _beginning_with(word: str) -> Callable[[str], bool]:
+    def chosen(name: str) -> bool:  # the same name whatever the word
+        return name.startswith(word)
+
+    return chosen
+
+
+def test_a_run_is_resumed_with_the_same_personal_part(tmp_path: Path) -> None:
+    def run(word: str, **how: bool) -> pt.Run:
+        method = pt.fedalt(_beginning_with(word), lr=0.1)
+        model = pt.models.mlp(6, 5, 3)
+        return pt.federate(
+            model, data(), method, rounds=2, out=tmp_path, baselines=False, report=False, **how
+        )
+
+    run("output")
+    with pytest.raises(ValueError, match=r"another partition \(.*output.*hidden1"):
+        run("hidden1", resume=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["partition"]  # as an older run left it
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"another personal part \(differs in hidden1.linear.bias"):
+        run("hidden1", resume=True)
+    assert run("output", resume=True).config["partition"]["personal"]
+    assert "partition" in json.loads(path.read_text())
 
 
 def test_keys_of_the_summary(folder: Folder) -> None:

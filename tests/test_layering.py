@@ -13,7 +13,18 @@ import pytest
 import partita
 
 SOURCE = Path(partita.__file__).parent
-MATHS = ("algorithms", "local", "aggregate", "server", "partition", "order", "psi", "capacity", "attack", "measures")
+MATHS = (
+    "algorithms",
+    "local",
+    "aggregate",
+    "server",
+    "partition",
+    "order",
+    "psi",
+    "capacity",
+    "attack",
+    "measures",
+)
 MACHINERY = (
     "execute",
     "store",

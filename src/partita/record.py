@@ -56,6 +56,8 @@ class Summary(dict[str, Any]):
         )
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
         lines += [f"  {names[k]:18} {metric} {_number(test[k])}" for k in names]
+        if part := personal_part(self):
+            lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
@@ -166,6 +168,24 @@ class Record:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.facts}"
+
+
+def personal_part(facts: Mapping[str, Any], most: int = 4) -> str:
+    """What stays with clients: 'head.weight, head.bias (650 of 4,810 parameters, 13.5 %)'.
+
+    Empty where nothing does, and for summaries that do not say.
+    """
+    part = facts.get("personal_part")
+    if not isinstance(part, Mapping):
+        return ""
+    names, count, total = part.get("names"), part.get("parameters", 0), part.get("of", 0)
+    if not names or not total:
+        return ""
+    if count == total:
+        copy = (facts.get("parameters") or {}).get("shared") == total
+        return f"{'a copy of everything' if copy else 'everything'} ({total:,} parameters)"
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    return f"{shown} ({count:,} of {total:,} parameters, {100 * count / total:.3g} %)"
 
 
 def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:

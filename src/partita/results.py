@@ -162,6 +162,11 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         excluded_why={run.data.names[c]: watch.excluded[c].why for c in sorted(watch.excluded)},
         byzantine=_byzantine(run, watch, scores),
         parameters={"shared": _count(shared), "personal": _count(personal)},
+        personal_part={
+            "names": list(personal),
+            "parameters": _count(personal),
+            "of": _count(run.base),
+        },
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
         peak_memory=_peak_memory(run.settings.device),
     )

@@ -22,7 +22,7 @@ from partita.store import checkpoint
 from partita.store.checkpoint import Checkpoint
 from partita.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
 from partita.timing import Timing, Turns
-from partita.types import Cohort, Tensors, Upload
+from partita.types import Algorithm, Cohort, Tensors, Upload
 
 CHECKPOINT_SECONDS = 30.0
 SCORES, TRAIN_SCORES, TURNS = "scores/global", "scores/global_train", "turns/"
@@ -320,6 +320,7 @@ class Watch:
                 "fixed": run.origin.fixed,
             },
             "code": run.origin.code,
+            "partition": _one([_part(run, stage.algorithm) for stage in run.stages]),
             "data": {
                 "clients": run.data.clients,
                 "fingerprint": run.fingerprint,
@@ -349,6 +350,13 @@ class Watch:
         """To everyone who listens, once the files are there."""
         for callback in self.callbacks:
             callback.summary(self.what, plain(found.facts))
+
+
+def _part(run: Federation, algorithm: Algorithm) -> dict[str, Any]:
+    """Which tensors a method leaves with the clients, and how many numbers are shared and personal."""
+    partition = run.partition_of(algorithm)
+    shared, personal = (sum(run.base[k].numel() for k in names) for names in partition)
+    return {"personal": partition.personal, "parameters": {"shared": shared, "personal": personal}}
 
 
 def _one(values: list[Any]) -> Any:

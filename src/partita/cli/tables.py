@@ -11,15 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from partita.recipes import Table as Figure
-from partita.record import Record, Summary
+from partita.record import Record, Summary, personal_part
 
 
 def scores(run: Record, summary: Summary) -> Table:
     """Local, global and personal score; how many clients the personal model hurts."""
+    part = personal_part(summary)
     table = Table(
         title=f"{escape(summary['algorithm'])}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
-        caption=f"{summary['seconds']:.1f} s, "
+        caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned()),
     )

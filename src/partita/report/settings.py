@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from partita.record import personal_part
 from partita.report.html import Safe, section, table, tag
 from partita.report.rows import Runs
 from partita.report.words import count, shorten
@@ -15,12 +16,16 @@ LONGEST, MOST_KEYS = 120, 40
 def settings(runs: Runs) -> Safe:
     """A fold per label with everything needed to run it again; picks and versions in the open."""
     folds, picks, versions = list[Safe](), list[list[object]](), list[str]()
+    parts = list[Safe]()
     for label, seeds in runs.items():
         config = seeds[0].config
         name = f"Settings of {label}" if len(runs) > 1 else "All settings"
         rows = [[key, value] for key, value in flat({k: v for k, v in config.items() if k != "versions"})]
         if rows:
             folds.append(tag("details", tag("summary", name), table(["setting", "value"], rows, (0, 1))))
+        if part := personal_part(seeds[0].summary()):
+            of = f" of {label}" if len(runs) > 1 else ""
+            parts.append(tag("p", f"Personal part{of}: {part}."))
         picks += [[*([label] if len(runs) > 1 else []), *pick] for pick in _picks(config)]
         shown = ", ".join(f"{k} {v}" for k, v in _mapping(config.get("versions")).items())
         versions += [shown] if shown and shown not in versions else []
@@ -28,7 +33,7 @@ def settings(runs: Runs) -> Safe:
     head = [*([""] if len(runs) > 1 else []), "work", "executor", "why it was picked"]
     chosen = table(head, picks, words=(0, 1, 2, 3)) if picks else None
     known = [tag("p", f"Versions: {shown}.", class_="how") for shown in versions]
-    return section("settings", "Settings", nothing, chosen, *folds, *known)
+    return section("settings", "Settings", nothing, *parts, chosen, *folds, *known)
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
