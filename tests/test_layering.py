@@ -40,6 +40,7 @@ MACHINERY = (
     "table",
     "initial",
     "code",
+    "written",
     "begin",
     "measuring",
     "ahead",
@@ -54,6 +55,7 @@ MACHINERY = (
 )
 SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
 GROUND = (
+    "early",
     "types",
     "tree",
     "transfer",

@@ -12,6 +12,7 @@ from collections.abc import Mapping as _Mapping
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
+import partita.early as _early  # noqa: F401 (before what takes its time to load)
 from partita import (
     aggregate,
     attack,

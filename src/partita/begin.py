@@ -67,12 +67,27 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
 
 def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
     try:
+        _check_numbers(watch.counters, found.state)
         watch.restore(found)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"resume: {found.path} does not fit ({reason}); expected a checkpoint of this run"
         ) from error
+
+
+def _check_numbers(counters: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """What is counted on must be there, as numbers, before anything is trained."""
+    for name in ("counters", "phases"):
+        if not all(isinstance(v, int | float) for v in state[name].values()):
+            raise TypeError(f"{name} are no numbers")
+    for name in ("stage", "first", "version"):
+        if type(state[name]) is not int or state[name] < 0:
+            raise TypeError(f"{name} is no whole number")
+    if state["counters"].keys() != counters.keys():
+        raise KeyError("counters")
+    if not isinstance(state["rows"], list) or not all(isinstance(row, dict) for row in state["rows"]):
+        raise TypeError("rows are no objects")
 
 
 def _clear(folder: Path) -> None:

@@ -13,10 +13,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+LARGEST = 2**63 - 1  # of whole numbers in tensors and arrays
+
 
 def fail(field: str, value: object, allowed: str) -> ValueError:
     """The error that every check raises."""
-    shown, most = " ".join(repr(value).split()), 300 if isinstance(value, str) else 80  # paths are long
+    shown, most = _shown(value), 300 if isinstance(value, str) else 80  # paths are long
     shown = shown if len(shown) <= most else shown[: most - 3] + "..."
     return ValueError(f"{field}={shown}: expected {allowed}")
 
@@ -27,6 +29,14 @@ def warn(text: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == "partita":
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
+
+
+def _shown(value: object) -> str:
+    """On one line; a number of thousands of digits has no text, and some objects fail to give theirs."""
+    try:
+        return " ".join(repr(value).split())
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def number(
@@ -44,14 +54,16 @@ def number(
 
 
 def integer(field: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
-    """A whole number in a range."""
+    """A whole number in a range, and never larger than what tensors count with."""
     allowed = "a whole number"
+    if high is None and isinstance(value, Integral) and abs(int(value)) > LARGEST:
+        high = LARGEST
     allowed += f" from {low}" if low is not None else ""
     allowed += f" up to {high}" if high is not None else ""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise fail(field, value, allowed)
     n = int(value)
-    if (low is not None and n < low) or (high is not None and n > high):
+    if (low is not None and n < low) or (high is not None and n > high) or abs(n) > LARGEST:
         raise fail(field, value, allowed)
     return n
 

@@ -229,8 +229,8 @@ def federate(
     train_scores
                 at the end score every client on its training samples too (in clients.csv and the report)
     measures    what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like
-    out         new or empty folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html and
-                checkpoints
+    out         a new or empty folder, for config.json, metrics.jsonl, clients.csv, summary.json, report.html
+                and checkpoints
     report      also write report.html into `out` (5 MB; later: `partita report OUT`)
     resume      go on with the run in `out`, on as many threads; the result has the same bits as without
                 interruption

@@ -18,6 +18,7 @@ from partita.data.names import Numbered
 from partita.divergence import DIVERGED, sentences
 from partita.store.files import from_text, read_jsonl
 from partita.table import BLOCK, Table
+from partita.written import CONFIG, SUMMARY, check_form
 
 CLIENT_COLUMNS = (
     "client",
@@ -209,13 +210,20 @@ def read(folder: str | Path) -> Record:
     return Record(
         metrics=read_jsonl(folder / "metrics.jsonl"),
         clients=_read_clients(folder / "clients.csv"),
-        config=read_json(folder / "config.json"),
+        config=_read_config(folder / "config.json"),
         facts=_read_summary(folder / "summary.json"),
     )
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    check_form(path, found, CONFIG)
+    return found
+
+
 def _read_summary(path: Path) -> Summary:
     found = Summary(read_json(path))
+    check_form(path, found, SUMMARY)
     try:
         str(found)
     except (KeyError, TypeError, ValueError) as error:

@@ -233,12 +233,11 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     if found.round != record.facts["rounds"]:  # else older weights would pass for those that were scored
         raise check.fail("folder", str(folder), _older(found.round, record.facts["rounds"]))
     parts = snapshot.split(found.tensors)
-    template = ClientState(parts["personal"], parts["memory"])
-    states = folder / "checkpoint" / f"clients-{found.state['stage']}"
-    store = open_store(
-        template, len(record.clients), kind="disk" if states.exists() else "memory", folder=states
-    )
-    store.restore(parts["store"])
+    try:
+        store = _states(parts, found, len(record.clients))
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise check.fail("folder", str(folder), f"a checkpoint of the run ({reason})") from error
     shared, base = parts["shared"], parts["base"]
     holdings = Holdings.read(found.state, parts)
 
@@ -274,6 +273,15 @@ def _older(there: int, wanted: int) -> str:
 def _like(mean: Tensor, value: Tensor) -> Tensor:
     """A mean as the tensor that it stands for; counters stay whole."""
     return (mean if value.is_floating_point() else mean.round()).to(value.device, value.dtype)
+
+
+def _states(parts: Mapping[str, Tensors], found: checkpoint.Checkpoint, clients: int) -> Store:
+    """The clients' states of a checkpoint."""
+    template = ClientState(parts["personal"], parts["memory"])
+    states = found.path.parent / f"clients-{found.state['stage']}"
+    store = open_store(template, clients, kind="disk" if states.exists() else "memory", folder=states)
+    store.restore(parts["store"])
+    return store
 
 
 def _computed(method: str, number: int, folder: Path) -> str:

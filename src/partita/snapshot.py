@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import Tensor
+
 from partita import check, tree
 from partita.types import ServerState, Tensors
 
@@ -108,11 +110,12 @@ def restore(run: Federation, found: Tensors, known: dict[str, Any]) -> None:
     run.schedule.restore(known["schedule"], parts["received"])
     run.ahead.restore(known["ahead"], parts["ahead"])
     run.server = ServerState(parts["shared"], parts["opt"], parts["extra"], known["version"])
+    _check_alike(run.server, run.server_rule.init(tree.pick(run.base, run.partition.shared)))
     run.store.restore(parts["store"])
 
 
 def _check_fits(run: Federation, base: Tensors) -> None:
-    wrong = [k for k in run.names if k not in base or base[k].shape != run.base[k].shape]
+    wrong = [k for k in run.names if k not in base or not _alike(base[k], run.base[k])]
     if wrong or len(base) != len(run.names):
         raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
 
@@ -122,6 +125,20 @@ def _check_part(run: Federation, personal: Tensors) -> None:
     if other:
         shown = ", ".join(other[:3])
         raise ValueError(f"resume: the checkpoint holds another personal part (differs in {shown})")
+
+
+def _check_alike(server: ServerState, new: ServerState) -> None:
+    """What the server holds has the names and shapes that it begins with."""
+    for part in ("shared", "opt", "extra"):
+        there, wanted = getattr(server, part), getattr(new, part)
+        wrong = [k for k in {**there, **wanted} if k not in there or k not in wanted]
+        wrong += [k for k in there if k in wanted and not _alike(there[k], wanted[k])]
+        if wrong:
+            raise ValueError(f"{part}: the checkpoint is of another run (differs in {', '.join(wrong[:3])})")
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def split(found: Tensors) -> dict[str, Tensors]:

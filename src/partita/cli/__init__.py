@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from partita import early
 from partita.cli import benching, catalogue, comparing, running, splitting
 
 app = typer.Typer(
@@ -29,11 +30,12 @@ app.command()(benching.bench)
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
+    early.loaded()
     warnings.showwarning = _warning  # type: ignore[assignment]
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.Abort:
-        sys.exit(130)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(early.STOPPED)
     except Exception as error:
         _refuse(error)
 
@@ -45,6 +47,10 @@ def _refuse(error: Exception) -> NoReturn:
         error.show()  # type: ignore[attr-defined]
     elif message is not None:
         typer.echo(f"partita: {' '.join(message().split())} (try --help)", err=True)
+    elif isinstance(error, MemoryError) or "allocate memory" in str(error):
+        typer.echo(
+            "partita: not enough memory for what was asked: fewer clients, or a smaller model", err=True
+        )
     elif isinstance(error, ValueError | OSError):
         text = " ".join(str(error).split()) or type(error).__name__
         typer.echo(f"partita: {text}", err=True)

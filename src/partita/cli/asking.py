@@ -27,6 +27,7 @@ from partita.track import tracker
 
 NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 """Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Ask:
         if size is not None:
             settings["size"] = size
         first = settings.pop("seed", 0) if seed is None else seed
-        check.integer("seed", first, low=0)
-        check.integer("--seeds", seeds, low=1)
+        check.integer("--seeds", seeds, low=1, high=MOST_SEEDS)
+        check.integer("seed", first, low=0, high=check.LARGEST - seeds)
         return Ask(recipe, find(recipe), settings, tuple(range(first, first + seeds)))
 
     def build(self, seed: int) -> Experiment | Study:

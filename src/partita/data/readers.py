@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -61,6 +62,10 @@ def from_leaf(
 
     Caldas et al. (2018), LEAF: a benchmark for federated settings. arXiv:1812.01097
     """
+    if shape is not None:
+        if isinstance(shape, str) or not isinstance(shape, Iterable):
+            raise check.fail("shape", shape, "whole numbers from 1 such as (28, 28)")
+        shape = tuple(check.integer("shape", n, low=1) for n in shape)
     parts = [(False, _users(train))]
     fraction = FRACTION if test is None else test
     if isinstance(fraction, str | PathLike):
@@ -171,8 +176,8 @@ def _users(path: str | PathLike[str]) -> dict[str, tuple[list[Any], list[Any]]]:
             content = json.loads(file.read_bytes())
             for user in content["users"]:
                 x, y = users.setdefault(str(user), ([], []))
-                x += content["user_data"][user]["x"]
-                y += content["user_data"][user]["y"]
+                x += _list(content["user_data"][user]["x"])
+                y += _list(content["user_data"][user]["y"])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise check.fail(
@@ -181,9 +186,18 @@ def _users(path: str | PathLike[str]) -> dict[str, tuple[list[Any], list[Any]]]:
     return users
 
 
+def _list(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} where a list of samples should be")
+    return values
+
+
 def _encode(field: str, values: list[Any], alphabet: str | None) -> Any:
-    if not isinstance(values[0], str):
+    words = [value for value in values if isinstance(value, str)]
+    if not words:
         return values
+    if len(words) < len(values):
+        raise check.fail(field, words[0], "text in all samples, or in none")
     if alphabet is None:
         raise check.fail(field, values[0], "numbers (text needs alphabet=...)")
     place = {letter: i for i, letter in enumerate(alphabet)}
@@ -198,7 +212,7 @@ def _shaped(values: Any, user: str, shape: tuple[int, ...] | None) -> Tensor:
     x = arrays.features(values)
     if shape is None:
         return x
-    if x[0].numel() != np.prod(shape):
+    if x[0].numel() != math.prod(shape):
         raise check.fail(
             "shape", shape, f"{x[0].numel()} numbers in all, as the samples of user {user!r} have"
         )

@@ -17,10 +17,15 @@ from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.build import Partition, assemble, describe, from_arrays, held_out, owners, split
 from partita.data.federated import FederatedData
+from partita.data.forms import Form, increasing, labels, read_forms, refuse, same_shape, within
 from partita.data.partitioners import deal, dirichlet
-from partita.data.readers import path_of, read_npz
+from partita.data.readers import path_of
 
 VARIABLE = "PARTITA_DATA"
+SAMPLES = Form("numbers", "sample", axes=None)
+COLOURED = Form("numbers", "sample", axes=4)
+TABLE = Form("numbers", "sample", axes=2)
+IDS = Form("whole numbers", "sample")
 
 
 def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any) -> FederatedData:
@@ -60,7 +65,14 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
 
 
 def _femnist(path: Path, *, min_samples: int = 0, clients: int | None = None, seed: int = 0) -> FederatedData:
-    d = read_npz(path, ("x", "y", "writer", "is_test", "writer_name"))
+    d = read_forms(
+        path,
+        x=SAMPLES,
+        y=labels(),
+        writer=Form("whole numbers", "sample", places="writer_name"),
+        is_test=Form("True and False", "sample"),
+        writer_name=Form("words", "writer"),
+    )
     ids, rows = _natural(d["writer"], clients, min_samples, seed)
     source = {"name": "femnist", "min_samples": min_samples, "clients": clients, "seed": seed}
     x, y, writer, test = (d[key][rows] for key in ("x", "y", "writer", "is_test"))
@@ -76,10 +88,10 @@ def _mnist(
     seed: int = 0,
 ) -> FederatedData:
     if partition is not None:
-        d = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
+        d = _train_and_test(path, SAMPLES)
         x, y = (np.concatenate([d[f"{key}_train"], d[f"{key}_test"]]) for key in "xy")
         return split(x, y, _needed(clients), partition, test=test, seed=seed, source={"name": "mnist"})
-    d = read_npz(path, ("x_train", "y_train", "writer_train"))
+    d = read_forms(path, x_train=SAMPLES, y_train=labels(), writer_train=IDS)
     _, rows = _natural(d["writer_train"], clients, 0, seed)
     x, y, writer = (d[f"{key}_train"][rows] for key in ("x", "y", "writer"))
     return from_arrays(x, y, writer, test=test, seed=seed, source={"name": "mnist", "clients": clients})
@@ -97,12 +109,12 @@ def _cifar10(
     count = _needed(clients)
     source = {"name": "cifar10"}
     if not isinstance(test, str):
-        d = read_npz(path, ("x_train", "y_train"))
+        d = read_forms(path, x_train=COLOURED, y_train=labels())
         return split(
             _colours_first(d["x_train"]), d["y_train"], count, partition, test=test, seed=seed, source=source
         )
     check.choice("test", test, ("file",))
-    d = read_npz(path, ("x_train", "y_train", "x_test", "y_test"))
+    d = _train_and_test(path, COLOURED)
     owner = owners(partition, arrays.targets(d["y_train"]), count, seed)
     owner_test = _follow(owner, d["y_train"], d["y_test"], count, seed)
     return assemble(
@@ -117,7 +129,14 @@ def _cifar10(
 
 
 def _free_spoken_digits(path: Path, *, clients: int | None = None, seed: int = 0) -> FederatedData:
-    d = read_npz(path, ("x", "y", "speaker", "repetition", "speaker_name"))
+    d = read_forms(
+        path,
+        x=SAMPLES,
+        y=labels(),
+        speaker=Form("whole numbers", "sample", places="speaker_name"),
+        repetition=Form("whole numbers", "sample"),
+        speaker_name=Form("words", "speaker"),
+    )
     ids, rows = _natural(d["speaker"], clients, 0, seed)
     x, y, speaker, repetition = (d[key][rows] for key in ("x", "y", "speaker", "repetition"))
     source = {"name": "free_spoken_digits", "clients": clients, "seed": seed}
@@ -140,7 +159,7 @@ def _shakespeare(
     step = length if stride is None else check.integer("stride", stride, low=1)
     test = check.number("test", test, low=0, high=0.99)
     check.integer("min_characters", min_characters, low=0)
-    d = read_npz(path, ("text", "offset", "role", "play", "play_name", "alphabet"))
+    d = _roles(path)
     place = np.zeros(256, dtype=np.int32)
     place[d["alphabet"]] = np.arange(len(d["alphabet"]))
     text, offset = place[d["text"]], d["offset"]
@@ -189,7 +208,13 @@ def _imdb(
     test: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    d = read_npz(path, ("x", "y", "movie", "movie_imdb_id"))
+    d = read_forms(
+        path,
+        x=SAMPLES,
+        y=labels(),
+        movie=Form("whole numbers", "sample", places="movie_imdb_id"),
+        movie_imdb_id=Form("words", "movie"),
+    )
     if partition is not None:
         return split(
             d["x"], d["y"], _needed(clients), partition, test=test, seed=seed, source={"name": "imdb"}
@@ -207,7 +232,9 @@ def _parkinsons_telemonitoring(
 ) -> FederatedData:
     scores = ("motor_UPDRS", "total_UPDRS")
     column = scores.index(check.choice("target", target, scores))
-    d = read_npz(path, ("x", "y", "subject"))
+    d = read_forms(path, x=TABLE, y=TABLE, subject=IDS)
+    if d["y"].shape[1] != len(scores):
+        raise refuse(path, f"the columns {' and '.join(scores)} of 'y', not {d['y'].shape[1]}")
     ids, rows = _natural(d["subject"], clients, 0, seed)
     x, y, subject = (d[key][rows] for key in ("x", "y", "subject"))
     mask = held_out(np.searchsorted(ids, subject), len(ids), test, seed)
@@ -225,8 +252,17 @@ def _parkinsons_telemonitoring(
 def _heart_disease(
     path: Path, *, test: float = 0.2, clients: int | None = None, seed: int = 0
 ) -> FederatedData:
-    d = read_npz(path, ("x", "y", "hospital", "hospital_name", "feature_name"))
-    x, names = d["x"].copy(), d["feature_name"].tolist()
+    d = read_forms(
+        path,
+        x=TABLE,
+        y=labels(),
+        hospital=Form("whole numbers", "sample", places="hospital_name"),
+        hospital_name=Form("words", "hospital"),
+        feature_name=Form("words", "feature"),
+    )
+    x, names = d["x"].astype(np.float32), d["feature_name"].tolist()
+    if len(names) != x.shape[1] or "chol" not in names:
+        raise refuse(path, f"a 'feature_name' for each of the {x.shape[1]} columns of 'x', 'chol' among them")
     cholesterol = x[:, names.index("chol")]
     cholesterol[cholesterol == 0] = np.nan
     missing = np.isnan(x)
@@ -247,6 +283,33 @@ def _heart_disease(
         "features": features,
     }
     return from_arrays(x, y, hospital, test=mask, names=d["hospital_name"][ids].tolist(), source=source)
+
+
+def _train_and_test(path: Path, samples: Form) -> dict[str, NDArray[Any]]:
+    """Samples in two parts, of one shape."""
+    tested = samples._replace(rows="test sample")
+    found = read_forms(path, x_train=samples, y_train=labels(), x_test=tested, y_test=labels("test sample"))
+    same_shape(path, found, "x_test", "x_train")
+    return found
+
+
+def _roles(path: Path) -> dict[str, NDArray[Any]]:
+    """Shakespeare's text, and where in it each role speaks."""
+    found = read_forms(
+        path,
+        text=Form("whole numbers", "character"),
+        offset=Form("whole numbers", "end of a role"),
+        role=Form("words", "role"),
+        play=Form("whole numbers", "role", places="play_name"),
+        play_name=Form("words", "play"),
+        alphabet=Form("whole numbers", "letter"),
+    )
+    for key in ("text", "alphabet"):
+        within(path, found, key, high=255)
+    within(path, found, "offset", high=len(found["text"]))
+    if len(found["offset"]) != len(found["role"]) + 1 or not increasing(found["offset"]):
+        raise refuse(path, "an 'offset' where each role begins, and one where the last one ends")
+    return found
 
 
 READERS: dict[str, Callable[..., FederatedData]] = {

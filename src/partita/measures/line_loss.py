@@ -41,7 +41,7 @@ class _Line(NamedTuple):
 
 @checked("measure ")
 def line_loss(
-    points: Annotated[int, Option("how many values of λ, both ends among them", low=2)] = 11,
+    points: Annotated[int, Option("how many values of λ, both ends among them", low=2, high=1000)] = 11,
     split: Annotated[str, Option("the part of each client's data", choices=("train", "test"))] = "train",
 ) -> Measure:
     """The cohort's loss on the way from each client's own model to the aggregated one.

@@ -53,6 +53,7 @@ MODULES = {
 """The functions that a setting may call, by what takes them: options of a method, fields of an experiment."""
 STALENESS = {n: f for n, f in MODULES["server"].items() if f.__module__ == as_staleness.__module__}
 SCHEDULES = ("asynchronous", "synchronous", "usual")
+DEEPEST = 50  # nesting of what is written on the command line
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,26 @@ def parse(assignments: list[str]) -> dict[str, Any]:
     return settings
 
 
-def _value(key: str, text: str) -> Any:
+def expression(field: str, text: str) -> ast.expr | None:
+    """What a text says in Python, None if it is a word; what is nested too deep is refused."""
     try:
-        node = ast.parse(text, mode="eval").body
-    except (ValueError, SyntaxError, RecursionError):
+        found = ast.parse(text, mode="eval").body
+    except (ValueError, SyntaxError):
+        return None
+    except (RecursionError, MemoryError):
+        found = None
+    level: list[ast.AST] = [] if found is None else [found]
+    depth = 0
+    while level and depth <= DEEPEST:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    if found is None or level:
+        raise check.fail(field, text, f"an expression that is nested at most {DEEPEST} deep")
+    return found
+
+
+def _value(key: str, text: str) -> Any:
+    node = expression(key, text)
+    if node is None:
         return text
     try:
         return ast.literal_eval(node)
@@ -173,10 +190,9 @@ def _part(field: str, value: Any) -> Any:
     """A field of the experiment from its text: `sign_flip`, `sign_flip(scale=2)`, or several of such."""
     if field not in MODULES or not isinstance(value, str):
         return value
-    try:
-        node = ast.parse(value, mode="eval").body
-    except (ValueError, SyntaxError, RecursionError):
-        raise check.fail(field, value, _call_of(field)) from None
+    node = expression(field, value)
+    if node is None:
+        raise check.fail(field, value, _call_of(field))
     if isinstance(node, ast.List | ast.Tuple):
         return [_called(n, field) for n in node.elts]
     made = _called(node, field)

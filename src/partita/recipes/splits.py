@@ -18,7 +18,7 @@ from partita.local.solvers import gd
 from partita.models import add_adapters
 from partita.partition import keep_norms, personal_names
 from partita.recipes.advice import ALL, NONE, Runs, advice, figures, table
-from partita.recipes.experiment import Experiment
+from partita.recipes.experiment import Experiment, expression
 from partita.recipes.gradient_left import Names, gradient_left
 from partita.recipes.study import Study, Table, Variant
 from partita.recipes.versus import ALONE, GLOBAL, versus
@@ -26,7 +26,7 @@ from partita.server.rates import as_rate
 from partita.types import Algorithm, Partition
 
 USUAL = ("input", "output", "adapter", "norm")
-RANK = 16
+RANK, LOOKED_AT = 16, 100_000  # of an adapter; rounds in which a rate is looked up
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,7 @@ def _left_out(part: str, error: ValueError) -> str:
 
 def _with_part(method: str, words: list[str]) -> str:
     """The method as `versus` reads it, with this personal part."""
-    try:
-        node = ast.parse(method.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        node = None
+    node = expression("method", method.strip())
     call = ast.Call(node, [], []) if isinstance(node, ast.Name) else node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise check.fail("method", method, "a method's name, or a call such as fedalt(personal_lr=0.1)")
@@ -230,4 +227,4 @@ def _largest_rate(algorithm: Algorithm, rounds: int) -> float:
     options = algorithm.options
     lr = options.get("personal_lr")
     rate = as_rate(options["lr"] if lr is None else lr)
-    return max(rate(t, rounds) for t in range(rounds))
+    return max(rate(t, rounds) for t in range(0, rounds, 1 + rounds // LOOKED_AT))

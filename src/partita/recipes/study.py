@@ -144,7 +144,7 @@ def run_study(
 
 def read_study(folder: Path) -> Runs:
     """The finished runs of a study, by variant."""
-    about = read_json(folder / FILE)
+    about = _about(folder)
     runs: Runs = {}
     for name in about["variants"]:
         for seed in about["seeds"]:
@@ -156,9 +156,29 @@ def read_study(folder: Path) -> Runs:
     return runs
 
 
+def _about(folder: Path) -> dict[str, Any]:
+    """What study.json says: names that can be folders', and seeds."""
+    found = read_json(folder / FILE)
+    names, seeds = found.get("variants"), found.get("seeds")
+    if not _each(names, lambda n: isinstance(n, str) and _can_be_folder(n)) or not _each(
+        seeds, lambda s: type(s) is int and s >= 0
+    ):
+        raise check.fail("file", str(folder / FILE), "variants and seeds, as a study writes them")
+    return found
+
+
+def _each(values: Any, good: Callable[[Any], bool]) -> bool:
+    """Whether it is a list of such values, each there once."""
+    return isinstance(values, list) and all(map(good, values)) and len(set(values)) == len(values)
+
+
+def _can_be_folder(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"}
+
+
 def unfinished(folder: Path) -> str:
     """'2 of 8 runs are there', or nothing when all are."""
-    about, there = read_json(folder / FILE), sum(map(len, read_study(folder).values()))
+    about, there = _about(folder), sum(map(len, read_study(folder).values()))
     total = len(about["variants"]) * len(about["seeds"])
     return f"{there} of {total} runs are there" if there < total else ""
 
@@ -279,7 +299,7 @@ def _check_names(study: Study) -> None:
         for other in _needs(variant):
             if other not in seen:
                 raise check.fail("variant", other, f"one that runs before {name!r}")
-        if not name or name.startswith(".") or "/" in name:
+        if not _can_be_folder(name):
             raise check.fail("variant", name, "a name that can be a folder's")
         seen.add(name)
 
@@ -293,7 +313,7 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
     if is_study(out):
         if not resume:
             raise check.fail("out", str(out), "a new folder, or --resume to go on with the study in it")
-        before = read_json(out / FILE)
+        before = _about(out)
         for key in about:
             if before.get(key) != about[key]:
                 raise ValueError(

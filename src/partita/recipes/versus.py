@@ -11,7 +11,7 @@ from typing import Any
 from partita import check
 from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
-from partita.recipes.experiment import Experiment, changed, literal
+from partita.recipes.experiment import Experiment, changed, expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
 from partita.settings import Settings, as_alone, as_one, schedule_of
@@ -70,10 +70,7 @@ def _changed(algorithm: Algorithm, label: str, options: Mapping[str, Any]) -> Al
 
 def _method(text: str) -> tuple[str, dict[str, Any]]:
     """A label that can be a folder's name, and the options."""
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        node = None
+    node = expression("algorithm", text.strip())
     if isinstance(node, ast.Name):
         return check.choice("algorithm", node.id, METHODS), {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:

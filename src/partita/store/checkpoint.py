@@ -153,7 +153,7 @@ def _load(path: Path, names: Collection[str] | None) -> Checkpoint:
         raise _Damaged(f"{path / MANIFEST} is of round {manifest['round']}")
     for name in (TENSORS, STATE):
         _verify(path / name, manifest["files"][name])
-    state = json.loads((path / STATE).read_bytes(), object_hook=_number)
+    state = _state(path / STATE)
     return Checkpoint(manifest["round"], _tensors(path / TENSORS, names), state, path)
 
 
@@ -190,9 +190,21 @@ def _manifest(path: Path) -> dict[str, Any]:
     if isinstance(kind, int) and kind != FORMAT:
         reason = f"it has format {kind}, this version of Partita reads {FORMAT}"
         raise check.fail("checkpoint", str(path.parent), f"one of this version; {reason}")
-    if kind != FORMAT or not {TENSORS, STATE} <= set(body.get("files", ())) or "round" not in body:
+    files = body.get("files")
+    if kind != FORMAT or type(body.get("round")) is not int or not _are_facts(files):
         raise _Damaged(f"{path} is not a manifest")
     return dict(body)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds beside tensors; also a file whose checksum fits may be another one."""
+    try:
+        state = json.loads(path.read_bytes(), object_hook=_number)
+    except (ValueError, TypeError, RecursionError):
+        raise _Damaged(f"{path} is not JSON") from None
+    if not isinstance(state, dict):
+        raise _Damaged(f"{path} is not a JSON object")
+    return state
 
 
 def _verify(path: Path, facts: dict[str, Any]) -> None:
@@ -203,7 +215,20 @@ def _verify(path: Path, facts: dict[str, Any]) -> None:
         raise _Damaged(f"{path} was altered (its checksum differs)")
 
 
+def _are_facts(files: Any) -> bool:
+    """Whether sizes and checksums of both files are there."""
+    facts = [files.get(name) for name in (TENSORS, STATE)] if isinstance(files, dict) else [None]
+    return all(isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in facts)
+
+
 def _tensors(path: Path, names: Collection[str] | None) -> Tensors:
+    try:
+        return _read_tensors(path, names)
+    except SafetensorError as error:
+        raise _Damaged(f"{path} is no safetensors file ({error})") from None
+
+
+def _read_tensors(path: Path, names: Collection[str] | None) -> Tensors:
     with safe_open(path, framework="pt") as f:
         there = set(f.keys())
         wanted = there if names is None else set(names)
