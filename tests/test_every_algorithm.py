@@ -1164,6 +1164,53 @@ def test_the_training_loss_is_that_of_clients_that_train() -> None:
     agree(federate(AVG, DOUBLE, **settings), "fedavg", {"lr": LR}, {}, settings)
 
 
+class Spare(nn.Module):
+    """A model with a head that its forward pass does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = pt.models.mlp(6, 5, 4, seed=1)
+        self.spare = nn.Linear(3, 2)
+        self.input_part = tuple(f"net.{k}" for k in self.net.input_part)
+        self.output_part = tuple(f"net.{k}" for k in self.net.output_part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x)
+        return found
+
+
+@every_method
+def test_what_the_model_does_not_use_stays(case: Case) -> None:
+    """Its gradient is zero, alone and stacked."""
+    model, work = Spare(), {"rounds": 1, "steps": 1, "batch": 4}
+    work = work if case.name != "pipeline" else {"steps": 1, "batch": 4}
+    method = make(case.name, case.options)
+    for executor in ("loop", "vmap"):
+        run = pt.federate(
+            model,
+            SINGLE,
+            method,
+            **work,
+            executor=executor,
+            schedule=pt.schedule.synchronous(),
+            baselines=False,
+            progress=False,
+        )
+        for i in (0, 1):
+            found = dict(run.client(i).model().named_parameters())
+            for name, value in model.spare.named_parameters(prefix="spare"):
+                torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)
+
+
+@both_executors
+def test_weight_decay_does_not_ask_what_is_used(executor: str) -> None:
+    """w ← w − η ω w, for each step."""
+    model = Spare()
+    options = {"rounds": 2, "steps": 3, "batch": 4, "baselines": False, "progress": False}
+    run = pt.federate(model, SINGLE, pt.fedavg(0.1, weight_decay=0.5), executor=executor, **options)
+    torch.testing.assert_close(run.shared["spare.weight"], model.spare.weight.detach() * (1 - 0.1 * 0.5) ** 6)
+
+
 def normed() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4))

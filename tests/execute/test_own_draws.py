@@ -305,5 +305,4 @@ def test_the_statistics_of_a_layer_that_the_trial_left_out_are_tracked() -> None
             return found
 
     run = federate(Drops(), norm="global", rounds=6)
-    assert run.shared["second.1.num_batches_tracked"] > 0
     assert run.shared["second.1.running_mean"].any()
