@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import partita as pt
 from partita.bench.workloads import METHODS
@@ -255,3 +256,51 @@ def test_resume_has_the_same_bits(
     for i in range(6):
         for name, value in straight.client(i).personal.items():
             assert torch.equal(resumed.client(i).personal[name], value)
+
+
+class Drawing(nn.Module):
+    """Draws by itself, recomputes its first block, and normalizes with an activation."""
+
+    def __init__(self, checkpointed: bool, p: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.checkpointed, self.p = checkpointed, p
+        self.block = nn.Sequential(nn.Linear(12, 8), _NormAct(8), nn.Linear(8, 8))
+        self.output = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
+        found: torch.Tensor = self.output(nn.functional.dropout(h, self.p, self.training and self.p > 0))
+        return found
+
+
+class _NormAct(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).relu()
+
+
+def test_draws_of_the_model_are_those_of_the_seed() -> None:
+    """On the GPU, too, and its generator is left as it was."""
+    model, runs = Drawing(checkpointed=True, p=0.5), []
+    for other in (1, 2):
+        torch.manual_seed(other)
+        before = torch.cuda.get_rng_state()
+        runs.append(
+            pt.federate(
+                model, make_data((12,)), METHOD, norm="static", executor="loop", device="cuda", **OPTIONS
+            )
+        )
+        assert torch.equal(torch.cuda.get_rng_state(), before)
+    for name, value in runs[0].shared.items():
+        assert torch.equal(runs[1].shared[name], value)
+
+
+@pytest.mark.parametrize("norm", ["global", "static"])
+def test_recomputed_blocks_and_subclasses_of_batchnorm_as_on_the_cpu(norm: str) -> None:
+    data = make_data((12,))
+    cpu = pt.federate(Drawing(False, 0.0), data, METHOD, norm=norm, executor="loop", **OPTIONS)
+    for checkpointed, executor in ((True, "loop"), (False, "loop"), (False, "vmap"), (False, "graph")):
+        model = Drawing(checkpointed, 0.0)
+        gpu = pt.federate(model, data, METHOD, norm=norm, executor=executor, device="cuda", **OPTIONS)
+        for name, value in cpu.shared.items():
+            torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)

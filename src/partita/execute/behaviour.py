@@ -101,22 +101,37 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
         with torch.set_grad_enabled(i == 0), in_place(module.train(), _given(module, start, device)):
             watch = Watch(type(module).__name__)
             with watch:
-                output = module(x)
-                value = loss.mean(output, y)
+                output = _passed(module, x)
+                value = loss.mean(output, y) if i < 2 else output
             _check_parameters(module, versions)
             buffers |= set(_different(module, start))
             if i == 0:
-                recomputes = watch.recomputes or _recomputes(module, value)
+                recomputes = _recomputes(module, value) or watch.recomputes
         outputs.append(output.detach())
         draws |= set(changed(before, device))
     for x, _ in trials:
         before = state(device)
         with torch.no_grad(), in_place(module.eval(), _given(module, start, device)):
-            check_output(module, module(x))
+            _passed(module, x)
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes
         buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
     return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, _apart(*outputs[:2]))
+
+
+def _passed(module: nn.Module, x: Tensor) -> Tensor:
+    """What the model makes of a batch: one tensor."""
+    try:
+        output = module(x)
+    except _Reentrant:
+        raise
+    except Exception as error:
+        mode = "training" if module.training else "evaluation"
+        allowed = f"a model that can take a batch of shape {list(x.shape)}, {x.dtype} (in {mode})"
+        raise check.fail("model", type(module).__name__, f"{allowed}: {_reason(error)}") from error
+    check_output(module, output)
+    assert isinstance(output, Tensor)
+    return output
 
 
 def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:
@@ -147,8 +162,7 @@ def _recomputes(module: nn.Module, value: Tensor) -> bool:
         with watch:
             torch.autograd.grad(value, moving, allow_unused=True)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        allowed = f"a model whose gradient can be taken: {reason}"
+        allowed = f"a model whose gradient can be taken: {_reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
     return watch.recomputes
 
@@ -216,3 +230,7 @@ def _apart(first: Tensor, second: Tensor) -> bool:
     if first.shape != second.shape or not bool(torch.isfinite(first).all() and torch.isfinite(second).all()):
         return first.shape != second.shape
     return bool((first - second).norm() > 1e-3 * (first.norm() + 1e-3))
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
