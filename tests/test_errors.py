@@ -1752,7 +1752,8 @@ def test_a_batch_larger_than_any_client(executor: str) -> None:
 
 def test_a_client_whose_loss_is_not_finite_is_named(executor: str, tmp_path: Path) -> None:
     far = data(x=with_value(arrays()["x"], 1e38), y=numbers(1))
-    federate(tmp_path / "run", data=far, model=pt.models.mlp(4, 1), batch=None, executor=executor, rounds=2)
+    net = pt.models.mlp(4, 3, 1)
+    federate(tmp_path / "run", data=far, model=net, batch=None, executor=executor, rounds=2)
     run = pt.load(tmp_path / "run")
     assert run.summary()["excluded"] == ["bob"]
     assert [row["excluded"] for row in run.metrics] == [["bob"], ["bob"]]

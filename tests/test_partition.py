@@ -307,7 +307,7 @@ def test_without_a_sample_the_order_is_not_known() -> None:
 def test_a_word_must_leave_something_to_share() -> None:
     for model in (models.logistic(4, 2), nn.Linear(4, 2)):
         for word in ("input", ["output"]):
-            with pytest.raises(ValueError, match=r"all of it .*nothing would be shared.* 'all'"):
+            with pytest.raises(ValueError, match=r"all of its .*nothing would be shared.* 'all'"):
                 chosen(model, word, torch.randn(3, 4))
         assert personal_names(model, names(model, torch.randn(3, 4)), "output")  # it may have a copy of all
     assert chosen(nn.Linear(4, 2), "*") == ("weight", "bias")

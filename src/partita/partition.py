@@ -102,7 +102,7 @@ def split(model: nn.Module, names: Sequence[str], personal: Personal) -> Partiti
         raise check.fail(
             "personal",
             personal,
-            f"a part of the model: this one is all of it ({_some(mine)}), and nothing would be shared; "
+            f"a part of the model: this one is all of its {_some(mine)}, and nothing would be shared; "
             "choose less, or say 'all'",
         )
     return found
