@@ -415,7 +415,7 @@ def test_a_method_that_is_asynchronous_is_so_by_default() -> None:
 def test_baselines_under_the_same_clock() -> None:
     data = pt.data.digits(clients=6, seed=0)
     run = pt.federate(
-        pt.models.mlp(64, 10),
+        pt.models.mlp(64, 8, 10),
         data,
         pt.fedalt("output", lr=0.1),
         rounds=60,

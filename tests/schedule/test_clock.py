@@ -130,7 +130,7 @@ def test_everybody_is_lost() -> None:
     """A round without any upload is over when all have failed to answer; the run goes on."""
     data = pt.data.digits(clients=4, seed=0)
     run = pt.federate(
-        pt.models.mlp(64, 10),
+        pt.models.mlp(64, 8, 10),
         data,
         pt.fedalt("output", lr=0.1),
         rounds=30,
