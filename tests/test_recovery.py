@@ -574,11 +574,12 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 def test_a_resumed_run_has_the_threads_that_it_began_with(threads, tmp_path, monkeypatch) -> None:
     """How sums are split among threads decides their last bits."""
-    options = {"executor": "loop", "model": pt.models.mlp(64, 256, 10), "steps": 4, "batch": None}
+    options = {"executor": "loop", "model": pt.models.mlp(64, 64, 10), "steps": 1, "batch": None, "rounds": 2}
+    options |= {"cohort": 1, "evaluate_every": 100}
     threads(2)
     whole = federate(tmp_path / "whole", "memory", **options)
     assert whole.config["executor"]["threads"] == 2
-    stop_at(tmp_path / "run", 3, "memory", **options)
+    stop_at(tmp_path / "run", 1, "memory", **options)
     threads(1)
     other = federate(None, "memory", **options)
     assert not all(torch.equal(other.shared[k], x) for k, x in whole.shared.items()), "no use as a test"
