@@ -39,6 +39,12 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str | None]] = 
 }
 
 
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """Begin every test with the same initial weights: how far roundings grow depends on them."""
+    torch.manual_seed(0)
+
+
 def make_data(shape: tuple[int, ...], clients: int = 6) -> pt.data.FederatedData:
     rng = np.random.default_rng(0)
     client = np.repeat(np.arange(clients), np.arange(7, 7 + clients))
