@@ -304,9 +304,11 @@ def test_draws_of_the_model_are_those_of_the_seed() -> None:
 @pytest.mark.parametrize("norm", ["global", "static"])
 def test_recomputed_blocks_and_subclasses_of_batchnorm_as_on_the_cpu(norm: str) -> None:
     data = make_data((12,))
-    cpu = pt.federate(Drawing(False, 0.0), data, METHOD, norm=norm, executor="loop", **OPTIONS)
+    start = Drawing(False, 0.0)
+    cpu = pt.federate(start, data, METHOD, norm=norm, executor="loop", device="cpu", **OPTIONS)
     for checkpointed, executor in ((True, "loop"), (False, "loop"), (False, "vmap"), (False, "graph")):
         model = Drawing(checkpointed, 0.0)
+        model.load_state_dict(start.state_dict())
         gpu = pt.federate(model, data, METHOD, norm=norm, executor=executor, device="cuda", **OPTIONS)
         for name, value in cpu.shared.items():
             torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
