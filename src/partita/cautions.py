@@ -40,7 +40,7 @@ def warn_about_nothing(run: Federation, abandoned: int) -> None:
     if abandoned and abandoned == run.server.version:
         check.warn(
             f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
-            "a smaller quorum or dropout, or a longer deadline, and look at `excluded` in the summary",
+            "a smaller quorum or dropout, or a longer deadline",
         )
 
 

@@ -388,7 +388,8 @@ def _trained(
             rounds(run, watch, interrupt)
         watch.end()
         interrupt.check(watch)
-    warn_about_nothing(run, watch.timing.abandoned)
+    if not watch.diverged:  # that has been said, with another reason
+        warn_about_nothing(run, watch.timing.abandoned)
     result = Run.of(run, watch, references)
     watch.tell_summary(result)
     return result
