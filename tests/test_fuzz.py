@@ -242,6 +242,29 @@ def test_a_summary_of_other_kinds_of_values(home: Path, tmp_path: Path) -> None:
             read(tmp_path / "run")
 
 
+def test_a_run_with_all_that_a_summary_can_hold_is_read(tmp_path: Path) -> None:
+    run = pt.federate(
+        pt.models.mlp(4, 3, 2),
+        experiment().data,
+        pt.fedavg(lr=0.1),
+        rounds=3,
+        steps=1,
+        batch=4,
+        attack=pt.attack.nonfinite(),
+        byzantine=[0],
+        capacity=pt.capacity.width({"wide": 1.0, "narrow": 0.7}),
+        schedule=pt.schedule.synchronous(delays=pt.schedule.delays(upload=pt.schedule.exponential(2))),
+        measures=[pt.measures.line_loss()],
+        train_scores=True,
+        out=tmp_path / "run",
+    )
+    summary = pt.load(tmp_path / "run").summary()
+    assert all(
+        summary[key] for key in ("byzantine", "classes", "clock", "excluded", "excluded_why", "phases")
+    )
+    assert summary == run.summary()
+
+
 def fit(place: Path) -> None:
     """The manifest of a checkpoint for the files that are there now."""
     body = json.loads((place / "manifest.json").read_bytes())

@@ -66,9 +66,10 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
 
 
 def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
+    counted = set(watch.counters)
     try:
-        _check_numbers(watch.counters, found.state)
         watch.restore(found)
+        _check_numbers(counted, found.state)
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -76,7 +77,7 @@ def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
         ) from error
 
 
-def _check_numbers(counters: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def _check_numbers(counted: set[str], state: Mapping[str, Any]) -> None:
     """What is counted on must be there, as numbers, before anything is trained."""
     for name in ("counters", "phases"):
         if not all(isinstance(v, int | float) for v in state[name].values()):
@@ -84,7 +85,7 @@ def _check_numbers(counters: Mapping[str, Any], state: Mapping[str, Any]) -> Non
     for name in ("stage", "first", "version"):
         if type(state[name]) is not int or state[name] < 0:
             raise TypeError(f"{name} is no whole number")
-    if state["counters"].keys() != counters.keys():
+    if set(state["counters"]) != counted:
         raise KeyError("counters")
     if not isinstance(state["rows"], list) or not all(isinstance(row, dict) for row in state["rows"]):
         raise TypeError("rows are no objects")

@@ -33,7 +33,7 @@ SUMMARY: dict[str, Any] = {
     "excluded_why": {ANY: TEXT},
     "byzantine": {"clients": NUMBER, "attack": TEXT, "test": _SCORES, "excluded": [TEXT]},
     "parameters": {ANY: NUMBER},
-    "classes": {ANY: {ANY: NUMBER, "test": _SCORES, "parameters": {ANY: NUMBER}}},
+    "classes": {ANY: {ANY: NUMBER, "test": _SCORES}},
 }
 CONFIG: dict[str, Any] = {
     **dict.fromkeys(("what", "loss", "metric"), TEXT),
