@@ -1535,7 +1535,7 @@ COMMANDS = [
     sets("evaluation every -2.5", "evaluate_every=-2.5", "evaluate_every=-2.5: ", "a number above 0"),
     Mistyped(
         "compared methods that keep step",
-        "compare digits --algorithms fedbuff,l2gd(lam=1) --out run --set schedule=asynchronous",
+        "compare digits --algorithms fedbuff,l2gd(lam=1,p=0.5) --out run --set schedule=asynchronous",
         ("schedule='asynchronous': ", "synchronous() for l2gd: all clients toss one coin"),
     ),
     sets("no such measure", "measures=[line_los()]", "measures='line_los': ", "(did you mean 'line_loss'?)"),

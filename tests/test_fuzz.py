@@ -615,7 +615,9 @@ def test_names_with_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch
         names = pt.data.FederatedData.make(
             e.data.x, e.data.y, e.data.train, e.data.test, names=["[/a]", "[b]", ":dog:"]
         )
-        return Experiment(e.model, names, e.algorithm, rounds=1, steps=1, batch=4, metric=metric)
+        return Experiment(
+            e.model, names, e.algorithm, rounds=1, steps=1, batch=4, metric=pt.Metric(metric, True)
+        )
 
     monkeypatch.setitem(RECIPES, "digits", odd)
     monkeypatch.setattr("partita.cli.running.PAGE", "[x].html")

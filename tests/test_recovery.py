@@ -766,13 +766,18 @@ def test_other_initial_weights_are_another_run(tmp_path) -> None:
     stop_at(tmp_path / "run", 3, "memory")
     with pytest.raises(ValueError, match=r"another model \(initial: .*without a seed"):
         federate(tmp_path / "run", "memory", resume=True, model=pt.models.mlp(64, 8, 10, seed=99))
-    stop_at(tmp_path / "made", 3, "memory", model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    stop_at(
+        tmp_path / "made",
+        3,
+        "memory",
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)),
+    )
     torch.manual_seed(5)
     federate(
         tmp_path / "made",
         "memory",
         resume=True,
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10)),
     )
 
 

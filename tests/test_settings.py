@@ -190,7 +190,7 @@ class TwoOutputs(nn.Module):
         (None, "an nn.Module"),
         (lambda: 3, "a function that returns an nn.Module"),
         (nn.Linear, "a function that returns an nn.Module"),  # a class, not an instance: it cannot be made
-        (TwoOutputs(), "a model that returns one tensor"),
+        (TwoOutputs(), "a forward pass that returns one tensor"),
         (nn.Flatten(), "parameters that require gradients"),
         (pt.models.mlp(4, 2).requires_grad_(False), "parameters that require gradients"),
     ],
@@ -225,7 +225,7 @@ def test_a_model_that_does_not_fit_the_data(tmp_path) -> None:
         ("loss", lambda o, t: o.mean() / 0, "a finite value"),  # noqa: ARG005
         ("metric", "acuracy", "did you mean 'accuracy'?"),
         ("metric", 3, "a function of (output, target)"),
-        ("metric", lambda o, t: o, "one number for a batch"),  # noqa: ARG005
+        ("metric", pt.Metric(lambda o, t: o, True), "one number for a batch"),  # noqa: ARG005
     ],
 )
 def test_loss_and_metric(tmp_path, field, value, part) -> None:
