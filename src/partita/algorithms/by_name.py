@@ -20,7 +20,7 @@ from partita.algorithms.finetune import finetune
 from partita.algorithms.pipeline import pipeline, stage
 from partita.types import Algorithm
 
-EPOCHS = 5  # as in Pillutla et al. (2022), appendix B.3; more of them hardly change the digits' score
+EPOCHS = 5  # as in Pillutla et al. (2022), appendix B; more of them hardly change the score of the digits
 
 
 def by_name(name: str, **options: Any) -> Algorithm:
