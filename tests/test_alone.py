@@ -65,6 +65,7 @@ def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
         (50, 2, synchronous(), 50),
         (5000, 2, synchronous(), 1000),  # as often as a client has its turn
         (5000, None, synchronous(), 5000),
+        (5000, None, synchronous(until=5.0), ENOUGH),  # `rounds` is a bound then: nobody knows the turns
         (1000, 2, asynchronous(), ENOUGH),
         (50_000, 2, asynchronous(), 5000),
         (50_000, 2, asynchronous(buffer=5), 25_000),

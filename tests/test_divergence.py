@@ -15,6 +15,7 @@ from torch import nn
 
 import partita as pt
 from partita import cli
+from partita.algorithms.by_name import by_name
 from partita.callbacks import Callback, Event, ProgressBar
 from partita.divergence import Tally, rates, sentences
 from partita.recipes import RECIPES, Experiment
@@ -316,3 +317,7 @@ def test_demo_leads_with_it(command: Any, monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert "<h1>Nothing was learned.</h1>" in body
     assert '<span class="badge">best</span>' not in body[: body.index("</header>")]
+
+
+def test_the_rates_of_fine_tuning_by_its_name_are_those_that_can_be_set() -> None:
+    assert dict(rates(describe(by_name("finetune", lr=0.1)))) == {"lr": 0.1}

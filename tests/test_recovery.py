@@ -29,6 +29,7 @@ import killed
 import partita as pt
 from partita import check
 from partita.callbacks import Callback, Event
+from partita.stopping import Interrupt
 from partita.store import checkpoint
 
 CLIENTS = 8
@@ -452,6 +453,11 @@ def test_a_second_signal_stops_at_once(tmp_path) -> None:
         federate(tmp_path / "run", "memory", callbacks=[Press(3, times=2, number=signal.SIGTERM)])
     assert stop.value.code == 143
     assert newest(tmp_path / "run").name == "00000002"
+
+
+def test_a_signal_after_the_last_look_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])

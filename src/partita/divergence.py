@@ -80,6 +80,8 @@ def rates(options: Any, name: str = "") -> Iterator[tuple[str, float]]:
     if not isinstance(options, Mapping):
         return
     for key, value in options.items():
+        if key == "stages" and "lr" in options:  # they have it from the whole
+            continue
         path = key if not name else name if key == "lr" and _is_rate(name) else f"{name}.{key}"
         if isinstance(value, Mapping | list):
             yield from rates(value, "" if key == "stages" else path)

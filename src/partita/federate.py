@@ -241,6 +241,7 @@ def federate(
     """
     folder = None if out is None else check.path("out", out)
     check_manner(callbacks, resume, report, folder)
+    interrupt = Interrupt(math.inf if max_time is None else deadline(max_time, folder, checkpoint_every))
     run = prepare(
         model,
         data,
@@ -276,8 +277,6 @@ def federate(
     if folder is not None and report and (folder / "config.json").exists():
         new_page("out", folder / "report.html")
     given = baselines if isinstance(baselines, Mapping) else {}
-    end = math.inf if max_time is None else deadline(max_time, folder, run.settings.checkpoint_every)
-    interrupt = Interrupt(end)
     shown = sys.stderr.isatty() if progress is None else progress
     listeners = [*callbacks, *([ProgressBar()] if shown else [])]
     if profile and folder is not None:

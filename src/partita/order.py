@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+TRIES = 4  # of a model that skips layers at random
 # what has the shape of a sample knows nothing else of it
 _SHAPE_ONLY = {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
     f"new_{kind}" for kind in ("empty", "zeros", "ones", "full", "empty_strided")
@@ -41,13 +44,37 @@ class Use(NamedTuple):
 
 
 def uses(model: nn.Module, x: Tensor) -> list[Use]:
-    """What the model's parameters do to `x` on its way to the output, one after another."""
+    """What the model's parameters do to `x` on its way to the output, one after another.
+
+    The same in every process: draws of the model itself are seeded. A model that skips layers at random has
+    several tries, of which the one that used most counts.
+    """
     model = copy.deepcopy(model).train()  # as in training; statistics of the copy change
     devices = [x.device] if x.device.type == "cuda" else []
-    watch = _Watch(model, x)
-    with torch.random.fork_rng(devices=devices), watch:
-        output = model(x)
-    return watch.until(output)
+    before, found = (random.getstate(), np.random.get_state()), list[list[Use]]()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for seed in range(TRIES):
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+                start = _drawn(x.device)
+                watch = _Watch(model, x)
+                with watch:
+                    output = model(x)
+                found.append(watch.until(output))
+                if _drawn(x.device) == start:  # nothing is random
+                    break
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    return max(found, key=len)
+
+
+def _drawn(device: torch.device) -> tuple[Any, ...]:
+    """Where the generators of the process are."""
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return there.numpy().tobytes(), random.getstate(), str(np.random.get_state())
 
 
 class _Operation(NamedTuple):

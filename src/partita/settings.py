@@ -139,11 +139,12 @@ def as_alone(
 
     Everyone takes part in every round, without delays, as many rounds as the stages have; but no more than
     ENOUGH, or than a client of the stages has turns on average, if that is more. Virtual time says nothing
-    there: evaluations after `every` so much of it go by rounds.
+    there: evaluations after `every` so much of it go by rounds, and under `until` nobody knows the turns.
     """
     uploads = [
         (stage.rounds or 0) * (getattr(schedule, "buffer", None) or stage.cohort or clients)
         for stage, schedule in zip(stages, schedules)
+        if getattr(schedule, "until", None) is None
     ]
     whole = as_one(stages)
     rounds = min(whole["rounds"], max(ENOUGH, -(-sum(uploads) // clients)))

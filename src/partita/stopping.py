@@ -97,10 +97,12 @@ class Interrupt:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+        if kind is None and self.requested:  # it came after the last look
+            at_once(self.requested)
 
     def check(self, run: Followed) -> None:
         """Stop here, with a checkpoint, if a signal asked for it, or if time is up and a round is left."""

@@ -82,13 +82,19 @@ FROM = {"layerdrop": "Python's random", "numpy_noise": "NumPy"}
 every_noise = pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
 
 
-def federate(model: nn.Module, executor: str = "loop", samples: FederatedData | None = None, **options: Any):
+def federate(
+    model: Any,
+    executor: str = "loop",
+    samples: FederatedData | None = None,
+    method: Any = None,
+    **options: Any,
+):
     given: dict[str, Any] = {"rounds": 3, "epochs": 1, "batch": 4, "baselines": False, "metric": "loss"}
     given |= {"evaluate_every": 1, "progress": False, "executor": executor, **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*cannot be stacked")
         return pt.federate(
-            model, data() if samples is None else samples, pt.fedalt("output.*", lr=0.2), **given
+            model, data() if samples is None else samples, method or pt.fedalt("output.*", lr=0.2), **given
         )
 
 
@@ -306,3 +312,32 @@ def test_the_statistics_of_a_layer_that_the_trial_left_out_are_tracked() -> None
 
     run = federate(Drops(), norm="global", rounds=6)
     assert run.shared["second.1.running_mean"].any()
+
+
+class Skips(nn.Module):
+    """A block that is left out at random in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or torch.rand(()) > 0.5:
+            x = x + self.a(x)
+        return self.b(x)
+
+
+def test_the_personal_part_of_a_model_that_skips_layers_is_that_of_the_seed() -> None:
+    parts = []
+    for other in range(8):
+        disturb(other)
+        before = torch.get_rng_state()
+        run = federate(Skips, method=pt.fedsim(personal="input", lr=0.1), rounds=1)
+        assert torch.equal(torch.get_rng_state(), before)
+        parts.append(tuple(run.client(0).personal))
+    assert set(parts) == {("a.weight", "a.bias")}
+
+
+def test_a_step_in_which_all_that_moves_is_skipped_moves_nothing() -> None:
+    run = federate(Skips, method=pt.fedalt(personal="input", lr=0.1), rounds=2)
+    assert all(bool(torch.isfinite(v).all()) for v in run.shared.values())

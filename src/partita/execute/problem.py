@@ -269,7 +269,7 @@ def _autograd(
             value = problem.value(batch)
         # what is called again in the backward pass moves its statistics again
         once = {k: problem.training.get_buffer(k).clone() for k in problem.buffers if problem.recomputes}
-        given = torch.autograd.grad(value, list(leaves.values()), allow_unused=True) if leaves else ()
+        given = _gradient(value, list(leaves.values()))
     gradient = dict(zip(leaves, _owned(given, list(leaves.values()))))
     buffers = problem.after(params, {**tensors, **once}, batch)
     return value.detach(), gradient, {k: v.detach() for k, v in buffers.items()}
@@ -281,11 +281,18 @@ def _twice(
     """∇²f d by plain autograd, reverse over reverse."""
     leaves = {k: v.detach().requires_grad_() for k, v in point.items()}
     with in_place(problem.training, problem.placed(params, batch)(leaves)), torch.enable_grad():
-        options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
-        first = torch.autograd.grad(problem.value(batch), list(leaves.values()), create_graph=True, **options)
-        along = torch.stack([(g * d).sum() for g, d in zip(first, direction.values())]).sum()
-        product = torch.autograd.grad(along, list(leaves.values()), **options)
+        first = _gradient(problem.value(batch), list(leaves.values()), create_graph=True)
+        pairs = [(g * d).sum() for g, d in zip(first, direction.values()) if g is not None]
+        along = torch.stack(pairs).sum() if pairs else torch.zeros(())
+        product = _gradient(along, list(leaves.values()))
     return dict(zip(leaves, _owned(product, list(leaves.values()))))
+
+
+def _gradient(value: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> Sequence[Tensor | None]:
+    """The gradient; None for what the value does not depend on, be it all, as where layers are skipped."""
+    if not leaves or not value.requires_grad:
+        return [None] * len(leaves)
+    return torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
 
 
 def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
