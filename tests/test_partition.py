@@ -384,7 +384,7 @@ def test_frozen_names_are_not_the_methods_business() -> None:
     model = models.mlp(4, 3, 2)
     trainable = names(model)[2:]
     assert personal_names(model, trainable, "all") == trainable
-    with pytest.raises(ValueError, match="matches none"):
+    with pytest.raises(ValueError, match="is frozen"):
         personal_names(model, trainable, "input")
 
 
@@ -482,3 +482,12 @@ def test_refused_by_federate_before_any_work(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"personal='outputs'.*did you mean 'output'"):
         pt.federate(models.mlp(4, 2), data, pt.fedalt(personal="outputs", lr=0.1), rounds=1, out=out)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("word", "frozen"), [("input", 1), ("output", 3)])
+def test_a_frozen_outer_layer_is_refused_by_its_name(word: str, frozen: int) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    model[frozen].requires_grad_(False)
+    data = pt.data.digits(clients=4, seed=0)
+    with pytest.raises(ValueError, match=rf"the {word} layer of this model \({frozen}\) is frozen"):
+        pt.federate(model, data, pt.fedalt(personal=word, lr=0.1), rounds=1, progress=False)

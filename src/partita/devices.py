@@ -177,6 +177,7 @@ class Devices:
             tracks=run.settings.norm != "static",
             change=ordered(share.widths, held, findings.buffers) if share.widths else None,
             usual=self.sizes,
+            batch=run.stages[run.stage].batch,
             half=run.settings.precision == "bf16",
             tell=run.tell,
         )

@@ -253,6 +253,7 @@ class Federation:
             picks=self.picks,
             tracks=self.settings.norm != "static",
             usual={part.cohort or self.data.clients, *self.devices.sizes},
+            batch=part.batch,
             half=self.settings.precision == "bf16",
             tell=self.tell,
         )

@@ -17,7 +17,12 @@ from partita.types import Tensors
 def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """A run never changes the model it was given; a function is called under the run's seed."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:  # any module may fail in its own way
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            allowed = f"a model that copy.deepcopy can copy: {reason}"
+            raise check.fail("model", type(model).__name__, allowed) from error
     if not callable(model):
         raise check.fail("model", model, "an nn.Module or a function that returns one")
     with kept(torch.device("cpu")):

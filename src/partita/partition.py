@@ -140,6 +140,13 @@ def _select(model: nn.Module, names: Sequence[str], word: str) -> set[str]:
         parts = getattr(model, f"{word}_part", None) or _outer_layer(model, names, word)
         found = {n for n in names if _in_modules(n, parts)}
         _refuse_ties(model, parts, found, word)
+        if not found:
+            raise check.fail(
+                "personal",
+                word,
+                f"a layer that is trained: the {word} layer of this model ({', '.join(parts)}) is frozen; "
+                f"name another part of the model's {_some(names)}",
+            )
     elif word == "adapter":
         found = {n for n in names if "adapter" in n.split(".")}
     elif word == "norm":

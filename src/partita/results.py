@@ -81,9 +81,9 @@ def _client_rows(run: Federation, watch: Watch, scores: Scores) -> Table:
 def _distances(run: Federation) -> np.ndarray | None:
     """‖v_i − v̄‖ of each client that has trained a personal part v_i; v̄ is their mean."""
     touched = run.store.touched
-    if not run.partition.personal or not run.keeps_state or not len(touched):
-        return None
     names = [k for k in run.partition.personal if k in run.problem.trainable]  # no counters or statistics
+    if not names or not run.keeps_state or not len(touched):
+        return None
     blocks = [touched[i : i + run.block] for i in range(0, len(touched), run.block)]
     total: Tensors = {}
     for some in blocks:

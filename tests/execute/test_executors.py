@@ -576,8 +576,8 @@ def test_double_precision_decides_where_single_cannot_tell(monkeypatch: pytest.M
     """Roundings grow in some models (normalization over few samples, on a GPU) until gradients differ."""
     compare = probe._compare
 
-    def rough(loop, stacked, params, x, y):
-        return probe.DIFFERENT if x.dtype == torch.float32 else compare(loop, stacked, params, x, y)
+    def rough(loop, stacked, params, x, y, sizes):
+        return probe.DIFFERENT if x.dtype == torch.float32 else compare(loop, stacked, params, x, y, sizes)
 
     monkeypatch.setattr(probe, "_compare", rough)
     result = run("vmap", models.mlp(6, 5, 4), numbers(6), ALT)

@@ -305,3 +305,156 @@ def test_a_metric_with_a_state() -> None:
         assert mine.summary()["metric"] == "Counting"
         assert mine.higher_is_better
         np.testing.assert_allclose(mine.scores("global"), ours.scores("global"), rtol=1e-6)
+
+
+def probabilities(seed: int) -> pt.data.FederatedData:
+    """Of two classes the second is so rare that the first samples of few clients have it."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(3000, 5)).astype(np.float32)
+    y = ((x[:, 1] > 2.2) & (draw.random(3000) < 0.8)).astype(np.int64)
+    return pt.data.from_arrays(x, y, np.sort(draw.integers(0, 15, 3000)), test=0.25, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_weighted_loss_of_probabilities_is_noticed(seed: int) -> None:
+    of_class = torch.tensor([1.0, 50.0])
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        weight = of_class[target]
+        return (weight * -output.gather(1, target[:, None])[:, 0].log()).sum() / weight.sum()
+
+    model = nn.Sequential(nn.Linear(5, 2), nn.Softmax(-1))
+    with pytest.warns(UserWarning, match="is not the mean of its values on the samples"):
+        trained(model, probabilities(seed), "vmap", loss=loss, rounds=1, batch=8)
+
+
+def test_missing_labels_that_are_numbers_are_noticed() -> None:
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(4000, 5)).astype(np.float32), np.sort(draw.integers(0, 10, 4000))
+    y = (x[:, 0] > 0).astype(np.float32)
+    y[draw.random(4000) < 0.001] = -1  # so few that the first samples of the clients have none
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        there = (target >= 0).float()
+        each = F.binary_cross_entropy_with_logits(output[:, 0], target.clamp(min=0), reduction="none")
+        return (there * each).sum() / there.sum()
+
+    data = pt.data.from_arrays(x, y, client, test=0.25, seed=0)
+    with pytest.warns(UserWarning, match="is not the mean of its values on the samples"):
+        trained(nn.Linear(5, 1), data, "vmap", loss=loss, metric="mse", rounds=1)
+
+
+@pytest.mark.parametrize("batch", [7, 16, None])
+def test_a_loss_that_only_runs_alone_trains_alone(batch: int | None) -> None:
+    def brier(output: Tensor, target: Tensor) -> Tensor:
+        return (torch.softmax(output, -1) - F.one_hot(target, 10)).square().sum(-1).mean()
+
+    data = digits(seed=0)
+    with pytest.warns(UserWarning, match="cannot be stacked"):
+        run = trained(models.mlp(64, 8, 10), data, "vmap", loss=brier, batch=batch, rounds=1)
+    assert run.summary()["excluded"] == []
+
+
+class Ghost(nn.Module):
+    """Normalizes parts of a batch, each by itself: only batches of more than a part show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(part) for part in x.split(8)]) if self.training else self.norm(x)
+
+
+class Centered(nn.Module):
+    """The same without a layer of torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return torch.cat([part - part.mean(0) * (len(part) >= 8) for part in x.split(8)])
+
+
+@pytest.mark.parametrize("layer", [Ghost, Centered])
+def test_layers_are_tried_with_batches_as_large_as_those_of_the_run(layer: type[nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), layer(), nn.ReLU(), nn.Linear(8, 3))
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(200, 6)).astype(np.float32), draw.integers(0, 3, 200)
+    data = pt.data.from_arrays(x, y, np.arange(200) % 4, test=0.2, seed=0)  # 40 for training
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    alone = trained(model, data, "loop", batch=20, norm="global", rounds=2)
+    with pytest.warns(UserWarning, match="cannot be stacked"):
+        run = trained(model, data, "vmap", batch=20, norm="global", rounds=2)
+    assert movement(alone, run, start) == 0
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 255])
+@pytest.mark.parametrize("kind", ["module", "partial", "lambda"])
+def test_accuracy_does_not_count_what_the_loss_ignores(ignored: int, kind: str) -> None:
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(400, 6)).astype(np.float32), draw.integers(0, 8, 400)
+    y = (x @ draw.normal(size=(6, 4))).argmax(1)
+    y[draw.random(400) < 0.5] = ignored
+    data = pt.data.from_arrays(x, y, client, test=0.4, seed=0)
+    losses = {
+        "module": nn.CrossEntropyLoss(ignore_index=ignored),
+        "partial": partial(F.cross_entropy, ignore_index=ignored),
+        "lambda": lambda o, t: F.cross_entropy(o, t, ignore_index=ignored),
+    }
+    run = trained(nn.Linear(6, 4), data, "loop", loss=losses[kind], batch=None)
+    expected, counts = 0.0, 0
+    for i in range(data.clients):
+        test_x, test_y = data.client(i, "test")
+        known = test_y != ignored
+        right = (run.model()(test_x).argmax(-1) == test_y)[known].float().mean()
+        expected, counts = expected + float(right) * len(test_y), counts + len(test_y)
+    assert run.summary()["test"]["global"] == pytest.approx(expected / counts, abs=1e-6)
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 0])
+def test_accuracy_of_sequences_is_that_of_the_labels_that_count(ignored: int) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.integers(1, 9, (60, 6))
+    over = np.arange(6) >= draw.integers(1, 7, 60)[:, None]
+    data = pt.data.from_arrays(x, np.where(over, ignored, x), np.arange(60) % 4, test=0.4, seed=0)
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    run = trained(Tagger(classes_last=False), data, "vmap", loss=loss, rounds=2)
+    for i in range(data.clients):
+        test_x, test_y = data.client(i, "test")
+        right = run.model()(test_x).argmax(1) == test_y
+        assert run.clients[i]["global"] == pytest.approx(
+            float(right[test_y != ignored].float().mean()), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("classes_last", [True, False])
+@pytest.mark.parametrize("length", [9, 6])
+def test_the_axis_of_the_classes_is_found(classes_last: bool, length: int) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (60, length))  # 9 places of 9 classes: shapes do not tell
+    data = pt.data.from_arrays(x, (x * 3 + 1) % 9, np.arange(60) % 4, test=0.4, seed=0)
+    model = Tagger(classes_last)
+    losses = [
+        lambda o, t: F.cross_entropy(
+            o.flatten(0, 1) if classes_last else o, t.flatten() if classes_last else t
+        )
+    ]
+    losses += [] if classes_last else [nn.CrossEntropyLoss(reduction="sum")]
+    for loss in losses:
+        run = trained(model, data, "loop", loss=loss, rounds=1)
+        pairs = [data.client(i, "test") for i in range(data.clients)]
+        right = [run.model()(a).argmax(-1 if classes_last else 1) == b for a, b in pairs]
+        expected = float(torch.cat(right).float().mean())
+        assert run.summary()["test"]["global"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_loss_as_default_metric_is_refused_as_such() -> None:
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 4
+    data = pt.data.from_arrays(x, x[:, 0], client, test=0.4, seed=0)
+
+    def rmse(output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output[:, 0], target).sqrt()
+
+    with pytest.raises(ValueError, match=r"metric=None: .*the loss rmse is none.*metric='mse'"):
+        trained(nn.Linear(3, 1), data, "loop", loss=rmse)
+    assert trained(nn.Linear(3, 1), data, "loop", loss=rmse, metric="mse").summary()["metric"] == "mse"

@@ -289,3 +289,23 @@ def test_a_mean_that_is_zero_on_the_first_samples_is_tracked() -> None:
     nn.init.zeros_(model[0].bias)
     run = federate(model, "global")
     assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= set(run.shared)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_personal_statistics_without_parameters(executor: str) -> None:
+    """The personal part holds buffers alone: clients have no distance from each other."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 10))
+    data = pt.data.digits(clients=4, seed=0)
+    run = pt.federate(
+        model, data, pt.fedavg(lr=0.1), norm="personal", rounds=1, batch=8, executor=executor,
+        baselines=False, progress=False,
+    )  # fmt: skip
+    assert set(run.client(0).personal) == {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
+    assert [row["distance"] for row in run.clients] == [None] * 4
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    layer = nn.Linear(64, 10)
+    layer.kept = layer.weight * 2  # as the old torch.nn.utils.weight_norm leaves it
+    with pytest.raises(ValueError, match=r"a model that copy\.deepcopy can copy"):
+        pt.federate(layer, pt.data.digits(clients=4, seed=0), pt.fedavg(lr=0.1), rounds=1, progress=False)

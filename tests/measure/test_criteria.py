@@ -24,8 +24,12 @@ def test_cross_entropy_of_sequences_skips_what_does_not_count() -> None:
         [F.cross_entropy(output[i][target[i] != -100], target[i][target[i] != -100]) for i in range(3)]
     )
     torch.testing.assert_close(LOSSES["cross_entropy"].each(output, target), expected)
-    right = METRICS["accuracy"].each(F.one_hot(target.clamp(min=0), 6).float(), target)
-    assert right.tolist() == [1.0, 1.0, 1.0]
+    accuracy = choose_metric("accuracy", LOSSES["cross_entropy"], output, target, target)
+    right = F.one_hot(target.clamp(min=0), 6).float()
+    assert accuracy.each(right, target).tolist() == [1.0, 1.0, 1.0]
+    assert accuracy.mean(right, target) == 1.0
+    target[1] = -100  # a sequence without labels is no sample
+    assert accuracy.mean(right, target) == 1.0
 
 
 def test_binary_and_squared() -> None:
@@ -60,7 +64,7 @@ def test_own_function_per_sample() -> None:
 )
 def test_what_fits_the_targets(output: torch.Tensor, target: torch.Tensor, loss: str, metric: str) -> None:
     chosen = choose_loss(None, output, target)
-    assert (chosen.name, choose_metric(None, chosen, target).name) == (loss, metric)
+    assert (chosen.name, choose_metric(None, chosen, output, target, target).name) == (loss, metric)
 
 
 @pytest.mark.parametrize(("loss", "words"), [("mes", "did you mean 'mse'"), (3, "function of")])
@@ -68,4 +72,4 @@ def test_refusals(loss: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         choose_loss(loss, X, Y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="metric"):
-        choose_metric("acuracy", LOSSES["mse"], Y)
+        choose_metric("acuracy", LOSSES["mse"], X, Y, Y)

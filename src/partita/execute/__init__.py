@@ -52,13 +52,14 @@ def make_executor(
     change: Change | None = None,
     tracks: bool = True,
     usual: Collection[int] = (),
+    batch: int | None = None,
     half: bool = False,
     tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005
 ) -> tuple[Runner, ModelProblem]:
     """The executor of this name and the problem it solves; falls back to the loop, with the reason.
 
-    `usual` are the numbers of clients that come in every round; `half`: models compute in bfloat16;
-    `tell` hears what takes a while.
+    `usual` are the numbers of clients that come in every round, `batch` the samples of a step (None: all that
+    a client has); `half`: models compute in bfloat16; `tell` hears what takes a while.
     """
     own = findings.own
     given = (model, partition, *findings[:3], data.clients, change, tracks, own.recomputes)
@@ -73,9 +74,14 @@ def make_executor(
         return pool, loop.bound.problem
     problem = stacked(*given)
     reason: str | None = own.alone
+    # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
+    model_bytes, sample_bytes = 5 * tree.nbytes(params), 3 * findings.sample_bytes
+    room = budget(memory, data.x.device)
     if not reason:
+        largest = int(data.train[:, 1].max())
+        tried = max(3, min(batch or largest, largest, room // max(1, 4 * sample_bytes)))
         with arithmetic("fp32"):
-            reason = why_not_stackable(alone, problem, params, data)
+            reason = why_not_stackable(alone, problem, params, data, tried)
     picks = {} if picks is None else picks
     if reason is not None:
         check.warn(
@@ -85,9 +91,8 @@ def make_executor(
         picks["fallback"] = {"picked": pool.name, "why": reason}
         return pool, loop.bound.problem
     problem = replace(problem, half=half)
-    # parameters, gradient, momentum, new values, delta; what autograd saves and as much again on the way back
-    bound, room = Bound(problem, data), budget(memory, data.x.device)
-    vmap = Vmap(bound, room, model_bytes=5 * tree.nbytes(params), sample_bytes=3 * findings.sample_bytes)
+    bound = Bound(problem, data)
+    vmap = Vmap(bound, room, model_bytes=model_bytes, sample_bytes=sample_bytes)
     if kind == "vmap":
         return vmap, problem
     graph = Graph(bound, room, vmap.model_bytes, vmap.sample_bytes, picks=picks, label=label)

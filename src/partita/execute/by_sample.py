@@ -19,11 +19,16 @@ from partita.measure.criteria import Criterion
 
 CLIENTS, EACH = 8, 8
 """Clients whose samples are tried, and how many of each."""
-IGNORED = -100
 SIZES = (64, 37, 5)
 """Samples of the batches that are tried."""
+LABELS = 1 << 16
+"""Targets that are looked through for values that are rare."""
 TOLERANCE = 1e-4
 
+NOT_TRIED = (
+    "its loss could be tried on no other pairs of outputs and targets than the first of the data, so that it "
+    "is not known whether it is a mean over samples"
+)
 NOT_BY_SAMPLE = (
     "its loss on a batch is not the mean of its values on the samples, which short batches need; pass one of "
     "torch's own (nn.CrossEntropyLoss(weight=...) and the like) as it is, or a named loss"
@@ -39,12 +44,19 @@ def rows_of_several(data: FederatedData) -> Tensor:
     return torch.from_numpy(np.concatenate(rows)).to(data.x.device)
 
 
-def check_metric(metric: Criterion, output: Tensor, data: FederatedData) -> None:
-    """Refuse a metric whose value on a batch is not the mean of its values on the samples."""
+def check_metric(metric: Criterion, output: Tensor, data: FederatedData, chosen: bool = True) -> None:
+    """Refuse a metric whose value on a batch is not the mean of its values on the samples.
+
+    Where the user has `chosen` none, it is the loss.
+    """
     allowed = "a mean over samples, for Partita averages it over the samples of each client"
     advice = (
         "choose metric='accuracy', 'mse' or 'mae', and score run.client(i).model() with this one yourself"
     )
+    if not chosen:
+        allowed = f"a metric, for the loss {metric.name} is none: it would have to be {allowed}"
+        advice = "choose metric='mse' or 'mae', or a pt.Metric(...) of your own"
+    name = metric.name if chosen else None
     for made, target in _trials(output, data):
         try:
             whole = float(metric.of_batch(made, target, None))
@@ -57,16 +69,17 @@ def check_metric(metric: Criterion, output: Tensor, data: FederatedData) -> None
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise check.fail(
-                "metric", metric.name, f"{allowed}: of one sample it says: {reason}; {advice}"
+                "metric", name, f"{allowed}: of one sample it says: {reason}; {advice}"
             ) from error
         parts = total if metric.adds_up else total / weight
         if not abs(whole - parts) <= TOLERANCE * (1 + abs(whole)):
             found = f"of {len(target)} samples together it is {whole:.4g}, their mean is {parts:.4g}"
-            raise check.fail("metric", metric.name, f"{allowed}: {found}; {advice}")
+            raise check.fail("metric", name, f"{allowed}: {found}; {advice}")
 
 
 def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str | None:
     """Return why a loss cannot be taken of batches with padding; None if it can: value and gradient agree."""
+    tried = 0
     for made, target in _trials(output, data):
         real = len(target) - len(target) // 4
         mask = (torch.arange(len(target), device=made.device) < real).float()
@@ -76,6 +89,7 @@ def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str |
             continue
         if not all(bool(torch.isfinite(x).all()) for x in whole):
             continue
+        tried += 1
         try:
             padded = _with_gradient(loss, made, target, mask)
         except Exception as error:
@@ -83,7 +97,7 @@ def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str |
         for found, expected in zip((padded[0], padded[1][:real]), whole):
             if not (found - expected).norm() <= TOLERANCE * (expected.norm() + TOLERANCE):
                 return NOT_BY_SAMPLE
-    return None
+    return None if tried > AS_THEY_ARE else NOT_TRIED
 
 
 def _with_gradient(
@@ -95,39 +109,51 @@ def _with_gradient(
         return value.detach(), torch.autograd.grad(value, output)[0]
 
 
+AS_THEY_ARE = 2  # trials that pair each output with its own target
+
+
 def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs and targets: as they are, and made up."""
+    """Outputs and targets: as they are, and made up.
+
+    A loss may take probabilities only, or positive numbers: made-up targets also meet outputs of the model.
+    """
     target = data.gather(rows_of_several(data))[1]
     draw = torch.Generator().manual_seed(0)
     order = torch.randperm(len(target), generator=draw).to(target.device)
     yield output, target
     yield output[order], target[order]  # several clients in each part of the batch
     spread = output.float().std().clamp(min=1e-3).to(output.dtype) if output.is_floating_point() else 1
+    values = _values(data.y)
     for size in SIZES:
         noise = torch.randn(size, *output.shape[1:], generator=draw).to(output)
-        for made in _targets(target, size, data, draw):
+        some = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
+        for made in _targets(target, size, values, draw):
             yield 3 * spread * noise, made
+            yield some, made
 
 
-def _targets(target: Tensor, size: int, data: FederatedData, draw: torch.Generator) -> Iterator[Tensor]:
-    """Targets of the kind that the data have."""
-    shape = (size, *target.shape[1:])
-    if target.is_floating_point():
-        low, high = float(data.y.min()), float(data.y.max())
-        yield low + (high - low) * torch.rand(shape, generator=draw).to(target)
-        yield target[torch.randint(len(target), (size,), generator=draw).to(target.device)]
-        return
-    low, high = int(data.y.min()), int(data.y.max())
-    ignored, low = low == IGNORED, max(low, 0)
+def _values(y: Tensor) -> Tensor:
+    """Values that targets take, in order: the smallest and the largest are among them, however rare."""
+    every = y.flatten()
+    some = every[:: max(1, len(every) // LABELS)]
+    found: Tensor = torch.unique(torch.cat([some, every.min()[None], every.max()[None]]))
+    return found.cpu()
+
+
+def _targets(target: Tensor, size: int, values: Tensor, draw: torch.Generator) -> Iterator[Tensor]:
+    """Targets of the kind that the data have; the smallest or largest value may mean 'does not count'."""
+    shape, low, high = (size, *target.shape[1:]), values[0], values[-1]
     uneven = torch.rand(shape, generator=draw).square()  # some classes more often than others
-    drawn = (low + uneven * (high - low + 1)).long().clamp(max=high)
+    drawn = values[(uneven * len(values)).long().clamp(max=len(values) - 1)]
     yield drawn.to(target)
-    every = low + (torch.arange(drawn.numel()) * max(1, (high - low + 1) // drawn.numel())) % (high - low + 1)
-    yield every.view(shape).to(target)
-    if target.dim() > 1:  # sequences that end early: the rest is the first class
+    every = torch.arange(drawn.numel()) * max(1, len(values) // drawn.numel())
+    yield values[every % len(values)].view(shape).to(target)
+    if target.is_floating_point():
+        yield (low + (high - low) * torch.rand(shape, generator=draw)).to(target)
+    for left_out in (low, high):
+        yield torch.where(torch.rand(shape, generator=draw) < 0.3, left_out, drawn).to(target)
+    if target.dim() > 1:  # sequences that end early
         length = torch.arange(size) % target.shape[1] + 1
         over = torch.arange(target.shape[1]) >= length[:, None]
-        yield torch.where(over.view(size, -1, *[1] * (target.dim() - 2)), low, drawn).to(target)
-    if ignored:
-        gone = torch.rand(shape, generator=draw) < 0.3
-        yield torch.where(gone, IGNORED, drawn).to(target)
+        for end in (low, values[values >= 0][:1].squeeze()):
+            yield torch.where(over.view(size, -1, *[1] * (target.dim() - 2)), end, drawn).to(target)

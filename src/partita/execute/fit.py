@@ -106,9 +106,10 @@ def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
         return
     own = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
     classes = output.shape[1 if own and output.dim() > 1 else -1]
-    low, high = int(data.y.min()), int(data.y.max())
-    ignored = low == -100 and (own or data.y.dim() > 1)  # positions of a sequence that do not count
-    if (low < 0 and not ignored) or high >= classes:
+    ignored = loss.ignored if own else -100 if data.y.dim() > 1 else None  # labels that do not count
+    labels = data.y if ignored is None else data.y[data.y != ignored]
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= classes:
         reason = f"labels run from {low} to {high}, but the model has {classes} outputs"
         wrong = high if high >= classes else low
         raise _label(data, wrong, f"labels from 0 to {classes - 1}: {reason}")

@@ -66,12 +66,12 @@ def examine(
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
     refuse_broadcast(criterion, output.detach(), y)
-    measure = choose_metric(metric, criterion, y)
+    measure = choose_metric(metric, criterion, output.detach(), y, data.y)
     check_classes(measure, data)
     _value("metric", measure, output.detach(), y)
     own = behaviour(model, criterion, [_samples(data, SAMPLES, int(c)) for c in largest])
     if not measure.built_in:
-        check_metric(measure, _evaluated(module, data), data)
+        check_metric(measure, _evaluated(module, data), data, chosen=metric is not None)
     if own.remembers:
         check.warn(
             "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
@@ -107,38 +107,48 @@ COUNTS_PADDING = "its statistics differ when clients are stacked: a layer counts
 
 
 def why_not_stackable(
-    loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData, batch: int = 3
 ) -> str | None:
     """None when two stacked clients get the gradients that each would get alone, else the reason.
 
-    Roundings grow in some models until single precision cannot tell: then double precision decides.
+    They are tried with batches of this size, full ones and a padded one: a model may treat large batches in
+    another way than small ones. Roundings grow in some models until single precision cannot tell: then double
+    precision decides.
     """
     if not loop.loss.built_in:
         reason = not_by_sample(loop.loss, _evaluated(loop.evaluation, data, params), data)
         if reason is not None:
             return reason
-    x, y = data.gather(_three_of_two(data))
-    reason = _compare(loop, stacked, params, x, y)
-    if reason in (DIFFERENT, COUNTS_PADDING):
-        return None if _same_in_double(loop, stacked, params, x, y) else reason
-    return reason
+    x, y = data.gather(_rows_of_two(data, batch))
+    for sizes in ((batch, batch - max(1, batch // 3)), (batch, batch)):
+        reason = _compare(loop, stacked, params, x, y, sizes)
+        if reason in (DIFFERENT, COUNTS_PADDING) and _same_in_double(loop, stacked, params, x, y, sizes):
+            reason = None
+        if reason is not None:
+            return reason
+    return None
 
 
-def _same_in_double(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor) -> bool:
+def _same_in_double(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+) -> bool:
     def wide(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
 
     try:
-        return _compare(loop, stacked, *tree.map_tensors(wide, (params, x, y))) is None
+        params, x, y = tree.map_tensors(wide, (params, x, y))
+        return _compare(loop, stacked, params, x, y, sizes) is None
     except Exception:  # constants of its own in single precision: nothing is shown
         return False
 
 
-def _compare(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor) -> str | None:
-    """What differs between two stacked clients and each of them alone, if anything does."""
+def _compare(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+) -> str | None:
+    """What differs between two stacked clients with so many samples and each of them alone, if any does."""
     key = torch.arange(2, device=x.device)
-    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], device=x.device)
-    both = Batch(x, y, mask, key)
+    short = torch.arange(x.shape[1], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
+    both = Batch(x, y, None if bool(short.all()) else short.float(), key)
     own = tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params)
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -155,7 +165,7 @@ def _compare(loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tens
         slow = re.search(r"batching rule for (\S+?)\. ", str(warning.message))
         if slow:
             return f"{slow[1]} cannot run for several clients at once"
-    for i, n in enumerate((3, 2)):
+    for i, n in enumerate(sizes):
         alone, expected, after = loop.grad(params, Batch(x[i, :n], y[i, :n], None, key[i]), loop.trainable)
         if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
             return DIFFERENT
@@ -197,12 +207,12 @@ def _samples(data: FederatedData, n: int, client: int) -> tuple[Tensor, Tensor]:
     return data.gather(torch.arange(int(start), int(start) + min(n, int(size)), device=data.x.device))
 
 
-def _three_of_two(data: FederatedData) -> Tensor:
-    """Three rows of each of the two largest clients; of the largest alone, if nobody else has as many."""
+def _rows_of_two(data: FederatedData, count: int) -> Tensor:
+    """So many rows of each of the two largest clients, some again; of one, if others have too few."""
     order = np.argsort(-data.train[:, 1], kind="stable")
     first, second = order[0], order[min(1, len(order) - 1)]
     chosen = data.train[[first, second if data.train[second, 1] >= 3 else first]]
-    rows = np.stack([start + np.arange(3) % size for start, size in chosen])
+    rows = np.stack([start + np.arange(count) % size for start, size in chosen])
     return torch.from_numpy(rows).to(data.x.device)
 
 

@@ -36,7 +36,7 @@ class Criterion(NamedTuple):
     weight: Function | None = None
     adds_up: bool = False
     built_in: bool = False
-    classes_first: bool = False  # torch has the classes of a sequence on axis 1, before its places
+    ignored: int | None = None  # the label that one of torch's losses does not count
 
     def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """Return the value on the real samples of a batch; a mask of None says that all are real."""
@@ -117,15 +117,44 @@ def _mae(output: Tensor, target: Tensor) -> Tensor:
     return error.flatten(1).mean(1) if error.dim() > 1 else error
 
 
+def _right(output: Tensor, target: Tensor, axis: int = -1) -> Tensor:
+    """Whether each place of each sample is predicted rightly: by classes on this axis, or by one output."""
+    if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
+        return output.argmax(axis) == target
+    return (output.reshape(target.shape) > 0) == (target > 0.5)
+
+
 def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    if output.dim() == target.dim() + 1 and output.shape[-1] > 1:
-        right = output.argmax(-1) == target
-    else:
-        right = (output.reshape(target.shape) > 0) == (target > 0.5)
+    right = _right(output, target)
     if right.dim() == 1:
         return right.to(torch.float32)
-    counted = (target != -100).flatten(1)
-    return (right.flatten(1) & counted).sum(1) / counted.sum(1).clamp(min=1)
+    return right.flatten(1).to(torch.float32).mean(1)
+
+
+def _counts(output: Tensor, target: Tensor, axis: int, ignored: int | None) -> Tensor:
+    """Which labels count: not the one that the loss ignores, and none that is no class of the model."""
+    counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
+    if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
+        counts = counts & (target >= 0) & (target < output.shape[axis])
+    return counts
+
+
+def _accuracy_of_counted(axis: int, ignored: int | None, places: bool) -> Criterion:
+    """Accuracy over the labels that count: all `places` alike, or the mean over samples of their means."""
+
+    def each(output: Tensor, target: Tensor) -> Tensor:
+        counts = _counts(output, target, axis, ignored).reshape(len(target), -1)
+        right = (_right(output, target, axis).reshape(counts.shape) & counts).sum(1).to(torch.float32)
+        return right if places else right / counts.sum(1).clamp(min=1)
+
+    def weight(output: Tensor, target: Tensor) -> Tensor:
+        counts = _counts(output, target, axis, ignored).reshape(len(target), -1)
+        return (counts.sum(1) if places else counts.any(1)).to(torch.float32)
+
+    def mean(output: Tensor, target: Tensor) -> Tensor:
+        return each(output, target).sum() / weight(output, target).sum()
+
+    return Criterion("accuracy", mean, each, True, weight, built_in=True)
 
 
 def _built_in(name: str, each: Function, higher_is_better: bool = False) -> Criterion:
@@ -152,7 +181,7 @@ def own(function: Function, higher_is_better: bool, name: str | None = None) -> 
     known = parts(function)
     if known is not None and known.each is not None:
         mean = known.mean or function
-        return Criterion(name, mean, known.each, higher_is_better, known.weight, classes_first=True)
+        return Criterion(name, mean, known.each, higher_is_better, known.weight, ignored=known.ignored)
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         try:
@@ -160,7 +189,8 @@ def own(function: Function, higher_is_better: bool, name: str | None = None) -> 
         except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
             return _one_by_one(function, output, target)
 
-    return Criterion(name, function, each, higher_is_better, adds_up=known is not None)
+    ignored = known.ignored if known is not None else None
+    return Criterion(name, function, each, higher_is_better, adds_up=known is not None, ignored=ignored)
 
 
 def _with_state(metric: Any, higher_is_better: bool, name: str) -> Criterion:
@@ -227,21 +257,53 @@ def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> 
     return LOSSES["binary_cross_entropy" if one_logit else "cross_entropy"]
 
 
-def choose_metric(metric: str | Function | None, loss: Criterion, target: Tensor) -> Criterion:
-    """The named metric, the user's own, or accuracy for classes and the loss for numbers."""
+def choose_metric(
+    metric: str | Function | None, loss: Criterion, output: Tensor, target: Tensor, labels: Tensor
+) -> Criterion:
+    """The named metric, the user's own, or accuracy for classes and the loss for numbers.
+
+    `output` and `target` are of some samples, `labels` all targets that there are.
+    """
     if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
         chosen = check.choice("metric", metric, [*METRICS, "loss"])
-        return loss._replace(name="loss") if chosen == "loss" else _beside(loss, METRICS[chosen])
+        if chosen == "loss":
+            return loss._replace(name="loss")
+        return _accuracy_beside(loss, output, target, labels) if chosen == "accuracy" else METRICS[chosen]
     if isinstance(metric, Metric):
         return own(metric.function, metric.higher_is_better, metric.name)
     if metric is not None:
         return own(_function("metric", metric, [*METRICS, "loss"]), _direction(metric))
     classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss.name not in LOSSES
-    return _beside(loss, METRICS["accuracy"]) if classes and not target.is_floating_point() else loss
+    if classes and not target.is_floating_point():
+        return _accuracy_beside(loss, output, target, labels)
+    return loss
 
 
-def _beside(loss: Criterion, metric: Criterion) -> Criterion:
-    """The metric of outputs as the loss has them."""
-    if not loss.classes_first or metric is not METRICS["accuracy"]:
-        return metric
-    return _built_in(metric.name, lambda output, y: _accuracy(output.movedim(1, -1), y), True)
+def _accuracy_beside(loss: Criterion, output: Tensor, target: Tensor, labels: Tensor) -> Criterion:
+    """Accuracy with the classes on the axis where the loss has them, over the labels that it counts."""
+    axis = _axis_of_classes(loss, output, target)
+    if axis == -1 and (labels.is_floating_point() or bool(_counts(output, labels, axis, loss.ignored).all())):
+        return METRICS["accuracy"]
+    return _accuracy_of_counted(axis, loss.ignored, places=loss not in LOSSES.values())
+
+
+def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:
+    """1 or -1: torch's losses have the classes before the places of a sequence, ours behind them.
+
+    Of a user's function the shapes tell; where both would do, outputs that are right on one axis have less
+    loss on that one.
+    """
+    if output.dim() != target.dim() + 1 or output.dim() == 2 or loss in LOSSES.values():
+        return -1
+    if loss.ignored is not None:
+        return 1
+    shapes = {axis: output.movedim(axis, -1).shape[:-1] == target.shape for axis in (-1, 1)}
+    if not all(shapes.values()):
+        return 1 if shapes[1] else -1
+    known = target.clamp(0, output.shape[-1] - 1).long()
+    logits = (20.0 * torch.nn.functional.one_hot(known, output.shape[-1]) - 10.0).to(output)
+    try:
+        last, first = (float(loss.mean(made, target)) for made in (logits, logits.movedim(-1, 1)))
+    except Exception:  # a user's function may fail in its own way
+        return -1
+    return 1 if first < last else -1

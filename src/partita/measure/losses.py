@@ -29,24 +29,27 @@ class Parts(NamedTuple):
     """What samples contribute to a loss: their weighted losses and their weights.
 
     `each` is None where a batch's loss is the sum of the function's values on its samples; `mean` is a form
-    of the loss that can be stacked, where the function itself cannot.
+    of the loss that can be stacked, where the function itself cannot. `ignored` is the label that does not
+    count.
     """
 
     each: Function | None
     weight: Function | None = None
     mean: Function | None = None
+    ignored: int | None = None
 
 
 def parts(function: Any) -> Parts | None:
     """Return the parts of a loss that says more than that it is a mean over samples; None for all others."""
     call, options = _opened(function)
+    ignored = options.get("ignore_index", -100) if call in _CLASSES.values() else None
     if options.get("reduction") == "sum":
-        return Parts(None)
+        return Parts(None, ignored=ignored)
     if call not in _CLASSES.values() or options.get("reduction", "mean") != "mean":
         return None
     if options.keys() - {"weight", "ignore_index", "label_smoothing", "reduction"}:
         return None
-    weights, ignored = options.get("weight"), options.get("ignore_index", -100)
+    weights: Tensor | None = options.get("weight")
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         return _by_sample(call(output, target, **{**options, "reduction": "none"}))
@@ -54,14 +57,14 @@ def parts(function: Any) -> Parts | None:
     def weight(output: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():  # probabilities of the classes: every place counts once
             return _by_sample(torch.ones_like(output.select(1, 0)))
-        counts = target != ignored
-        of_class = 1.0 if weights is None else weights[torch.where(counts, target, 0)]
+        counts: Tensor = target != ignored
+        of_class: Any = 1.0 if weights is None else weights[torch.where(counts, target, 0)]
         return _by_sample(torch.where(counts, of_class, 0.0).to(output.dtype))
 
     def mean(output: Tensor, target: Tensor) -> Tensor:
         return each(output, target).sum() / weight(output, target).sum()
 
-    return Parts(each, weight, mean if options.get("label_smoothing") else None)
+    return Parts(each, weight, mean if options.get("label_smoothing") else None, ignored)
 
 
 def _by_sample(places: Tensor) -> Tensor:
