@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import pandas
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import partita as pt
@@ -217,6 +222,99 @@ def test_a_variant_that_starts_from_another_has_the_weights_of_that_one(tmp_path
         run_study(pair(0.2), [0], out=out, resume=True, announce=quiet)
 
 
+HELPERS = "SCALE = {scale}\ndef bent(x): return x * SCALE\n"
+MINE = """
+import types
+import torch
+import partita as pt
+from partita.recipes import Experiment
+import helpers
+{more}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(64, 10)
+        {own}
+
+    def forward(self, x):
+        return {forward}
+
+def experiment(seed=0):
+    data = pt.data.digits(4, pt.data.label_skew(3), test=0.4, seed=seed)
+    torch.manual_seed(seed)
+    model = Net()
+    {then}
+    return Experiment(model, data, pt.fedavg(lr=0.1), rounds=1, steps=1, batch=8, seed=seed, {settings})
+"""
+HIDDEN = {  # what decides a result, with a number S in it that no weight shows
+    "a module by its attribute": {"forward": "helpers.bent(self.fc(x.flatten(1)))"},
+    "an import inside": {
+        "more": "def late(x):\n    from helpers import bent\n    return bent(x)",
+        "forward": "late(self.fc(x.flatten(1)))",
+    },
+    "an object in the file": {
+        "more": "CFG = types.SimpleNamespace(s=S)",
+        "forward": "self.fc(x.flatten(1)) * CFG.s",
+    },
+    "functions in a dictionary": {
+        "more": "ACTS = {'a': lambda x: x * S}",
+        "forward": "ACTS['a'](self.fc(x.flatten(1)))",
+    },
+    "an object of the model": {
+        "then": "model.cfg = types.SimpleNamespace(s=S)",
+        "forward": "self.fc(x.flatten(1)) * self.cfg.s",
+    },
+    "a tensor of the model": {
+        "then": "model.s = torch.tensor(float(S))",
+        "forward": "self.fc(x.flatten(1)) * self.s",
+    },
+    "a buffer that is not kept": {
+        "own": "self.register_buffer('s', torch.ones(1), persistent=False)",
+        "then": "model.s.fill_(S)",
+        "forward": "self.fc(x.flatten(1)) * self.s",
+    },
+    "a hook": {"then": "model.fc.register_forward_hook(lambda m, i, o: o * S)"},
+    "a metric": {
+        "more": "def right(o, t): return S * (o.argmax(-1) == t).float().mean()",
+        "settings": "metric=pt.Metric(lambda o, t: right(o, t), higher_is_better=True)",
+    },
+    "only while training": {
+        "more": "CFG = types.SimpleNamespace(s=S)",
+        "forward": "self.fc(x.flatten(1)) * (CFG.s if self.training else 1)",
+    },
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_no_weight_shows_is_compared(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"more": "", "own": "pass", "then": "", "settings": "", "forward": "self.fc(x.flatten(1))"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def run(scale: int, *more: str) -> tuple[int, str]:
+        text = MINE
+        for name, part in {**parts, **HIDDEN[case]}.items():
+            text = text.replace("{" + name + "}", part)
+        (tmp_path / "mine.py").write_text(re.sub(r"\bS\b", str(scale), text))
+        (tmp_path / "helpers.py").write_text(HELPERS.format(scale=scale))
+        sys.modules.pop("helpers", None)
+        importlib.invalidate_caches()
+        argv = ["partita", "run", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out"), "--quiet"]
+        monkeypatch.setattr(sys, "argv", [*argv, "--set", "baselines=False", *more])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return int(stop.value.code or 0), capsys.readouterr().err
+
+    assert run(2)[0] == 0
+    assert run(2, "--resume")[0] == 0
+    status, told = run(3, "--resume")
+    assert status == 2
+    assert re.search("resume: .*out holds a run with another (model|metric|code)", told)
+
+
 def test_a_comparison_from_the_command_line_after_its_file_was_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +365,16 @@ def helper(x: float) -> float:
 
 def calls_helper(x: float) -> float:
     return helper(x)
+
+
+@torch.compile
+def compiled(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def uses_libraries(x: Tensor) -> Any:
+    """What packages bring may hold sets, and objects that are others in each process."""
+    return pandas.DataFrame({"x": compiled(x)}), Console, hypothesis.given
 
 
 @dataclass(frozen=True)
@@ -324,6 +432,26 @@ TEXTS = {
         "f = nn.CrossEntropyLoss(weight=torch.zeros(2))",
     ),
     "an option of a loss": ("f = nn.CrossEntropyLoss()", "f = nn.CrossEntropyLoss(label_smoothing=0.1)"),
+    "a function of a metric": (
+        "import partita as pt\nf = pt.Metric(lambda o, t: o.mean(), higher_is_better=True)",
+        "import partita as pt\nf = pt.Metric(lambda o, t: o.sum(), higher_is_better=True)",
+    ),
+    "a function that remembers": (
+        "import functools\n@functools.cache\ndef g(x): return x\ndef f(x): return g(x)",
+        "import functools\n@functools.cache\ndef g(x): return -x\ndef f(x): return g(x)",
+    ),
+    "a function with the name of another": (
+        "import functools\n@functools.wraps(nn.functional.cross_entropy)\ndef f(x): return x",
+        "import functools\n@functools.wraps(nn.functional.cross_entropy)\ndef f(x): return -x",
+    ),
+    "a function of every number": (
+        "import numpy\nf = numpy.vectorize(lambda x: x)",
+        "import numpy\nf = numpy.vectorize(lambda x: -x)",
+    ),
+    "an attribute in a slot": (
+        "class C:\n __slots__ = 'a'\n def __init__(self): self.a = 1\nf = C()",
+        "class C:\n __slots__ = 'a'\n def __init__(self): self.a = 2 - 0.5\nf = C()",
+    ),
     "what is marked": (
         "def f(x): return x\nf.higher_is_better = True",
         "def f(x): return x\nf.higher_is_better = False",
@@ -345,6 +473,41 @@ def test_a_docstring_or_a_comment_is_no_code() -> None:
     assert code.digest(one) == code.digest(made("def f(x):\n    # the same\n    return x"))
     told = "def f(x):\n    '''{}'''\n    return x"
     assert code.digest(made(told.format("one"))) == code.digest(made(told.format("another")))
+
+
+PLAIN_TEXT = "def f(x):\n    def g():\n        return None\n    return x or g()"
+TOLD_TEXT = (
+    'def f(x):\n    "What it does."\n    def g():\n        "It"\n        return None\n    return x or g()'
+)
+
+
+def test_a_docstring_may_be_added() -> None:
+    assert code.digest(made(PLAIN_TEXT)) == code.digest(made(TOLD_TEXT))
+
+
+def test_what_a_function_counts_in_is_no_code() -> None:
+    f = made("N = []\ndef f(x):\n    N.append(1)\n    return x")
+    before = code.digest(f)
+    f(1.0)
+    assert code.digest(f) == before
+
+
+def test_an_object_that_answers_with_errors_has_digits() -> None:
+    text = """
+class Odd(type):
+    def __len__(cls): raise RuntimeError("no")
+    def __iter__(cls): raise RuntimeError("no")
+class C(dict, metaclass=Odd):
+    def __len__(self): raise RuntimeError("no")
+    def __repr__(self): raise RuntimeError("no")
+c = C()
+def f(x): return c, C, x * {}
+"""
+    assert code.digest(made(text.format(1))) == code.digest(made(text.format(1)))
+    assert code.digest(made(text.format(1))) != code.digest(made(text.format(2)))
+    chain = "\n".join(f"def g{i}(x): return g{i + 1}(x)" for i in range(500))
+    chain += "\ndef g500(x): return x\ndef f(x): return g0(x)"
+    assert code.digest(made(chain)) == code.digest(made(chain))
 
 
 def test_what_calls_itself_and_what_holds_itself_have_digits() -> None:
@@ -379,12 +542,12 @@ import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_same as t
 from partita import code
 print(code.digest(t.calls_helper), code.digest(t.Doubled(1.0)), code.digest(t.weighted(2.0)),
-      code.structure_digest(t.Net()), code.digest({{"a", "b", "c"}}))
+      code.structure_digest(t.Net()), code.digest({{"a", "b", "c"}}), code.digest(t.uses_libraries))
 """
     env = {**os.environ, "PYTHONHASHSEED": "1"}
     there = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=env)
     here = [code.digest(x) for x in (calls_helper, Doubled(1.0), weighted(2.0))]
-    here += [code.structure_digest(Net()), code.digest({"a", "b", "c"})]
+    here += [code.structure_digest(Net()), code.digest({"a", "b", "c"}), code.digest(uses_libraries)]
     assert there.stdout.split() == here
 
 

@@ -17,6 +17,9 @@ from partita.store.files import plain
 from partita.store.places import new_folder
 from partita.watch import Watch
 
+ROUNDINGS = 1e-3
+"""What two machines may differ by, as a share, when they pass the same samples through the same model."""
+
 
 def hold(folder: Path) -> int | None:
     """Keep other processes out of a run's folder until the handle is closed, or this process ends."""
@@ -137,12 +140,37 @@ def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
                 f"resume: config.json in {folder} says nothing of {part}, as another version of partita may "
                 "have written it; expected a new folder"
             )
+        if part == "trial":
+            _check_trial(there[part], new, folder)
+            continue
         if there[part] != new:
             changes = _changes(there[part], new)
             shown = f"resume: {folder} holds a run with another {part} ({', '.join(changes)})"
             hint = "; a model without a seed is another one each time" if _only_weights(changes) else ""
             raise ValueError(f"{shown}; expected the same{hint}")
     return before
+
+
+def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
+    """Refuse where two trials differ by more than the roundings of other machines and threads."""
+    known = old if isinstance(old, dict) else {}
+    for name in [name for name in {**known, **new} if not _alike(known.get(name), new.get(name))]:
+        what = {"training.loss": "loss", "evaluation.metric": "metric"}.get(name, "model")
+        raise ValueError(
+            f"resume: {folder} holds a run with another {what}: on the same samples, with the same initial "
+            f"weights, it gives other numbers ({name}: {known.get(name)} -> {new.get(name)}); "
+            "expected the same"
+        )
+
+
+def _alike(old: Any, new: list[float] | None) -> bool:
+    """Whether two lists of numbers are the same up to roundings."""
+    if old is None or new is None:
+        return old is new
+    if not isinstance(old, list) or len(old) != len(new) or not all(isinstance(x, int | float) for x in old):
+        return False
+    scale = max([abs(x) for x in new], default=0.0)
+    return all(abs(x - y) <= ROUNDINGS * (scale + ROUNDINGS) for x, y in zip(old, new))
 
 
 def _only_weights(changes: Sequence[str]) -> bool:

@@ -38,7 +38,7 @@ from partita.execute import (
 )
 from partita.execute.base import client_steps
 from partita.execute.fit import check_real
-from partita.execute.probe import refuse_own_statistics
+from partita.execute.probe import refuse_own_statistics, tried
 from partita.execute.seeding import kept, set_all
 from partita.initial import Origin, computed_by, own_copy, tensors_of
 from partita.measure.criteria import Function
@@ -112,7 +112,8 @@ class Federation:
         if settings.norm == "static":
             refuse_own_statistics(self.model, self.data)
         self.names = names_of(self.model, self.data, self.findings.buffers)
-        self.origin = origin or Origin.of(self.model, self.names, computed)
+        trial = origin.trial if origin else tried(self.findings, self.model, self.data, settings.seed)
+        self.origin = origin or Origin.of(self.model, self.names, computed, trial)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
             partition = self.partition_of(part.algorithm)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partita import check, code, tree
+from partita.execute.probe import Trial
 from partita.execute.seeding import kept, set_all
 from partita.types import Tensors
 
@@ -45,18 +46,21 @@ class Origin(NamedTuple):
     initial  of the weights and statistics that are trained, as they were at the start
     fixed    of what is trained by nobody and so is in no checkpoint
     code     of what the model, the user's own loss and the user's own metric compute
+    trial    what the three make of some samples (see `partita.execute.probe.tried`)
     """
 
     initial: str
     fixed: str
     code: dict[str, str | None]
+    trial: Trial
 
     @staticmethod
-    def of(model: nn.Module, names: tuple[str, ...], computed: dict[str, str | None]) -> Origin:
+    def of(model: nn.Module, names: tuple[str, ...], computed: dict[str, str | None], trial: Trial) -> Origin:
         """Of a model whose tensors with these names are trained."""
         there = model.state_dict(keep_vars=True).items()
         fixed = {k: v for k, v in there if k not in names and not v.requires_grad}
-        return Origin(code.tensors_digest(tensors_of(model, names)), code.tensors_digest(fixed), computed)
+        initial = code.tensors_digest(tensors_of(model, names))
+        return Origin(initial, code.tensors_digest(fixed), computed, trial)
 
 
 def computed_by(model: nn.Module, loss: Any, metric: Any) -> dict[str, str | None]:

@@ -326,6 +326,7 @@ class Watch:
                 "fingerprint": run.fingerprint,
                 "source": run.data.source,
             },
+            "trial": run.origin.trial,
             "executor": {
                 "requested": run.settings.executor,
                 "picks": run.picks,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from partita import check, tree
+from partita.arithmetic import arithmetic
 from partita.data import FederatedData
 from partita.execute.behaviour import Behaviour, behaviour, check_static
 from partita.execute.by_sample import check_metric, not_by_sample, rows_of_several
@@ -25,14 +26,15 @@ from partita.execute.fit import (
     refuse_broadcast,
 )
 from partita.execute.problem import ModelProblem
-from partita.execute.seeding import kept
+from partita.execute.seeding import kept, set_all
 from partita.execute.stack import Stack, lift
 from partita.execute.stackable import context, stackable
 from partita.measure.criteria import Criterion, Function, choose_loss, choose_metric
 from partita.partition import Names
 from partita.types import Batch, Tensors
 
-SAMPLES, TRIALS = 4, 3
+SAMPLES, TRIALS, SUMS = 4, 3, 4
+Trial = dict[str, list[float] | None]
 
 
 class Findings(NamedTuple):
@@ -79,6 +81,42 @@ def examine(
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
     return Findings(criterion, measure, own.buffers, saved // len(x), own)
+
+
+def tried(findings: Findings, model: nn.Module, data: FederatedData, seed: int) -> Trial:
+    """What model, loss and metric make of some samples, in a few numbers: a changed one gives others.
+
+    A resumed run must have the same ones, up to roundings, whatever its text looks like.
+    """
+    if findings.own.remembers:  # what it makes of them depends on what it has seen before
+        return {}
+    rows = rows_of_several(data)
+    x, y = data.gather(rows)
+    found = {}
+    with arithmetic("fp32"), kept(x.device), torch.no_grad():
+        for mode in ("training", "evaluation"):
+            set_all(seed, x.device)
+            module = stackable(model).train(mode == "training")
+            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            try:
+                output = torch.func.functional_call(module, given, (x,))
+                found[mode] = _in_short(output)
+                of_batch = findings.loss if module.training else findings.metric
+                found[f"{mode}.{'loss' if module.training else 'metric'}"] = _in_short(
+                    torch.as_tensor(of_batch.mean(output, y))
+                )
+            except Exception:  # it may fail on what a run does not ask of it
+                found[mode] = None
+    return found
+
+
+def _in_short(values: Tensor) -> list[float] | None:
+    """A few weighted sums of all numbers, if they are numbers."""
+    flat = values.detach().double().cpu().flatten()
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(SUMS, len(flat), generator=draw, dtype=torch.float64) if len(flat) > 1 else 1.0
+    sums = (weights * flat).sum(-1) / len(flat) ** 0.5
+    return sums.reshape(-1).tolist() if bool(torch.isfinite(sums).all()) else None
 
 
 def refuse_own_statistics(model: nn.Module, data: FederatedData) -> None:

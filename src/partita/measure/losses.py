@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 def parts(function: Any) -> Parts | None:
     """Return the parts of a loss that says more than that it is a mean over samples; None for all others."""
     call, options = _opened(function)
-    ignored = options.get("ignore_index", -100) if call in _CLASSES.values() else None
+    ignored: Any = options.get("ignore_index", -100) if call in _CLASSES.values() else None
     if options.get("reduction") == "sum":
         return Parts(None, ignored=ignored)
     if call not in _CLASSES.values() or options.get("reduction", "mean") != "mean":
@@ -57,7 +57,7 @@ def parts(function: Any) -> Parts | None:
     def weight(output: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():  # probabilities of the classes: every place counts once
             return _by_sample(torch.ones_like(output.select(1, 0)))
-        counts: Tensor = target != ignored
+        counts = torch.ne(target, ignored)
         of_class: Any = 1.0 if weights is None else weights[torch.where(counts, target, 0)]
         return _by_sample(torch.where(counts, of_class, 0.0).to(output.dtype))
 
