@@ -15,6 +15,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,26 @@ def test_damaged_files_of_a_study(
         with refused_or_done(case):
             run_study(study, [0], out=work, resume=True, announce=quiet, executor="loop")
         shutil.rmtree(work)
+
+
+def test_damaged_words_about_divergence(tmp_path: Path) -> None:
+    """Summaries of runs in which clients diverged say more than others."""
+    with pytest.warns(UserWarning, match="diverged"):
+        replace(experiment(), algorithm=pt.fedalt("output", lr=1e30)).run(
+            out=tmp_path / "run", executor="loop", report=False, baselines=True
+        )
+    path = tmp_path / "run" / "summary.json"
+    whole = path.read_text()
+    assert json.loads(whole)["diverged"]["baselines"]
+    for case in range(60):
+        r, found = random.Random(f"diverged {case}"), json.loads(whole)
+        found["diverged"] = edited(r, found["diverged"])
+        path.write_text(json.dumps(found))
+        with refused_or_done(case):
+            str(pt.load(tmp_path / "run").summary())
+    for wrong in ([], True, "x", 5):
+        path.write_text(json.dumps({**json.loads(whole), "diverged": {"clients": 1, "baselines": wrong}}))
+        check_command(wrong, "report", tmp_path / "run", "--out", tmp_path / "page.html", "--quiet")
 
 
 @pytest.mark.parametrize(
@@ -666,3 +687,17 @@ def test_ctrl_c_while_it_loads() -> None:
 def test_a_program_that_imports_partita_keeps_its_ctrl_c() -> None:
     assert not early.is_command()
     assert signal.getsignal(signal.SIGINT) is not early.stop
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("run", "digits", "--set", "capacity=width({[]: 1})"), "names or numbers as keys"),
+        (("run", "digits", "--set", "capacity=width(**{})"), "without **"),
+        (("compare", "digits", "--algorithms", "fedalt(**{})"), "a method's name, or a call"),
+    ],
+)
+def test_calls_that_are_no_calls(line: tuple[str, ...], words: str) -> None:
+    status, told = command(*line)
+    assert (status, told.count("\n")) == (2, 1)
+    assert words in told

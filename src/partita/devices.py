@@ -94,7 +94,7 @@ class Devices:
                     f"devices that hold the whole model for {part.algorithm.name}: {reason}",
                 )
             self._check_personal(self.run.partition_of(part.algorithm))
-        if self.narrow and self.run.findings.buffers and self.run.settings.norm != "static":
+        if self.narrow and self.run.findings.buffers and self.run.settings.norm not in ("static", "personal"):
             check.warn(
                 "capacity: narrow models share statistics with wide ones, whose channels have other means; "
                 "use norm='static'",

@@ -226,7 +226,7 @@ def _read_summary(path: Path) -> Summary:
     check_form(path, found, SUMMARY)
     try:
         str(found)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise check.fail("file", str(path), f"a summary, as a run writes it ({error!r})") from None
     return found
 

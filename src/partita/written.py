@@ -20,6 +20,12 @@ _LEAVES: dict[str, Callable[[Any], bool]] = {
 }
 _SCORES = {"local": NUMBER, "global": NUMBER, "personal": NUMBER}
 _COUNTS = {"mean": NUMBER, "max": NUMBER, "counts": [[NUMBER]]}
+_DIVERGED = {
+    **dict.fromkeys(("clients", "of", "first", "last", "set_aside", "uploads"), NUMBER),
+    **dict.fromkeys(("finite", "nothing_learned"), FLAG),
+    "why": {ANY: NUMBER},
+    "rates": {ANY: NUMBER},
+}
 SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
@@ -33,7 +39,9 @@ SUMMARY: dict[str, Any] = {
     "excluded_why": {ANY: TEXT},
     "byzantine": {"clients": NUMBER, "attack": TEXT, "test": _SCORES, "excluded": [TEXT]},
     "parameters": {ANY: NUMBER},
+    "personal_part": {"names": [TEXT], "parameters": NUMBER, "of": NUMBER},
     "classes": {ANY: {ANY: NUMBER, "test": _SCORES}},
+    "diverged": {**_DIVERGED, "baselines": {"local": _DIVERGED, "global": _DIVERGED}},
 }
 CONFIG: dict[str, Any] = {
     **dict.fromkeys(("what", "loss", "metric"), TEXT),

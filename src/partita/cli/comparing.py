@@ -180,7 +180,7 @@ def _label(folder: Path) -> str:
 def _same_but_seed(a: Record, b: Record) -> bool:
     def facts(run: Record) -> tuple[object, ...]:
         """What decides a result, without what is drawn by the seed: weights, samples, who lies."""
-        known = parts(run.config)
+        known = {k: v for k, v in parts(run.config).items() if k != "trial"}
         settings, model, data = (_mapping(known.pop(k, None)) for k in ("settings", "model", "data"))
         source = _mapping(data.get("source"))
         drawn = ("seed", "byzantine", "initial", "fixed")

@@ -9,7 +9,7 @@ import inspect
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -231,7 +231,9 @@ def _made(node: ast.Call, option: str, prefix: str = "") -> Any:
     part = full.get(written) or short[check.choice("function", written, short)]
     name = written.rpartition(".")[2]
     args = [_argument(a, option, name) for a in node.args]
-    kwargs = {k.arg or "**": _argument(k.value, option, name) for k in node.keywords}
+    if any(k.arg is None for k in node.keywords):
+        raise check.fail("argument", ast.unparse(node), "arguments by their names, without **")
+    kwargs = {str(k.arg): _argument(k.value, option, name) for k in node.keywords}
     bound = bind(name, signature(part), args, kwargs, prefix)
     return part(*bound.args, **bound.kwargs)
 
@@ -258,8 +260,10 @@ def _argument(node: ast.expr, option: str, inside: str = "") -> Any:
         name = ast.unparse(node.func).rpartition(".")[2]
         return _made(node, option, f"{name} " if inside else "")
     if isinstance(node, ast.Dict) and all(node.keys):
-        pairs = [(k, v) for k, v in zip(node.keys, node.values) if k]
-        return {_argument(k, option, inside): _argument(v, option, inside) for k, v in pairs}
+        pairs = [(_argument(k, option, inside), v) for k, v in zip(node.keys, node.values) if k]
+        if not all(isinstance(k, Hashable) for k, _ in pairs):
+            raise check.fail("argument", ast.unparse(node), "names or numbers as keys")
+        return {k: _argument(v, option, inside) for k, v in pairs}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

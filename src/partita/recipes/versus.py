@@ -73,14 +73,19 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
     node = expression("algorithm", text.strip())
     if isinstance(node, ast.Name):
         return check.choice("algorithm", node.id, METHODS), {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Name)
+        or node.args
+        or any(word.arg is None for word in node.keywords)
+    ):
         raise check.fail(
             "algorithm",
             text,
             "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')",
         )
     name = check.choice("algorithm", node.func.id, METHODS)
-    options = {word.arg: literal(word.value, word.arg) for word in node.keywords if word.arg is not None}
+    options = {word.arg: literal(word.value, word.arg) for word in node.keywords if word.arg}
     written = ",".join(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)
     return re.sub(r"[^\w.=,+-]", "", f"{name}-{written}"), options
 
