@@ -501,7 +501,10 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
         ("algorithm.lr=linear(x)", "algorithm.lr: argument='x': expected a number"),
         ("algorithm.lr=linear(1 + 1)", "algorithm.lr: argument='1 + 1': expected a number"),
         ("algorithm.lr=linear(*[1])", "algorithm.lr: argument='*[1]': expected a number"),
-        ("algorithm.lr=linear(**{'lr': 1})", "algorithm.lr: linear: missing a required argument"),
+        (
+            "algorithm.lr=linear(**{'lr': 1})",
+            "algorithm.lr: argument=\"linear(**{'lr': 1})\": expected arguments by their",
+        ),
         ("algorithm.server=adam(lr=-1)", "algorithm.server: lr=-1: expected a number above 0"),
         ("algorithm.server=open('x')", "algorithm.server: function='open': expected one of"),
         ("algorithm.server=sgd().init({})", "algorithm.server: function='sgd().init': expected one of"),

@@ -257,7 +257,10 @@ class _Digest:
             hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
             for key, held in [*sorted(own.items()), *fixed.items()]:
                 self.word(key)
-                self.add(held)
+                if is_known(type(part)) and not _is_plain(held) and not _is_ones_own(held):
+                    self.word(type(held).__qualname__)
+                else:
+                    self.add(held)
             self.add(hooks)
             self.word(_shown(part.extra_repr))
 
