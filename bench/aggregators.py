@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from partita import aggregate
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 INSTALL = "pip install --no-deps byzfl==0.0.11"
 KEY = torch.tensor(0)

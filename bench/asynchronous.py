@@ -16,8 +16,8 @@ import statistics
 import time
 
 import partita as pt
-from partita.bench.textbook import wait
-from partita.bench.workloads import LR, WORKLOADS
+from partita.cli.bench.textbook import wait
+from partita.cli.bench.workloads import LR, WORKLOADS
 
 WORK = WORKLOADS["logistic"]._replace(cohort=100)
 S = pt.schedule

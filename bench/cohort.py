@@ -13,8 +13,8 @@ import statistics
 
 import torch
 
-from partita.bench.compare import rounds
-from partita.bench.workloads import METHODS, WORKLOADS
+from partita.cli.bench.compare import rounds
+from partita.cli.bench.workloads import METHODS, WORKLOADS
 
 
 def measure(cohort: int, times: int, device: str, executor: str, memory: str | None) -> str:

@@ -17,10 +17,10 @@ import time
 import torch
 
 import partita as pt
-from partita.arithmetic import arithmetic
-from partita.bench.compare import Marks
-from partita.bench.textbook import wait
-from partita.bench.workloads import METHODS, WORKLOADS, Workload
+from partita.cli.bench.compare import Marks
+from partita.cli.bench.textbook import wait
+from partita.cli.bench.workloads import METHODS, WORKLOADS, Workload
+from partita.core.device import arithmetic
 from partita.data import FederatedData
 
 

@@ -64,7 +64,7 @@ def _part(text: str) -> str:
 
 def _options(obj: griffe.Function) -> str:
     """The arguments as the function itself declares them."""
-    from partita import catalogue
+    from partita.cli import catalogue
 
     try:
         found = import_module(obj.module.path)

@@ -17,8 +17,8 @@ import hypothesis
 import pytest
 import torch
 
-import partita.settings
-from partita.execute import Auto
+import partita.engine.settings
+from partita.engine.execute import Auto
 
 torch.set_num_threads(1)
 
@@ -56,7 +56,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # every run notes the versions of its libraries: they are read from disk once
-partita.settings.version = functools.cache(partita.settings.version)  # type: ignore[attr-defined]
+partita.engine.settings.version = functools.cache(partita.engine.settings.version)  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

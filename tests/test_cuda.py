@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partita as pt
-from partita.bench.workloads import METHODS
-from partita.execute.plan import draw
-from partita.transfer import Coming
-from partita.types import Moment, Work
+from partita.cli.bench.workloads import METHODS
+from partita.core.device import Coming
+from partita.core.types import Moment, Work
+from partita.engine.execute.plan import draw
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device and PARTITA_TEST_CUDA=1"

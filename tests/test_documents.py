@@ -26,9 +26,8 @@ from torch.func import vmap
 from typer.main import get_command
 
 import partita as pt
-from partita import catalogue
 from partita.algorithms import METHODS
-from partita.cli import app
+from partita.cli import app, catalogue
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import build, parse
 

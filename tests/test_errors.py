@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita import cli
-from partita.callbacks import Callback, Event
-from partita.store import checkpoint
+from partita.core import parts
+from partita.engine.callbacks import Callback, Event
+from partita.engine.store import checkpoint
 
 NAN, INF = float("nan"), float("inf")
 F = nn.functional
@@ -58,7 +59,7 @@ def with_value(x: Tensor, value: float) -> Tensor:
     return x
 
 
-def method() -> pt.types.Algorithm:
+def method() -> parts.Algorithm:
     return pt.fedalt("output", lr=0.1)
 
 
@@ -463,13 +464,13 @@ TABLE = [
         "staleness is a number",
         lambda: S.asynchronous(staleness=0.5),
         "staleness=0.5: ",
-        "a staleness such as partita.server.polynomial(0.5)",
+        "a staleness such as partita.schedule.polynomial(0.5)",
     ),
     make(
         "staleness not called",
-        lambda: S.asynchronous(staleness=pt.server.polynomial),
+        lambda: S.asynchronous(staleness=pt.schedule.polynomial),
         "staleness=<function polynomial",
-        "a staleness such as partita.server.polynomial(0.5)",
+        "a staleness such as partita.schedule.polynomial(0.5)",
     ),
     make(
         "staleness of nothing",
@@ -769,7 +770,7 @@ TABLE = [
         "server is a word",
         lambda: pt.fedavg(lr=0.1, server="adam"),
         "server='adam': ",
-        "partita.server.adam(lr=0.01)",
+        "partita.optim.adam(lr=0.01)",
     ),
     make(
         "aggregator not called",
@@ -787,11 +788,11 @@ TABLE = [
     ),
     make(
         "a staleness not called",
-        lambda: pt.fedasync(lr=0.1, staleness=pt.server.polynomial),
+        lambda: pt.fedasync(lr=0.1, staleness=pt.schedule.polynomial),
         "staleness=<function polynomial",
-        "partita.server.polynomial(0.5)",
+        "partita.schedule.polynomial(0.5)",
     ),
-    make("a hinge that never falls", lambda: pt.server.hinge(0, 4), "a=0: ", "a number above 0"),
+    make("a hinge that never falls", lambda: pt.schedule.hinge(0, 4), "a=0: ", "a number above 0"),
     make(
         "inner steps without end",
         lambda: pt.persafl_me(lr=0.1, lam=5.0, inner_lr=0.05),
@@ -826,9 +827,9 @@ TABLE = [
     make("lr is a function of nothing", lambda: pt.fedavg(lr=lambda: 0.1), "lr=<function ", "a rate such as"),
     make(
         "lr is a rate not called",
-        lambda: pt.fedavg(lr=pt.server.linear),
+        lambda: pt.fedavg(lr=pt.optim.linear),
         "lr=<function linear",
-        "a rate such as partita.server.linear(0.1)",
+        "a rate such as partita.optim.linear(0.1)",
     ),
     # data as an argument, and swapped arguments
     Wrong("no data", fed(data=None), "data=None: ", FEDERATED),
@@ -1550,7 +1551,7 @@ COMMANDS = [
     sets("no such method", "algorithm=fedalt2", "algorithm='fedalt2': ", "(did you mean 'fedalt'?)"),
     sets("no such option of the method", "algorithm.lrr=1", "'lrr': ", "(did you mean 'lr'?)"),
     sets("lr is a word", "algorithm.lr=fast", "lr='fast': ", "a number from 0"),
-    sets("server is a word", "algorithm.server=adam", "server='adam': ", "partita.server.adam(lr=0.01)"),
+    sets("server is a word", "algorithm.server=adam", "server='adam': ", "partita.optim.adam(lr=0.01)"),
     sets("personal is a number", "algorithm.personal=3", "personal=3: ", SPLITS),
     sets(
         "personal misspelt", "algorithm.personal=outputs", "personal='outputs': ", "(did you mean 'output'?)"

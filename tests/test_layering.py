@@ -1,4 +1,4 @@
-"""Maths never imports machinery, machinery never imports surface, and `import partita` stays light."""
+"""The folders are the architecture: each imports only from those below it. `import partita` stays light."""
 
 from __future__ import annotations
 
@@ -7,67 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
+from types import ModuleType
 
 import partita
 
 SOURCE = Path(partita.__file__).parent
-MATHS = (
-    "algorithms",
-    "local",
-    "aggregate",
-    "server",
-    "partition",
-    "order",
-    "psi",
-    "capacity",
-    "attack",
-    "measures",
-)
-MACHINERY = (
-    "execute",
-    "store",
-    "schedule",
-    "data",
-    "federation",
-    "federate",
-    "watch",
-    "run",
-    "record",
-    "results",
-    "settings",
-    "table",
-    "initial",
-    "code",
-    "written",
-    "begin",
-    "measuring",
-    "ahead",
-    "snapshot",
-    "cohorts",
-    "cautions",
-    "timing",
-    "phases",
-    "arithmetic",
-    "threads",
-    "divergence",
-)
-SURFACE = ("bench", "recipes", "report", "cli", "catalogue", "deploy")
-GROUND = (
-    "early",
-    "types",
-    "tree",
-    "transfer",
-    "draws",
-    "check",
-    "options",
-    "stopping",
-    "measure",
-    "callbacks",
-    "track",
-    "models",
-)
+AXES = ("algorithms", "aggregate", "attack", "capacity", "measures", "optim", "schedule", "data", "models")
+LAYERS = (("core",), AXES, ("engine",), ("report", "track"), ("api",), ("recipes",), ("cli",))
+"""From the ground up: a folder imports from its own layer and from those below it."""
 HEAVY = (
     "sklearn",
     "scipy",
@@ -111,49 +58,41 @@ def layer(name: str) -> str:
     return name.split(".")[1] if "." in name else ""
 
 
-def offences(importers: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
-    found = []
-    for name, path in modules().items():
-        if layer(name) in importers:
-            used = imported(path.read_text(), name, path.name == "__init__.py")
-            found += [f"{name} imports {m}" for m in sorted(used) if layer(m) in (*forbidden, "")]
-    return found
+def height(name: str) -> int:
+    return next(i for i, folders in enumerate(LAYERS) if layer(name) in folders)
 
 
 def test_the_finder_finds() -> None:
-    text = "import partita.store\nfrom partita import server as s, check\ndef f():\n  from ..data import x\n"
-    assert imported(text, "partita.local.sgd", False) == {
-        "partita.store",
-        "partita.server",
-        "partita.check",
+    text = "import partita.engine.store\nfrom partita import optim as s, data\n"
+    text += "def f():\n  from ..data import x\n"
+    assert imported(text, "partita.algorithms.local", True) == {
+        "partita.engine.store",
+        "partita.optim",
         "partita.data",
+        "partita.algorithms.data",
     }
-    assert imported("from . import plan", "partita.execute", True) == {"partita.execute"}
-    assert imported("import partita as pt", "partita.local.sgd", False) == {"partita"}
+    assert imported("from . import plan", "partita.engine.execute", True) == {"partita.engine.execute"}
+    assert imported("import partita as pt", "partita.algorithms.local.sgd", False) == {"partita"}
 
 
-def test_the_layers_are_there() -> None:
-    there = {layer(name) for name in modules()}
-    assert {"algorithms", "local", "aggregate", "server", "partition"} <= there
-    assert set(MACHINERY) <= there
+def test_the_folders_are_the_architecture() -> None:
+    there = {p.name for p in SOURCE.iterdir() if p.name != "__pycache__"}
+    folders = {folder for folders in LAYERS for folder in folders if folder != "api"}
+    assert there == {*folders, "__init__.py", "api.py", "py.typed"}
 
 
-def test_maths_never_imports_machinery_or_surface() -> None:
-    assert offences(MATHS, (*MACHINERY, *SURFACE)) == []
+def test_nothing_imports_from_above() -> None:
+    wrong = []
+    for name, path in modules().items():
+        used = imported(path.read_text(), name, path.name == "__init__.py") if layer(name) else set()
+        wrong += [f"{name} imports {m}" for m in sorted(used) if not layer(m) or height(m) > height(name)]
+    assert wrong == []
 
 
-def test_machinery_never_imports_surface() -> None:
-    assert offences(MACHINERY, SURFACE) == []
-
-
-def test_the_ground_imports_no_layer_above_it() -> None:
-    assert offences(GROUND, (*MATHS, *MACHINERY, *SURFACE)) == []
-
-
-@pytest.mark.parametrize("name", ["types", "tree", "transfer", "draws", "check"])
-def test_the_ground_stands_on_nothing(name: str) -> None:
-    used = {layer(m) for m in imported((SOURCE / f"{name}.py").read_text(), f"partita.{name}", False)}
-    assert used <= {"types", "tree", "transfer", "draws", "check"}
+def test_no_public_name_is_a_modules() -> None:
+    """`import partita.local as x` must never give a function."""
+    public = {name for name in partita.__all__ if not isinstance(getattr(partita, name), ModuleType)}
+    assert public & {layer(name) for name in modules()} == set()
 
 
 def test_import_loads_nothing_heavy() -> None:

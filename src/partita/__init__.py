@@ -12,18 +12,16 @@ from collections.abc import Mapping as _Mapping
 from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
-import partita.early as _early  # noqa: F401 (before what takes its time to load)
+import partita.core.early as _early  # noqa: F401 (before what takes its time to load)
 from partita import (
     aggregate,
     attack,
-    callbacks,
     capacity,
     data,
     measures,
     models,
-    psi,
+    optim,
     schedule,
-    server,
     track,
 )
 from partita.algorithms import (
@@ -56,17 +54,19 @@ from partita.algorithms import (
     persafl_me,
     pfedme,
     pipeline,
+    psi,
     rfa,
     scaffold,
     stage,
     tuned,
 )
-from partita.federate import federate
-from partita.local.solvers import adam, cg, exact, gd
-from partita.measure.criteria import Metric
-from partita.record import Record
-from partita.run import Run, load
-from partita.stopping import Stopped
+from partita.algorithms.local.solvers import adam, cg, exact, gd
+from partita.api import federate
+from partita.core.metrics import Metric
+from partita.engine import callbacks
+from partita.engine.record import Record
+from partita.engine.run import Run, load
+from partita.engine.stopping import Stopped
 
 __version__ = "0.1.0"
 __all__ = [
@@ -110,6 +110,7 @@ __all__ = [
     "local",
     "measures",
     "models",
+    "optim",
     "perfedavg",
     "persafl_maml",
     "persafl_me",
@@ -119,7 +120,6 @@ __all__ = [
     "rfa",
     "scaffold",
     "schedule",
-    "server",
     "stage",
     "track",
     "tuned",

@@ -8,9 +8,9 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from definitions import combine
 
 from partita import aggregate as agg
+from reference.definitions import combine
 
 if importlib.util.find_spec("byzfl") is not None:
     for name in ("torchvision", "seaborn", "matplotlib"):  # its datasets and plots want them, we do not

@@ -8,9 +8,11 @@ from torch import Tensor
 
 import partita as pt
 from partita import aggregate as agg
-from partita import capacity, draws
-from partita.aggregate.holders import forged_by_holders, held_by, over_holders
-from partita.types import Aggregator, Combined, Tensors, Upload
+from partita import capacity
+from partita.core import draws
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors, Upload
+from partita.engine.devices.holders import forged_by_holders, held_by, over_holders
 
 KEY = draws.key(0, "aggregation", 3)
 WHOLE, LAST = {"a": (4, 3), "b": (3,), "d": (2, 2)}, {"d": (2, 2)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from definitions import combine, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import aggregate as agg
+from reference.definitions import combine, vector
 
 MEDIANS = {
     "coordinate_median": agg.coordinate_median(),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import definitions as plain
 import numpy as np
 import pytest
 import torch
-from definitions import combine, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import aggregate as agg
+from reference import definitions as plain
+from reference.definitions import combine, vector
 
 few = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)

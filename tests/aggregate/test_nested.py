@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import definitions as plain
 import numpy as np
 import pytest
 import torch
-from definitions import combine, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita import aggregate as agg
-from partita.types import Aggregator, Combined
+from partita.core.parts import Aggregator, Combined
+from reference import definitions as plain
+from reference.definitions import combine, vector
 
 few = settings(deadline=None, max_examples=30)
 seeds = st.integers(0, 2**32 - 1)

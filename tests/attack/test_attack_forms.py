@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 import partita as pt
-from partita import draws, tree
-from partita.aggregate.screen import faults, screen
 from partita.attack.alie import _largest
-from partita.types import Attack, Upload
+from partita.core import draws, tree
+from partita.core.parts import Attack
+from partita.core.sound import faults
+from partita.core.types import Upload
+from partita.engine.screen import screen
 
 KEY = draws.key(0, "attack", 3)
 LIARS = (1, 4)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
+from algorithms.test_every_algorithm import CASES, make
 from partita.algorithms import METHODS
+from partita.core.parts import Algorithm, Attack
+from partita.core.types import Cohort, ServerState, Upload
+from partita.engine.settings import liars
 from partita.schedule import Stint, Turns
-from partita.settings import liars
-from partita.types import Algorithm, Attack, Cohort, ServerState, Upload
-from test_every_algorithm import CASES, make
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
 LR = 0.2
@@ -176,7 +177,7 @@ def test_loop_equals_vmap(attack: Attack) -> None:
 def test_blocks_of_clients_make_no_difference(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Liars know the whole cohort, also where it is trained in parts."""
     whole = federate(pt.fedalt("output", LR), attack=attack)
-    monkeypatch.setattr("partita.federation.BLOCK_CLIENTS", 2)
+    monkeypatch.setattr("partita.engine.federation.BLOCK_CLIENTS", 2)
     assert_same(tensors(whole), tensors(federate(pt.fedalt("output", LR), attack=attack)))
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita.types import Aggregator, Algorithm, Attack, Tensors, Upload
+from partita.core.parts import Aggregator, Algorithm, Attack
+from partita.core.types import Tensors, Upload
 
 CLIENTS, LIARS, LR = 8, (1, 6), 0.1
 MEAN, VAR, COUNT = "1.running_mean", "1.running_var", "1.num_batches_tracked"

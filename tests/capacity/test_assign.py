@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from weak import KINDS, convs, digits, federate, mlp
 
 import partita as pt
+from capacity.weak import KINDS, convs, digits, federate, mlp
 from partita.capacity import depth, fjord, width
 from partita.capacity.assign import assigned
 
@@ -211,7 +211,7 @@ def test_a_method_that_needs_whole_models() -> None:
 
 def test_records_on_disk_are_for_the_cpu(monkeypatch) -> None:
     """Asked before any work: a run on a GPU keeps its records there."""
-    from partita.devices import Devices
+    from partita.engine.devices.devices import Devices
 
     begin = Devices.__init__
 

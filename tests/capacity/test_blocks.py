@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from partita import models
+from partita.algorithms.partition import Names, personal_names, split
 from partita.capacity.blocks import Part, block_names, check_sequence, part
-from partita.partition import Names, personal_names, split
 
 LM = {"length": 5, "width": 8, "depth": 3, "heads": 2, "hidden": 16}
 IMAGES, IDS = torch.randn(2, 28, 28), torch.randint(0, 7, (2, 5))

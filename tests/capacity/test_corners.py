@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from weak import KINDS, digits, federate, mlp
 
 import partita as pt
-from partita.aggregate.holders import forged_by_holders, held_by
+from capacity.weak import KINDS, digits, federate, mlp
 from partita.capacity import depth, width
-from partita.execute import classes
-from partita.types import Upload
+from partita.core.types import Upload
+from partita.engine.devices import classes
+from partita.engine.devices.holders import forged_by_holders, held_by
 
 WEAK = depth({"strong": 0, "weak": 1}, KINDS)
 

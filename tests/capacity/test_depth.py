@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from weak import (
+
+import partita as pt
+from capacity.weak import (
     KINDS,
     SIZES,
     Tensors,
@@ -27,8 +29,6 @@ from weak import (
     resnet,
     rounds,
 )
-
-import partita as pt
 from partita.capacity import depth, width
 from partita.data import FederatedData
 
@@ -262,11 +262,11 @@ OPTIMIZERS = {
     "adam": pt.fedadam(lr=0.1, server_lr=0.01),
     "yogi": pt.fedyogi(lr=0.1, server_lr=0.01),
     "scaffold": pt.scaffold(lr=0.1, option=1),
-    "median": pt.coordinate_median_fedavg(lr=0.1, server=pt.server.sgd(1.0, 0.9)),
-    "ditto": pt.ditto(lr=0.1, lam=0.5, server=pt.server.sgd(1.0, 0.9)),
+    "median": pt.coordinate_median_fedavg(lr=0.1, server=pt.optim.sgd(1.0, 0.9)),
+    "ditto": pt.ditto(lr=0.1, lam=0.5, server=pt.optim.sgd(1.0, 0.9)),
     "me": pt.persafl_me(lr=0.1, lam=1.0, server_lr=1.0, inner_lr=0.1, inner_steps=2),
     "l2gd": pt.l2gd(lr=0.1, lam=0.1, p=0.5),
-    "fedplus": pt.fedavg_plus(lr=0.1, sigma=0.1, server=pt.server.sgd(1.0, 0.9)),
+    "fedplus": pt.fedavg_plus(lr=0.1, sigma=0.1, server=pt.optim.sgd(1.0, 0.9)),
 }
 
 

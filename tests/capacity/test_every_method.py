@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita import capacity, catalogue
+from partita import capacity
 from partita.algorithms import METHODS
+from partita.cli import catalogue
+from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.models.blocks import Blocks, layers, scalable, seeded
-from partita.types import Algorithm
 
 pytestmark = pytest.mark.filterwarnings("ignore:capacity. narrow models share")
 TREATMENTS = [

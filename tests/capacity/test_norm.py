@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from weak import (
+
+import partita as pt
+from capacity.weak import (
     KINDS,
     SIZES,
     Tensors,
@@ -23,8 +25,6 @@ from weak import (
     federate,
     rounds,
 )
-
-import partita as pt
 from partita.capacity import depth, fjord, width
 from partita.data import FederatedData
 

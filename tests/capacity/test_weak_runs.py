@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from weak import (
+
+import partita as pt
+from capacity.weak import (
     KINDS,
     Tensors,
     assert_close,
@@ -26,10 +28,8 @@ from weak import (
     of_blocks,
     rounds,
 )
-
-import partita as pt
-from partita.callbacks import Callback, Event
 from partita.capacity import depth, fjord, width
+from partita.engine.callbacks import Callback, Event
 
 DEPTH = depth({"strong": 0, "weak": 1}, KINDS)
 WIDTH = width({"strong": 1.0, "weak": 0.5}, KINDS)

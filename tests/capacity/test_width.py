@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from weak import (
+
+import partita as pt
+from capacity.weak import (
     KINDS,
     SIZES,
     Tensors,
@@ -25,8 +27,6 @@ from weak import (
     mlp,
     rounds,
 )
-
-import partita as pt
 from partita.capacity import fjord, heterofl, width
 from partita.models.blocks import Blocks
 
@@ -303,8 +303,8 @@ def test_widths_depend_on_round_client_and_step_alone(executor) -> None:
 
 def test_widths_are_drawn_equally_often() -> None:
     """By the key of the step; χ² of 3000 draws of three widths."""
-    from partita import draws
-    from partita.execute.ordered import ordered
+    from partita.core import draws
+    from partita.engine.devices.ordered import ordered
 
     whole = {"a": torch.ones(4), "b": torch.ones(2)}
     masks = ordered([{"a": (1,), "b": (2,)}, {"a": (2,), "b": (2,)}], whole, [])

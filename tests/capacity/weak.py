@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita import tree
+from partita.core import tree
+from partita.core.parts import Algorithm
+from partita.core.types import ClientState, Cohort, Moment, Upload, Work
 from partita.data import FederatedData
-from partita.execute.plan import draw
-from partita.federation import Federation
+from partita.engine.execute.plan import draw
+from partita.engine.federation import Federation
 from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 from partita.models.resnet import SpatialMean
-from partita.types import Algorithm, ClientState, Cohort, Moment, Upload, Work
 
 Tensors = dict[str, Tensor]
 SIZES = (30, 7, 90, 23, 65, 12)  # more than pass at a time, and less than a batch

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, TensorDataset
 
-from partita.data import digits, from_arrays, from_datasets, label_skew, negative, split
+from partita.data import (
+    digits,
+    from_arrays,
+    from_datasets,
+    label_skew,
+    negative,
+    split,
+)
 
 
 @settings(max_examples=40, deadline=None)

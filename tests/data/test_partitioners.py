@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data import dirichlet, iid, label_skew, natural, power_law, split
+from partita.core.draws import generator
+from partita.data import (
+    dirichlet,
+    iid,
+    label_skew,
+    natural,
+    power_law,
+    split,
+)
 from partita.data.partitioners import Partitioner, deal
-from partita.draws import generator
 
 
 def labels(rows: int, classes: int, seed: int) -> np.ndarray:

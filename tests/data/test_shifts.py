@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from partita.data import FederatedData, from_arrays, negative, noise, rotation, standard
+from partita.data import (
+    FederatedData,
+    from_arrays,
+    negative,
+    noise,
+    rotation,
+    standard,
+)
 
 
 def images(clients: int = 8, dtype: type = np.uint8, rows: int = 5) -> FederatedData:

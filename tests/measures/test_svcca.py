@@ -16,26 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import partita as pt
-from partita import measuring
-from partita.catalogue import facts
+from partita.cli.catalogue import facts
+from partita.core.metrics import LOSSES, METRICS
+from partita.core.parts import Algorithm, LocalRule, Measure, Probe
+from partita.core.types import ClientState, Download, Partition, Tensors, Upload
 from partita.data import FederatedData
-from partita.execute.problem import ModelProblem, reference, stacked
-from partita.measure.criteria import LOSSES, METRICS
+from partita.engine import measuring
+from partita.engine.execute.problem import ModelProblem, reference, stacked
 from partita.measures.ended import ended
 from partita.measures.probe import probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
 from partita.models.blocks import Blocks, layers
-from partita.types import (
-    Algorithm,
-    ClientState,
-    Download,
-    LocalRule,
-    Measure,
-    Partition,
-    Probe,
-    Tensors,
-    Upload,
-)
 
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 MODULE = import_module("partita.measures.svcca")  # the package's name for it is the measure
@@ -604,6 +595,8 @@ class Declared(nn.Module):
 def test_declared_blocks_are_the_default() -> None:
     """The same blocks that a weak device's cut goes by."""
     model, x = Declared(), torch.randn(6, 4)
-    found = import_module("partita.execute.outputs").outputs(model, (dict(model.named_parameters()),), x)
+    found = import_module("partita.engine.execute.outputs").outputs(
+        model, (dict(model.named_parameters()),), x
+    )
     assert list(found) == ["reader", "last"]
     torch.testing.assert_close(found["last"], model(x))

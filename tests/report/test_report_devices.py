@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import partita as pt
+from partita.engine.run import Run
 from partita.report.devices import devices
-from partita.run import Run
 
 
 def run(**options: Any) -> Run:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from partita.report.html import table, tag
-from partita.report.words import bytes_, count, score, seconds, signed, spread
+from partita.report.words import (
+    bytes_,
+    count,
+    score,
+    seconds,
+    signed,
+    spread,
+)
 
 
 @pytest.mark.parametrize(

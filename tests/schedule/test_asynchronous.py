@@ -13,11 +13,7 @@ import pytest
 import torch
 
 import partita as pt
-import plain
-from partita import ahead, draws
-from partita.execute.plan import draw
-from partita.types import Algorithm, Cohort, Moment, Work
-from test_every_algorithm import (
+from algorithms.test_every_algorithm import (
     CASES,
     DOUBLE,
     SEED,
@@ -31,6 +27,12 @@ from test_every_algorithm import (
     rows,
     tensors,
 )
+from partita.core import draws
+from partita.core.parts import Algorithm
+from partita.core.types import Cohort, Moment, Work
+from partita.engine import pending as ahead
+from partita.engine.execute.plan import draw
+from reference import plain
 
 S = pt.schedule
 N = DOUBLE.clients
@@ -162,7 +164,7 @@ def test_a_plain_event_loop_agrees(name: str, buffer: int, executor: str) -> Non
 def test_training_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if everyone had trained alone, at the moment of its arrival."""
     schedule = S.asynchronous(concurrency=4, buffer=2, delays=RANDOM)
-    algorithm = pt.fedalt("output", lr=pt.server.linear(0.3), momentum=0.5)
+    algorithm = pt.fedalt("output", lr=pt.optim.linear(0.3), momentum=0.5)
     sizes: list[int] = []
     train = ahead.Ahead._train
 
@@ -183,7 +185,7 @@ def test_training_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rates_are_those_of_the_model_that_was_received() -> None:
     """A rate over the rounds belongs to the download, alone or stacked with clients of other versions."""
     schedule = S.asynchronous(concurrency=N, delays=RANDOM)
-    algorithm = pt.fedavg(lr=pt.server.linear(0.5, 0.3))
+    algorithm = pt.fedavg(lr=pt.optim.linear(0.5, 0.3))
     common = {"rounds": 20, "cohort": None, "steps": 2, "batch": 4, "schedule": schedule}
     loop, vmap = (federate(algorithm, DOUBLE, executor=e, **common) for e in ("loop", "vmap"))
     assert_close(tensors(loop), tensors(vmap), atol=1e-10)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partita as pt
+from partita.core.types import Cohort, ServerState
 from partita.schedule import Stint
-from partita.types import Cohort, ServerState
 
 S = pt.schedule
 

@@ -12,8 +12,18 @@ import torch
 from scipy import stats
 
 import partita as pt
-from partita import draws
-from partita.schedule import classes, constant, delays, exponential, gamma, lognormal, scaled, trace, uniform
+from partita.core import draws
+from partita.schedule import (
+    classes,
+    constant,
+    delays,
+    exponential,
+    gamma,
+    lognormal,
+    scaled,
+    trace,
+    uniform,
+)
 
 N = 2000
 DISTRIBUTIONS = {
@@ -331,7 +341,7 @@ NUMBER = "a number from 0 up to"
         (lambda: delays(upload="1"), "delays upload='1'", DELAY),
         (lambda: delays(upload=exponential), "delays upload=<function exponential", DELAY),
         (lambda: delays(upload=delays()), r"delays upload=Delays\(", DELAY),
-        (lambda: delays(upload=pt.server.constant(1)), r"delays upload=Constant\(lr", DELAY),
+        (lambda: delays(upload=pt.optim.constant(1)), r"delays upload=Constant\(lr", DELAY),
         (lambda: delays(compute=None), "delays compute=None", DELAY),
         (lambda: delays(compute=[1, "x"]), "delays compute='x'", NUMBER),
         (lambda: delays(speed=True), "delays speed=True", DELAY),

@@ -15,12 +15,13 @@ import torch
 
 import partita as pt
 from partita import schedule
-from partita.callbacks import Callback, Event
 from partita.cli import tables
+from partita.core.parts import Algorithm
+from partita.core.types import Cohort, ServerState
+from partita.engine.callbacks import Callback, Event
 from partita.schedule import asynchronous, delays, exponential, synchronous
 from partita.schedule.base import OnClock
 from partita.schedule.clock import Clock
-from partita.types import Algorithm, Cohort, ServerState
 
 CLIENTS, HALF = 10, 5
 # clients 0 to 4 never report
@@ -96,7 +97,7 @@ def test_a_quorum_that_is_met_changes_no_bits() -> None:
 
 def test_in_parts_too(monkeypatch) -> None:
     """A cohort that does not fit into one block is saved as a whole, or not at all."""
-    monkeypatch.setattr("partita.federation.BLOCK_CLIENTS", 3)
+    monkeypatch.setattr("partita.engine.federation.BLOCK_CLIENTS", 3)
     method, timely = pt.fedalt(personal="output", lr=0.1), delays(upload=exponential(1.0))
     found = run(method, schedule=synchronous(delays=timely, deadline=100.0, quorum=CLIENTS))
     assert len(found.store.touched) == CLIENTS

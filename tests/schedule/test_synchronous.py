@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import partita as pt
-from partita.store import DiskStore
+from partita.engine.store import DiskStore
 
 
 @pytest.mark.parametrize("order", ["random", "turns"])

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from partita.types import Tensors
+from partita.core.types import Tensors
 
 T = TypeVar("T")
 R = TypeVar("R")

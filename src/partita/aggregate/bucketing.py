@@ -14,11 +14,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from partita import draws
 from partita.aggregate.inner import Inner, inside
 from partita.aggregate.stack import Stack, aggregator, made, note
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.core import draws
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 S = Annotated[int, Option("s, the number of clients in a bucket", low=1, example=2)]
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from partita.aggregate.coordinate_median import medians
 from partita.aggregate.gram import Array, distances_to, gram
 from partita.aggregate.stack import Stack, aggregator, made, mixed, restored
-from partita.options import Option
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 Tau = Annotated[
     float, Option("τ, what is farther away than this is clipped", low=0, open_low=True, example=1.0)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from partita.aggregate.sorting import per_sorted
 from partita.aggregate.stack import Stack, aggregator, made
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 TIE = 1e-12  # sums of shares that are equal but for rounding
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from partita.aggregate.gram import Array, central, distances_to, length, products
 from partita.aggregate.stack import Stack, aggregator, combination, made, note
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 Tolerance = Annotated[float, Option("the relative length of the last step", low=0)]
 Iterations = Annotated[int, Option("the most steps", low=1)]

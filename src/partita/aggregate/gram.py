@@ -25,7 +25,7 @@ from torch import Tensor
 from partita.aggregate.blocks import WIDTH, Place, each, places
 from partita.aggregate.coordinate_median import TIE, medians
 from partita.aggregate.stack import Stack, block
-from partita.types import Tensors
+from partita.core.types import Tensors
 
 Array = npt.NDArray[np.float64]
 SUMS = 32

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.aggregate.stack import Stack, mixed, restored
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 
 class Written(Aggregator):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from partita.aggregate.gram import products, squared_distances
 from partita.aggregate.stack import Stack, aggregator, combination, made, note
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 F = Annotated[int, Option("f, how many clients may be faulty", low=0, example=2)]
 M = Annotated[int, Option("m, how many clients are averaged", low=1, example=4)]

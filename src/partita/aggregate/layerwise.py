@@ -13,14 +13,15 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from partita import check, draws, tree
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.aggregate.inner import Written
 from partita.aggregate.mean import mean
 from partita.aggregate.stack import aggregator
-from partita.options import Option
-from partita.partition import by_pattern
-from partita.types import Aggregator, Combined, Tensors
+from partita.core import check, draws, tree
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
+from partita.core.patterns import by_pattern
+from partita.core.types import Tensors
 
 ALLOWED = "a dictionary from patterns of names to aggregators"
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partita.options import checked
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.options import checked
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 
 @checked("aggregate ")

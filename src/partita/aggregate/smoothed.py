@@ -27,9 +27,17 @@ from partita.aggregate.coordinate_median import middle
 from partita.aggregate.geometric_median import weiszfeld
 from partita.aggregate.gram import Array, distances_to, length, products
 from partita.aggregate.sorting import ordered
-from partita.aggregate.stack import Stack, aggregator, combination, made, note, per_block, whole
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.aggregate.stack import (
+    Stack,
+    aggregator,
+    combination,
+    made,
+    note,
+    per_block,
+    whole,
+)
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 FAR = 100  # times δ between mean and median
 SHRINK, ROUNDING = 16, 1e-13  # after so many steps, columns whose step is nothing but rounding are left out

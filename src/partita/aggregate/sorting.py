@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.stack import Stack, per_block, whole
-from partita.types import Tensors
+from partita.core.types import Tensors
 
 Rule = Callable[[Tensor, Tensor | None], Tensor]
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.blocks import Place, each, places
-from partita.options import checked
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.options import checked
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 aggregator = checked("aggregate ")
 LARGE = 1e140

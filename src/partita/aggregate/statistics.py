@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from partita.aggregate.coordinate_median import coordinate_median
-from partita.types import Aggregator, Combined, Tensors
+from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 
 def with_statistics(aggregator: Aggregator, names: Sequence[str]) -> Aggregator:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from partita.aggregate.sorting import per_sorted
 from partita.aggregate.stack import Stack, aggregator, made, note
-from partita.options import Option
-from partita.types import Aggregator, Combined
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Combined
 
 F = Annotated[int, Option("f, how many values are dropped at each end", low=0, example=2)]
 

@@ -1,5 +1,6 @@
 """One short file per paper or method: equation, hyper-parameters, composition."""
 
+from partita.algorithms.alone import local
 from partita.algorithms.apfl import apfl
 from partita.algorithms.base import METHODS
 from partita.algorithms.coordinate_median_fedavg import coordinate_median_fedavg
@@ -14,7 +15,6 @@ from partita.algorithms.fedsim import fedsim
 from partita.algorithms.ffgg import ffgg, ffgg_async, ffgg_local, ffgg_robust
 from partita.algorithms.finetune import finetune
 from partita.algorithms.l2gd import l2gd
-from partita.algorithms.local import local
 from partita.algorithms.perfedavg import perfedavg
 from partita.algorithms.persafl import persafl_maml, persafl_me
 from partita.algorithms.pfedme import pfedme

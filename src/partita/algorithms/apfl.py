@@ -21,26 +21,15 @@ from typing import Annotated, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from partita import tree
 from partita.algorithms.base import Equal, Lr, compose, method, settings
-from partita.local import pair
-from partita.local.pair import Pair
-from partita.local.sgd import Carry, Sgd, move
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import (
-    Algorithm,
-    Batch,
-    ClientState,
-    Download,
-    LocalRule,
-    Partition,
-    Personalize,
-    Phase,
-    Problem,
-    Tensors,
-    Upload,
-)
+from partita.algorithms.local import pair
+from partita.algorithms.local.pair import Pair
+from partita.algorithms.local.sgd import Carry, Sgd, move
+from partita.core import tree
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
+from partita.optim.rates import as_rate
 
 ALPHA = "alpha"
 

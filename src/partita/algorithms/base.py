@@ -9,36 +9,31 @@ from typing import Annotated, ParamSpec, TypedDict
 
 from torch import Tensor, nn
 
-from partita import tree
 from partita.aggregate.mean import mean
 from partita.aggregate.statistics import with_statistics
-from partita.local.sgd import Sgd
-from partita.options import Option, bind, readable, signature
-from partita.partition import Personal, check_personal, split
-from partita.server import sgd
-from partita.types import (
+from partita.algorithms.local.sgd import Sgd
+from partita.algorithms.partition import Personal, check_personal, split
+from partita.core import tree
+from partita.core.options import Option, bind, readable, signature
+from partita.core.parts import (
     Aggregation,
     Aggregator,
     Algorithm,
-    ClientState,
-    Download,
     LocalRule,
-    Partition,
     Personalize,
     Problem,
     Rate,
     ServerOptimizer,
     ServerRule,
-    ServerState,
-    Tensors,
-    Upload,
 )
+from partita.core.types import ClientState, Download, Partition, ServerState, Tensors, Upload
+from partita.optim import sgd
 
 P = ParamSpec("P")
 
 WEIGHTINGS = ("samples", "uniform")
 
-RATE = "a rate such as partita.server.linear(0.1)"
+RATE = "a rate such as partita.optim.linear(0.1)"
 Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1)]
 PersonalLr = Annotated[
     float | Rate | None, Option("the step size of the personal part (None: lr)", low=0, allowed=RATE)
@@ -106,7 +101,7 @@ Server = Annotated[
     ServerOptimizer | None,
     Option(
         "the step that the server takes along the result (None: all of it)",
-        allowed="a server optimizer such as partita.server.adam(lr=0.01)",
+        allowed="a server optimizer such as partita.optim.adam(lr=0.01)",
     ),
 ]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from partita.algorithms.alone import local
 from partita.algorithms.fedavg import fedavg
-from partita.algorithms.local import local
-from partita.types import Algorithm
+from partita.core.parts import Algorithm
 
 SAME = ("lr", "momentum", "weight_decay", "max_grad_norm")
 

@@ -18,7 +18,7 @@ from partita.algorithms.base import METHODS
 from partita.algorithms.fedavg import fedavg
 from partita.algorithms.finetune import finetune
 from partita.algorithms.pipeline import pipeline, stage
-from partita.types import Algorithm
+from partita.core.parts import Algorithm
 
 EPOCHS = 5  # as in Pillutla et al. (2022), appendix B; more of them hardly change the score of the digits
 

@@ -13,7 +13,7 @@ from typing import Unpack
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.algorithms.base import EqualWithoutAggregate, Lr, method
 from partita.algorithms.fedavg import fedavg
-from partita.types import Algorithm
+from partita.core.parts import Algorithm
 
 
 @method

@@ -12,12 +12,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
-from partita.local.pair import all_twice, copies, everything, finish, on_own, on_shared, start
-from partita.local.sgd import move
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Phase, Problem
+from partita.algorithms.base import (
+    Common,
+    Lr,
+    PersonalLr,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.pair import (
+    all_twice,
+    copies,
+    everything,
+    finish,
+    on_own,
+    on_shared,
+    start,
+)
+from partita.algorithms.local.sgd import move
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem
+from partita.optim.rates import as_rate
 
 
 @method

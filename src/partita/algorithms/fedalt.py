@@ -13,11 +13,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
-from partita.local.sgd import finish, move, start
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Moment, Phase, Problem, Work
+from partita.algorithms.base import (
+    Common,
+    Lr,
+    Part,
+    PersonalLr,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.sgd import finish, move, start
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem
+from partita.core.types import Moment, Work
+from partita.optim.rates import as_rate
 
 
 @method

@@ -5,8 +5,8 @@
     server:  w ← w − β s(τ) Δ_i                                on every arrival            (fedasync)
              w ← w − β Σ_i n_i s(τ_i) Δ_i / Σ_i n_i            on every K-th arrival       (fedbuff)
 
-τ counts the server's steps since the client downloaded; `partita.server.staleness` has the functions s. This
-is the fedasync of Toghani et al. (2022), option A, where s = 1: the server moves along the client's delta.
+τ counts the server's steps since the client downloaded; `partita.schedule` has the functions s. This is the
+fedasync of Toghani et al. (2022), option A, where s = 1: the server moves along the client's delta.
 Xie et al. mix the client's model into the server's, w ← (1 − β) w + β w_i; where τ = 0 the two are the same.
 
 In step (`schedule=partita.schedule.synchronous()`) both are fedavg with the step β at the server.
@@ -19,10 +19,10 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import Lr, ServerLr, WithoutServer, method
 from partita.algorithms.fedavg import fedavg
-from partita.options import Option
-from partita.server import sgd
-from partita.server.staleness import Stale
-from partita.types import Algorithm
+from partita.core.options import Option
+from partita.core.parts import Algorithm
+from partita.optim import sgd
+from partita.schedule.staleness import Stale
 
 
 @method

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from partita import server
+from partita import optim as server
 from partita.algorithms.base import Lr, WithoutServer, method
 from partita.algorithms.fedavg import fedavg
-from partita.server import optimizers
-from partita.types import Algorithm
+from partita.core.parts import Algorithm
+from partita.optim import optimizers
 
 
 @method

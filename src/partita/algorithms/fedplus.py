@@ -21,29 +21,25 @@ from typing import Annotated, Unpack
 import torch
 from torch import Tensor, nn
 
-from partita import psi as penalties
 from partita.aggregate.statistics import with_statistics
-from partita.algorithms.base import Choices, Equal, Lr, compose, counted, method, serve_with, settings
-from partita.local.sgd import Carry, finish, move, start
-from partita.options import Option
-from partita.psi import Penalty
-from partita.server.rates import as_rate
-from partita.transfer import put
-from partita.types import (
-    Algorithm,
-    Batch,
-    ClientState,
-    Download,
-    LocalRule,
-    Partition,
-    Phase,
-    Problem,
-    Rate,
-    ServerRule,
-    ServerState,
-    Tensors,
-    Upload,
+from partita.algorithms import psi as penalties
+from partita.algorithms.base import (
+    Choices,
+    Equal,
+    Lr,
+    compose,
+    counted,
+    method,
+    serve_with,
+    settings,
 )
+from partita.algorithms.local.sgd import Carry, finish, move, start
+from partita.algorithms.psi import Penalty
+from partita.core.device import put
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate, ServerRule
+from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
+from partita.optim.rates import as_rate
 
 Psi = Annotated[
     Penalty,

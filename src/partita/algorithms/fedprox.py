@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, compose, method, settings
-from partita.local.sgd import together
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import Algorithm
+from partita.algorithms.local.sgd import together
+from partita.core.options import Option
+from partita.core.parts import Algorithm
+from partita.optim.rates import as_rate
 
 
 @method

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
-from partita.local.sgd import together
-from partita.server.rates import as_rate
-from partita.types import Algorithm
+from partita.algorithms.base import (
+    Common,
+    Lr,
+    Part,
+    PersonalLr,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.sgd import together
+from partita.core.parts import Algorithm
+from partita.optim.rates import as_rate
 
 
 @method

@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from partita import tree
 from partita.aggregate.bucketing import bucketing
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.algorithms.base import (
@@ -33,27 +32,16 @@ from partita.algorithms.base import (
     method,
     settings,
 )
-from partita.local import sgd
-from partita.local.fresh import fresh
-from partita.local.sgd import Sgd
-from partita.local.solvers import Fit, Gd, Solver, gd, solve
-from partita.options import Option
-from partita.partition import Personal, split
-from partita.server.rates import as_rate
-from partita.types import (
-    Aggregator,
-    Algorithm,
-    Batch,
-    ClientState,
-    Download,
-    LocalRule,
-    Partition,
-    Personalize,
-    Phase,
-    Problem,
-    Tensors,
-    Upload,
-)
+from partita.algorithms.local import sgd
+from partita.algorithms.local.fresh import fresh
+from partita.algorithms.local.sgd import Sgd
+from partita.algorithms.local.solvers import Fit, Gd, Solver, gd, solve
+from partita.algorithms.partition import Personal, split
+from partita.core import tree
+from partita.core.options import Option
+from partita.core.parts import Aggregator, Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
+from partita.optim.rates import as_rate
 
 SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
 Solves = Annotated[

@@ -15,12 +15,20 @@ from typing import Annotated, Unpack
 
 from torch import nn
 
-from partita.algorithms.base import Common, Lr, Part, compose, method, settings
-from partita.local.sgd import finish, move, start
-from partita.options import Option
-from partita.partition import personal_names
-from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Partition, Phase, Problem
+from partita.algorithms.base import (
+    Common,
+    Lr,
+    Part,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.sgd import finish, move, start
+from partita.algorithms.partition import personal_names
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem
+from partita.core.types import Partition
+from partita.optim.rates import as_rate
 
 
 @method

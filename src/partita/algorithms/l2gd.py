@@ -18,13 +18,14 @@ from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
-from partita import check, draws
 from partita.algorithms.base import Equal, Lr, compose, method, settings
-from partita.local.pair import all_twice, everything
-from partita.local.sgd import Carry, finish, move, start
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import Algorithm, Batch, LocalRule, Moment, Phase, Problem, Rate, Work
+from partita.algorithms.local.pair import all_twice, everything
+from partita.algorithms.local.sgd import Carry, finish, move, start
+from partita.core import check, draws
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
+from partita.core.types import Batch, Moment, Work
+from partita.optim.rates import as_rate
 
 ONCE = Work(steps=1, batch=1, shuffle=False)
 """The pull looks at no data; a client without data has no model to pull."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import Equal, Lr, compose, method, settings
-from partita.local.meta import HESSIANS, adapted, meta
-from partita.local.sgd import finish, start
-from partita.options import Option
-from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Problem
+from partita.algorithms.local.meta import HESSIANS, adapted, meta
+from partita.algorithms.local.sgd import finish, start
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Problem
+from partita.optim.rates import as_rate
 
 Alpha = Annotated[
     float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)

@@ -23,17 +23,26 @@ from typing import Annotated, Unpack
 
 from torch import Tensor
 
-from partita import check
-from partita.algorithms.base import EqualWithoutServer, Lr, ServerLr, as_is, compose, method, settings
+from partita.algorithms.base import (
+    EqualWithoutServer,
+    Lr,
+    ServerLr,
+    as_is,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.prox import Solve, descent, proximal
+from partita.algorithms.local.sgd import Carry, finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
 from partita.algorithms.pfedme import InnerLr, Lam
-from partita.local.prox import Solve, descent, proximal
-from partita.local.sgd import Carry, finish, start
-from partita.options import Option
-from partita.server import sgd
-from partita.server.rates import as_rate, until_the_end
-from partita.server.staleness import Stale
-from partita.types import Algorithm, Batch, LocalRule, Personalize, Phase, Problem, Tensors, Work
+from partita.core import check
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.types import Batch, Tensors, Work
+from partita.optim import sgd
+from partita.optim.rates import as_rate, until_the_end
+from partita.schedule.staleness import Stale
 
 MOST = 100
 """Inner steps with `nu` alone, where ν is not reached before."""

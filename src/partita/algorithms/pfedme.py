@@ -14,13 +14,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import RATE, EqualWithoutServer, Lr, compose, method, settings
-from partita.local.pair import all_twice, copies, finish, start
-from partita.local.prox import envelope
-from partita.options import Option
-from partita.server import sgd
-from partita.server.rates import as_rate
-from partita.types import Algorithm, LocalRule, Phase, Problem, Rate
+from partita.algorithms.base import (
+    RATE,
+    EqualWithoutServer,
+    Lr,
+    compose,
+    method,
+    settings,
+)
+from partita.algorithms.local.pair import all_twice, copies, finish, start
+from partita.algorithms.local.prox import envelope
+from partita.core.options import Option
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
+from partita.optim import sgd
+from partita.optim.rates import as_rate
 
 Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
 InnerLr = Annotated[

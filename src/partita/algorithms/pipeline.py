@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from partita import check
 from partita.algorithms.base import METHODS
-from partita.options import Option, checked
-from partita.types import Algorithm, Stage
+from partita.core import check
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm, Stage
 
 
 def _method(field: str, value: Any) -> Algorithm:

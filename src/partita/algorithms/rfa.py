@@ -13,7 +13,7 @@ from typing import Unpack
 from partita.aggregate.geometric_median import geometric_median
 from partita.algorithms.base import Lr, WithoutAggregate, method
 from partita.algorithms.fedavg import fedavg
-from partita.types import Algorithm
+from partita.core.parts import Algorithm
 
 
 @method

@@ -21,7 +21,6 @@ from typing import Annotated, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from partita import draws, tree
 from partita.algorithms.base import (
     Choices,
     EqualWithoutServer,
@@ -33,27 +32,15 @@ from partita.algorithms.base import (
     serve_with,
     settings,
 )
-from partita.local import sgd
-from partita.local.pair import add
-from partita.local.sgd import Carry, Sgd
-from partita.options import Option
-from partita.server import optimizers
-from partita.server.rates import as_rate
-from partita.types import (
-    Aggregation,
-    Algorithm,
-    Batch,
-    ClientState,
-    Download,
-    LocalRule,
-    Partition,
-    Phase,
-    Problem,
-    ServerRule,
-    ServerState,
-    Tensors,
-    Upload,
-)
+from partita.algorithms.local import sgd
+from partita.algorithms.local.pair import add
+from partita.algorithms.local.sgd import Carry, Sgd
+from partita.core import draws, tree
+from partita.core.options import Option
+from partita.core.parts import Aggregation, Algorithm, LocalRule, Phase, Problem, ServerRule
+from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
+from partita.optim import optimizers
+from partita.optim.rates import as_rate
 
 
 class Controlled(NamedTuple):

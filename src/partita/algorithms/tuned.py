@@ -12,11 +12,11 @@ import functools
 from dataclasses import replace
 from typing import Annotated, Any
 
-from partita import check
+from partita.algorithms.local.meta import adapted
 from partita.algorithms.pipeline import pipeline
-from partita.local.meta import adapted
-from partita.options import Option, checked
-from partita.types import Algorithm
+from partita.core import check
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm
 
 METHOD = "a method such as partita.fedavg(lr=0.1)"
 

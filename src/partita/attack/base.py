@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from partita import tree
-from partita.aggregate.screen import faults
-from partita.options import checked
-from partita.types import Tensors, Upload
+from partita.core import tree
+from partita.core.options import checked
+from partita.core.sound import faults
+from partita.core.types import Tensors, Upload
 
 attack = checked("attack ")
 

@@ -10,10 +10,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from partita import draws
 from partita.attack.base import attack, each_sends
-from partita.options import Option
-from partita.types import Attack, Upload
+from partita.core import draws
+from partita.core.options import Option
+from partita.core.parts import Attack
+from partita.core.types import Upload
 
 
 @attack

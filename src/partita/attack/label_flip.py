@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from partita.attack.base import attack
-from partita.types import Attack
+from partita.core.parts import Attack
 
 
 @attack

@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partita import tree
 from partita.attack.base import attack, everyone_sends, gram, honest
-from partita.types import Attack, Upload
+from partita.core import tree
+from partita.core.parts import Attack
+from partita.core.types import Upload
 
 
 @attack

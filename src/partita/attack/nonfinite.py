@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from partita.attack.base import attack, each_sends
-from partita.options import Option
-from partita.types import Attack, Upload
+from partita.core.options import Option
+from partita.core.parts import Attack
+from partita.core.types import Upload
 
 VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 

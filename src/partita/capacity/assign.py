@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from partita import check, draws
+from partita.core import check, draws
 
 Assign = Mapping[str, float] | Sequence[str] | Callable[[int], str] | None
 ALLOWED = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 
 ALLOWED = "the names of the submodules that the model applies one after another, ['features', 'head']"
 

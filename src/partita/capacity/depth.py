@@ -18,11 +18,11 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from partita import check
 from partita.capacity.assign import ALLOWED, Assign, assigned, check_assign
 from partita.capacity.blocks import block_names, check_sequence, part
-from partita.options import Option, checked
-from partita.types import Capacity, Share
+from partita.core import check
+from partita.core.options import Option, checked
+from partita.core.parts import Capacity, Share
 
 RECORDS = ("memory", "disk")
 Assigned = Annotated[

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partita import check
 from partita.capacity.blocks import Part, block_names, check_sequence, still
+from partita.core import check
 
 Shape = Sequence[int] | Tensor
 """The shape of one sample; or a sample, where zeros of the model's type would not do."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from partita import check
 from partita.capacity.assign import assigned
 from partita.capacity.blocks import still
 from partita.capacity.depth import Assigned, few
-from partita.options import Option, checked
-from partita.types import Capacity, Share
+from partita.core import check
+from partita.core.options import Option, checked
+from partita.core.parts import Capacity, Share
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -8,8 +8,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from partita import early
-from partita.cli import benching, catalogue, comparing, running, splitting
+from partita.cli import compare as comparing
+from partita.cli import listing
+from partita.cli import run as running
+from partita.cli import split as splitting
+from partita.cli.bench import command as benching
+from partita.core import early
 
 app = typer.Typer(
     help="Personalized federated learning among clients that differ.",
@@ -23,8 +27,8 @@ app.command()(running.run)
 app.command()(comparing.compare)
 app.command()(splitting.split)
 app.command()(comparing.report)
-app.command("list")(catalogue.list_)
-app.command()(catalogue.show)
+app.command("list")(listing.list_)
+app.command()(listing.show)
 app.command()(benching.bench)
 
 

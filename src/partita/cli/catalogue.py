@@ -1,156 +1,432 @@
-"""`partita list` and `partita show`, and what the shell completes."""
+"""What there is: methods, recipes, models, data and the other parts, described by their own code.
+
+The line, the equation, the paper and the advice are taken from docstrings, the options from signatures: what
+is said here is what is run.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Any, NamedTuple
 
-import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from partita import (
+    aggregate,
+    attack,
+    capacity,
+    data,
+    measures,
+    models,
+    optim,
+    schedule,
+)
+from partita.algorithms import METHODS, finetune, psi, stage, tuned
+from partita.algorithms.local import solvers
+from partita.core import check
+from partita.core.options import declared, signature, words
+from partita.data.real import READERS, real
+from partita.recipes import RECIPES
 
-from partita import attack, catalogue
-from partita.algorithms import METHODS
-from partita.catalogue import KINDS, Facts
-from partita.cli import screen
-from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import CAPACITIES, SCHEDULES
-from partita.store.files import json_text
+Facts = dict[str, Any]
+Parts = Mapping[str, Callable[..., Any]]
 
-Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
+RUN = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = {}
+run = pt.federate(pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16)
+print(run.summary())"""
+LEAST_SQUARES = """import partita as pt
+
+problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=200, d_theta=20, d_w=10)
+method = {}
+run = pt.federate(
+    problem.model(), problem.data, method, rounds=20, loss=problem.loss, metric="loss", baselines=False
+)
+print(run.summary())"""
+LYING = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, attack={}, byzantine=0.2
+)
+print(run.summary())"""
+MEASURED = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, measures=[{}]
+)
+print(run.metrics[-1]["measures"])"""
+TIMED = """import partita as pt
+from partita.schedule import {}
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+schedule = {}
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, cohort=5, steps=5, batch=16, schedule=schedule
+)
+print(run.summary()["clock"])"""
+WEAK = """import partita as pt
+
+data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
+method = pt.fedalt(personal="output", lr=0.1)
+run = pt.federate(
+    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, capacity={}
+)
+print(run.clients[0]["class"], run.summary()["classes"])"""
+DATA = "import partita as pt\n\ndata = {}\nprint(data)"
+MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
+STAGES = """pt.pipeline(
+    pt.stage(pt.fedavg(lr=0.1), rounds=10),
+    pt.stage(pt.fedalt(personal="output", lr=0.1), rounds=10),
+    pt.stage(pt.finetune(personal="output", lr=0.01), epochs=1),
+)"""
+FINETUNED = """pt.pipeline(
+    pt.stage(pt.fedavg(lr=0.1), rounds=20),
+    pt.stage(pt.finetune(personal="output", lr=0.1), epochs=5),
+)"""
+TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
+AROUND = ("pipeline", "stage", "tuned")  # methods that are made of methods: written in Python only
+# calls that say more than their arguments' examples, as the command line has them
+CALLS = {
+    "asynchronous": "asynchronous(concurrency=5, buffer=2, delays=delays(upload=exponential(2.0)))",
+    "synchronous": "synchronous(delays=delays(upload=exponential(2.0)), deadline=3.0, quorum=0.5)",
+    "usual": "usual(delays=delays(upload=exponential(2.0)), until=30.0)",
+    "delays": "delays(download=0.5, upload=lognormal(1.0, sigma=1.0), dropout=0.05)",
+    "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
+    "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
+}
+# arguments that have no default, for the examples
+GIVEN: dict[str, Any] = {
+    "alpha": 0.5,
+    "classes": 3,
+    "fraction": 0.5,
+    "inputs": 64,
+    "scale": 0.1,
+    "widths": (64, 32, 10),
+}
 
 
-def complete_name(incomplete: str) -> list[str]:
-    """Names for `partita show`."""
-    return sorted({e["name"] for e in catalogue.entries() if e["name"].startswith(incomplete)})
+class Kind(NamedTuple):
+    """One chapter of the catalogue.
 
-
-def complete_kind(incomplete: str) -> list[str]:
-    """Kinds for `partita list`."""
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Recipes and Python files for `partita run`."""
-    files = [str(path) for path in Path().glob(f"{incomplete}*.py")] if ".." not in incomplete else []
-    return [name for name in RECIPES if name.startswith(incomplete)] + sorted(files)
-
-
-def complete_set(incomplete: str) -> list[str]:
-    """Keys for `--set`, and what may follow `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
-    methods = [f"algorithm={name}" for name in METHODS if name != "pipeline"]
-    attacks = [f"attack={name}" for name in attack.__all__]
-    schedules = [f"schedule={name}" for name in SCHEDULES]
-    capacities = [f"capacity={name}" for name in CAPACITIES]
-    of_methods = [f"algorithm.{k}=" for m in METHODS.values() for k in inspect.signature(m).parameters]
-    of_recipes = [f"{k}=" for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]
-    fields = [f"{f.name}=" for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
-    words = (*sorted(methods), *attacks, *schedules, *capacities)
-    found = dict.fromkeys([*fields, *of_recipes, *sorted(of_methods), *words])
-    return [key for key in found if key.startswith(incomplete) and key != "algorithm.stages="]
-
-
-def list_(
-    kind: Annotated[
-        str | None,
-        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=complete_kind),
-    ] = None,
-    as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the names, one per line.")] = False,
-) -> None:
-    """What there is: methods, recipes, models, data, and the parts that methods are made of.
-
-    Example: `partita list methods`
+    parts    what is in it, by name
+    example  a program with a place for the call
+    call     how a part is called, `{}` being its name and arguments
+    command  the settings of `partita run digits` that use it
+    within   what a call stands in
     """
-    found = catalogue.entries(kind)
-    if as_json:
-        typer.echo(json_text(found))
-    elif quiet:
-        typer.echo("\n".join(entry["name"] for entry in found))
-    else:
-        console, wide = screen.console(), max(len(entry["name"]) for entry in found)
-        for each in dict.fromkeys(entry["kind"] for entry in found):
-            console.print(_table([e for e in found if e["kind"] == each], KINDS[each].title, wide))
-        console.print("More about one of them: [bold]partita show NAME[/bold]")
+
+    title: str
+    parts: Callable[[], Parts]
+    example: str = ""
+    call: str = "{}"
+    command: str = ""
+    within: str = "{}"
 
 
-def show(
-    name: Annotated[
-        str, typer.Argument(help="A name that `partita list` prints.", autocompletion=complete_name)
-    ],
-    as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the options, one per line.")] = False,
-) -> None:
-    """What a method or another part is: its equation, its paper, when to use it, all its options, an example.
-
-    Example: `partita show fedalt`
-    """
-    found = catalogue.facts(name)
-    if as_json:
-        typer.echo(json_text(found))
-        return
-    for facts in found:
-        if quiet:
-            for option in facts["options"]:
-                typer.echo(option["name"] + ("" if option["required"] else f"={option['default']!r}"))
-        else:
-            _page(screen.console(), facts)
+def _public(module: ModuleType, *files: str) -> Parts:
+    """The functions that a package offers, of some of its files."""
+    found = {n: getattr(module, n) for n in module.__all__}
+    return {n: f for n, f in found.items() if inspect.isfunction(f) and (not files or _file(f).stem in files)}
 
 
-def _table(found: list[Facts], title: str, wide: int) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(min_width=wide, no_wrap=True, style="bold")
-    table.add_column()
-    for entry in found:
-        table.add_row(entry["name"], Text(entry["line"]))
-    table.add_row("", "")
-    return table
+def _datasets() -> Parts:
+    others = {*_public(data, "partitioners", "shifts")}
+    return {n: f for n, f in _public(data).items() if n not in others} | READERS
 
 
-def _page(console: Console, facts: Facts) -> None:
-    """Everything about one part; what can be copied is never broken into lines."""
-    title = KINDS[facts["kind"]].title.removesuffix("s")
-    console.print(Text.assemble((facts["name"], "bold"), f"  {title}, {facts['file']}\n"), soft_wrap=True)
-    for text in (facts["line"], facts["when"], _reflowed(facts["about"])):
-        if text:
-            console.print(Text(text), end="\n\n")
-    for heading in ("equation", "paper"):
-        if facts[heading]:
-            _block(console, heading, facts[heading])
-    if facts["options"]:
-        console.print(_options(facts["options"]))
-        console.print()
-    for heading, shown in (("python", "in Python"), ("command", "on the command line")):
-        if facts[heading]:
-            _block(console, shown, facts[heading])
+KINDS = {
+    "methods": Kind("methods", lambda: {**METHODS, "stage": stage, "tuned": tuned}, RUN, "pt.{}"),
+    "recipes": Kind("recipes", lambda: RECIPES),
+    "models": Kind("models", lambda: _public(models), MODEL, "pt.models.{}"),
+    "datasets": Kind("datasets", _datasets, DATA, "pt.data.{}"),
+    "partitioners": Kind(
+        "partitioners",
+        lambda: _public(data, "partitioners"),
+        DATA,
+        "pt.data.digits(clients=20, partition=pt.data.{})",
+    ),
+    "shifts": Kind(
+        "feature shifts",
+        lambda: _public(data, "shifts"),
+        DATA,
+        "pt.data.digits(clients=20, shift=pt.data.{})",
+    ),
+    "aggregators": Kind(
+        "aggregators",
+        lambda: _public(aggregate),
+        RUN,
+        "pt.fedavg(lr=0.1, aggregate=pt.aggregate.{})",
+        "algorithm.aggregate={}",
+    ),
+    "optimizers": Kind(
+        "server optimizers",
+        lambda: _public(optim, "optimizers"),
+        RUN,
+        "pt.fedavg(lr=0.1, server=pt.optim.{})",
+        "algorithm.server={}",
+    ),
+    "solvers": Kind(
+        "solvers of FFGG",
+        lambda: _public(solvers),
+        LEAST_SQUARES,
+        'pt.ffgg(personal="w", lr=problem.constants.gamma_theta, solver=pt.{})',
+        "algorithm=ffgg' --set 'algorithm.solver={}",
+    ),
+    "penalties": Kind(
+        "penalties of Fed+",
+        lambda: _public(psi),
+        RUN,
+        "pt.fedplus(psi=pt.psi.{}, lr=0.1, sigma=0.1)",
+    ),
+    "rates": Kind(
+        "learning-rate schedules",
+        lambda: _public(optim, "rates"),
+        RUN,
+        "pt.fedavg(lr=pt.optim.{})",
+        "algorithm.lr={}",
+    ),
+    "schedules": Kind(
+        "schedules",
+        lambda: _public(schedule, "asynchronous", "synchronous", "usual"),
+        TIMED,
+        "{}",
+        "schedule={}",
+    ),
+    "delays": Kind(
+        "delays",
+        lambda: _public(schedule, "delay"),
+        TIMED,
+        "asynchronous(delays={})",
+        "schedule=asynchronous(delays={})",
+        "delays(upload={})",
+    ),
+    "staleness": Kind(
+        "staleness functions",
+        lambda: _public(schedule, "staleness"),
+        RUN,
+        "pt.fedbuff(lr=0.1, staleness=pt.schedule.{})",
+        "algorithm=fedbuff' --set 'algorithm.staleness={}",
+    ),
+    "attacks": Kind(
+        "attacks",
+        lambda: _public(attack),
+        LYING,
+        "pt.attack.{}",
+        "attack={}' --set 'byzantine=0.2",
+    ),
+    "capacities": Kind(
+        "capacities of devices",
+        lambda: _public(capacity, "depth", "width"),
+        WEAK,
+        "pt.capacity.{}",
+        "capacity={}",
+    ),
+    "measures": Kind(
+        "measures",
+        lambda: _public(measures),
+        MEASURED,
+        "pt.measures.{}",
+        "measures=[{}]",
+    ),
+}
 
 
-def _reflowed(text: str) -> str:
-    """Paragraphs as one line each, except where columns are aligned."""
-    paragraphs = text.split("\n\n")
-    return "\n\n".join(p if "  " in p else " ".join(p.splitlines()) for p in paragraphs)
-
-
-def _block(console: Console, heading: str, text: str) -> None:
-    console.print(Text(heading, style="bold"))
-    for line in text.splitlines():
-        console.print(Text(f"    {line}" if line else ""), soft_wrap=True)
-    console.print()
-
-
-def _options(options: list[Facts]) -> Table:
-    rows = [
-        (o["name"], o["type"], "required" if o["required"] else repr(o["default"]), o["range"], o["text"])
-        for o in options
+def entries(kind: str | None = None) -> list[Facts]:
+    """Kind, name and one line of everything, or of one kind."""
+    chosen = KINDS if kind is None else {kind: KINDS[check.choice("kind", kind, KINDS)]}
+    return [
+        {"kind": k, "name": name, "line": _line(name, part)}
+        for k, chapter in chosen.items()
+        for name, part in chapter.parts().items()
     ]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    columns = zip(("option", "type", "default", "range", "meaning"), zip(*rows))
-    filled = [(name, cells) for name, cells in columns if any(cells)]
-    for name, _ in filled:
-        table.add_column(name, header_style="bold", overflow="fold", no_wrap=name in ("option", "default"))
-    for row in zip(*(cells for _, cells in filled)):
-        table.add_row(*map(Text, row))
-    return table
+
+
+def facts(name: str) -> list[Facts]:
+    """Everything about a name: an entry for each kind that has it, most often one."""
+    names = [entry["name"] for entry in entries()]
+    if name not in names:
+        raise check.fail("name", name, f"a name that `partita list` prints{check.meant(name, names)}")
+    found = [(k, c, c.parts()[name]) for k, c in KINDS.items() if name in c.parts()]
+    return [_facts(kind, chapter, name, part) for kind, chapter, part in found]
+
+
+def options(part: Callable[..., Any]) -> list[Facts]:
+    """The arguments of a function: name, type, default, range and meaning."""
+    written = inspect.signature(part).parameters  # types as the author wrote them
+    told = _told(_doc(part), part)
+    found = []
+    for p in signature(part).parameters.values():
+        kind, option = declared(p.annotation)
+        found.append(
+            {
+                "name": p.name,
+                "type": words(kind if option.text else written[p.name].annotation),
+                "required": p.default is p.empty and p.kind is not p.VAR_KEYWORD,
+                "default": None if p.default is p.empty else _plain(p.default),
+                "range": option.range,
+                "text": option.text or told.get(p.name, ""),
+            }
+        )
+    return found[1:] if _is_real(part) else found  # the path is `real`'s own business
+
+
+def call(name: str, part: Callable[..., Any]) -> str | None:
+    """The call with an example for every argument that must be given; None if there is none for one."""
+    arguments = []
+    for p in needed(part):
+        example = declared(p.annotation)[1].example
+        example = GIVEN.get(p.name) if example is None else example
+        if example is None:
+            return None
+        if p.kind is p.VAR_POSITIONAL:
+            arguments += [repr(x) for x in example]
+        else:
+            arguments.append(f"{p.name}={_quoted(example)}")
+    return f"{name}({', '.join(arguments)})"
+
+
+def needed(part: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The arguments that an example must give: those without a default, or with None and an example."""
+    found = [p for p in signature(part).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return [
+        p
+        for p in found
+        if p.default is p.empty or (p.default is None and declared(p.annotation)[1].example is not None)
+    ]
+
+
+def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
+    text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
+    when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
+    return {
+        "kind": kind,
+        "name": name,
+        "line": _line(name, part),
+        "about": "" if _is_real(part) else _about(text, part),
+        "when": " ".join(when[0].split()) if when else None,
+        "equation": _equation(module, name if kind == "delays" else "") if about_module else None,
+        "paper": _paper(module) if about_module else None,
+        "options": options(part),
+        "file": str(_file(part)),
+        "python": _python(chapter, name, part),
+        "command": _command(kind, chapter, name, part),
+    }
+
+
+def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    if name == "tuned":
+        return chapter.example.format(TUNED)
+    if name in AROUND or part is finetune:
+        stages = FINETUNED if part is finetune else STAGES
+        return chapter.example.replace(" rounds=20,", "").format(stages)
+    made = f'real("{name}", clients=4)' if _is_real(part) else _call(chapter, name, part)
+    if made is None or not chapter.example:
+        return None
+    made = chapter.call.format(made)
+    if chapter.example == TIMED:
+        return TIMED.format(", ".join(sorted({*re.findall(r"\w+(?=\()", made)})), made)
+    return chapter.example.format(made)
+
+
+def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    """As the command line has it."""
+    if part is getattr(schedule, name, None) and name in CALLS:
+        return CALLS[name]
+    made = call(name, part)
+    return made and chapter.within.format(made)
+
+
+def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
+    """A line for the shell, where there is one."""
+    if kind == "recipes":
+        return f"partita run {name}"
+    if kind == "methods" and name not in AROUND:
+        given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed(part)]
+        settings = [shlex.quote(s) for s in (f"algorithm={name}", *given)]
+        return " ".join(["partita run digits", *(f"--set {s}" for s in settings)])
+    made = _call(chapter, name, part)
+    return f"partita run digits --set '{chapter.command.format(made)}'" if made and chapter.command else None
+
+
+def _equation(module: str, name: str) -> str | None:
+    """The indented lines of a module's docstring; with a name, only those that begin with it."""
+    lines = [line for line in module.splitlines() if re.match(rf"    {name and rf'{name} '}", line)]
+    return textwrap.dedent("\n".join(lines)) or None
+
+
+def _paper(module: str) -> str | None:
+    """The first line of a module's docstring, if it refers to a paper or says that there is none."""
+    line = module.partition("\n")[0]
+    return line.replace("*", "").rstrip(".") if re.search(r"\((19|20)\d\d\)|no paper", line) else None
+
+
+def _line(name: str, part: Callable[..., Any]) -> str:
+    """The first sentence of the docstring; for real data, what `real` says about its clients."""
+    if _is_real(part):
+        row = re.search(rf"^{name} +(\w+)", inspect.getdoc(real) or "", re.MULTILINE)
+        return f"Real data; clients of its own: {row[1] if row else 'none'}."
+    return " ".join(_doc(part).partition("\n\n")[0].split())
+
+
+def _about(text: str, part: Callable[..., Any]) -> str:
+    """The rest of a docstring: without its first sentence, the advice, doctests and lists of arguments."""
+    rest = [p for p in text.split("\n\n")[1:] if not p.startswith(("Use it", ">>>")) and not _told(p, part)]
+    return "\n\n".join(rest)
+
+
+def _told(text: str, part: Callable[..., Any]) -> dict[str, str]:
+    """Meanings from a docstring's lists of arguments: `name   meaning` or `name, name`, and what is below."""
+    known = inspect.signature(part).parameters
+    found: dict[str, str] = {}
+    for paragraph in text.split("\n\n"):
+        rows: list[tuple[str, str]] = []
+        for line in paragraph.splitlines():
+            row = re.match(r"(\w+(?:, \w+)*)(?:(?:: +| {2,})(\S.*)|$)", line)
+            if row and all(name in known for name in row[1].split(", ")):
+                rows.append((row[1], row[2] or ""))
+            elif rows and line.startswith(" "):
+                rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}".strip())
+            else:
+                rows = []
+                break
+        found |= {name: meaning for names, meaning in rows for name in names.split(", ")}
+    return found
+
+
+def _doc(part: Callable[..., Any]) -> str:
+    return inspect.getdoc(part) or ""
+
+
+def _file(part: Callable[..., Any]) -> Path:
+    """Relative to the package."""
+    return Path(inspect.unwrap(part).__code__.co_filename).relative_to(Path(__file__).parents[1])
+
+
+def _is_real(part: Callable[..., Any]) -> bool:
+    """Whether it reads one of the datasets of `real`."""
+    return part.__name__.startswith("_") and part.__module__ == real.__module__
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_quoted(k)}: {_quoted(v)}' for k, v in value.items())}}}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return list(value) if isinstance(value, list | tuple) else repr(value)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli import catalogue
+from partita.cli import listing
 from partita.recipes import RECIPES
 
 
@@ -70,13 +70,13 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change a setting; may be given several times.",
-        autocompletion=catalogue.complete_set,
+        autocompletion=listing.complete_set,
     ),
 ]
 Recipe = Annotated[
     str,
     typer.Argument(
         help=f"One of: {', '.join(RECIPES)}; or a Python file with experiment().",
-        autocompletion=catalogue.complete_recipe,
+        autocompletion=listing.complete_recipe,
     ),
 ]

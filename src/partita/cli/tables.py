@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from partita.engine.record import Record, Summary, personal_part
 from partita.recipes import Table as Figure
-from partita.record import Record, Summary, personal_part
 
 
 def scores(run: Record, summary: Summary) -> Table:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partita import check
+from partita.core import check
 
 IntArray = NDArray[np.int64]
 LARGEST = 2**63 - 1  # of int64

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partita import check, draws
+from partita.core import check, draws
 from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.chance import FEW, warn_about_chance

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita import check
+from partita.core import check
 from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.names import Numbered, checked

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partita import check
+from partita.core import check
 from partita.data.readers import read_npz
 
 KINDS = {"numbers": "biuf", "whole numbers": "iu", "True and False": "b", "words": "U"}

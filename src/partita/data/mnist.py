@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
-from partita import check
+from partita.core import check
 from partita.data import shifts
 from partita.data.federated import FederatedData
 from partita.data.partitioners import iid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from partita import check
+from partita.core import check
 
 
 class Numbered(Sequence[str]):

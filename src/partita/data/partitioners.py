@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita import check
+from partita.core import check
 from partita.data import arrays
 from partita.data.arrays import IntArray
 

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita import check, draws, models
+from partita import models
+from partita.core import check, draws
 from partita.data.federated import FederatedData
 from partita.models.quadratic import ThetaW
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partita import check
+from partita.core import check
 from partita.data import arrays
 from partita.data.build import assemble, from_arrays
 from partita.data.chance import FEW, warn_about_chance

@@ -12,12 +12,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita import check, draws
+from partita.core import check, draws
 from partita.data import arrays
 from partita.data.arrays import IntArray
-from partita.data.build import Partition, assemble, describe, from_arrays, held_out, owners, split
+from partita.data.build import (
+    Partition,
+    assemble,
+    describe,
+    from_arrays,
+    held_out,
+    owners,
+    split,
+)
 from partita.data.federated import FederatedData
-from partita.data.forms import Form, increasing, labels, read_forms, refuse, same_shape, within
+from partita.data.forms import (
+    Form,
+    increasing,
+    labels,
+    read_forms,
+    refuse,
+    same_shape,
+    within,
+)
 from partita.data.partitioners import deal, dirichlet
 from partita.data.readers import path_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partita import check, draws
+from partita.core import check, draws
 from partita.data.build import assemble
 from partita.data.federated import FederatedData
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partita import tree
+from partita.core import tree
+from partita.core.options import checked
+from partita.core.parts import Algorithm, LocalRule, Measure, Problem
+from partita.core.types import ClientState, Download, Upload
 from partita.measures.ended import ended, received
-from partita.options import checked
-from partita.types import Algorithm, ClientState, Download, LocalRule, Measure, Problem, Upload
 
 
 @checked("measure ")

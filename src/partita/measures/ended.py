@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.types import Download, Tensors
+from partita.core.types import Download, Tensors
 
 ENDED = "ended/"
 

@@ -14,12 +14,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from partita import tree
 from partita.algorithms.ffgg import Measured, ffgg
-from partita.local.solvers import Solver, gd
-from partita.options import Option, checked
-from partita.partition import Personal, check_personal
-from partita.types import Algorithm, ClientState, Download, LocalRule, Measure, Problem, Upload
+from partita.algorithms.local.solvers import Solver, gd
+from partita.algorithms.partition import Personal, check_personal
+from partita.core import tree
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm, LocalRule, Measure, Problem
+from partita.core.types import ClientState, Download, Upload
 
 
 def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001

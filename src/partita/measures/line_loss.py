@@ -12,21 +12,10 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
+from partita.core.types import Batch, ClientState, Download, Tensors, Upload, Work
 from partita.measures.ended import ended
-from partita.options import Option, checked
-from partita.types import (
-    Algorithm,
-    Batch,
-    ClientState,
-    Download,
-    LocalRule,
-    Measure,
-    Phase,
-    Problem,
-    Tensors,
-    Upload,
-    Work,
-)
 
 BATCH = 256
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from partita.types import Download
+from partita.core.types import Download
 
 PROBE = "probe"
 

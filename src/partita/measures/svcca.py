@@ -19,20 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita import check, draws
+from partita.core import check, draws
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm, LocalRule, Measure, Probe, Problem
+from partita.core.types import ClientState, Download, Tensors, Upload
 from partita.measures.probe import probed
-from partita.options import Option, checked
-from partita.types import (
-    Algorithm,
-    ClientState,
-    Download,
-    LocalRule,
-    Measure,
-    Probe,
-    Problem,
-    Tensors,
-    Upload,
-)
 
 POINTS = 4096  # of a layer's outputs that are looked at, if samples have positions
 TOLERANCE = 1e-5  # a singular value below this part of ‖A‖_F is rounding of 32-bit numbers

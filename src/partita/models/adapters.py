@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import seeded
 from partita.models.transformer import Attention, FeedForward
 

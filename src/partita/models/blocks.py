@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 
 
 class Blocks(nn.Sequential):

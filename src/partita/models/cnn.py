@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 
 

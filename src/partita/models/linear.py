@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import Blocks, layers, scalable, seeded
 
 

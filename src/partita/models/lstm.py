@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import Blocks, layers, seeded
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 
 

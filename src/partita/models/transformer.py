@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from partita import check
+from partita.core import check
 from partita.models.blocks import Blocks, layers, seeded
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from partita import check
+from partita.core import check
 from partita.recipes import experiment
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits

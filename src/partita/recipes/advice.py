@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from partita.engine.record import Record, human_bytes
 from partita.recipes.gradient_left import left
 from partita.recipes.study import Table
 from partita.recipes.versus import ALONE, GLOBAL
-from partita.record import Record, human_bytes
 from partita.report import compare
 from partita.report.rows import difference, mean, number
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import nn
 
-from partita import aggregate, attack, check, data, models
+from partita import aggregate, attack, data, models
 from partita.algorithms import fedalt
+from partita.core import check
+from partita.core.parts import Aggregator, Attack
+from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
 from partita.recipes.tasks import SIZES
-from partita.record import Record
-from partita.types import Aggregator, Attack
 
 SHARE = 0.25
 CLEAN = "none"

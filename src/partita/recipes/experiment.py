@@ -18,18 +18,26 @@ from typing import Any
 
 from torch import nn
 
-from partita import aggregate, attack, capacity, check, measures, psi, schedule, server
-from partita.algorithms import METHODS, pipeline, tuned
+from partita import (
+    aggregate,
+    attack,
+    capacity,
+    measures,
+    optim,
+    schedule,
+)
+from partita.algorithms import METHODS, pipeline, psi, tuned
 from partita.algorithms.by_name import by_name
+from partita.algorithms.local import solvers
+from partita.api import MANNER, federate, prepare
+from partita.core import check
+from partita.core.metrics import Function
+from partita.core.options import bind, signature
+from partita.core.parts import Algorithm, Attack, Capacity, Measure
 from partita.data import FederatedData
-from partita.federate import MANNER, check_finished, federate, prepare
-from partita.local import solvers
-from partita.measure.criteria import Function
-from partita.options import bind, signature
-from partita.run import Run
+from partita.engine.loop import check_finished
+from partita.engine.run import Run
 from partita.schedule import Schedule
-from partita.server.staleness import as_staleness
-from partita.types import Algorithm, Attack, Capacity, Measure
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -41,7 +49,7 @@ def _functions(module: ModuleType) -> Functions:
 
 CAPACITIES = ("depth", "fjord", "heterofl", "width")
 MODULES = {
-    "server": _functions(server),
+    "optim": _functions(optim),
     "aggregate": _functions(aggregate),
     "psi": _functions(psi),
     "solver": _functions(solvers),
@@ -50,8 +58,8 @@ MODULES = {
     "measures": _functions(measures),
     "schedule": _functions(schedule),
 }
-"""The functions that a setting may call, by what takes them: options of a method, fields of an experiment."""
-STALENESS = {n: f for n, f in MODULES["server"].items() if f.__module__ == as_staleness.__module__}
+"""The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
+TAKES = {"server": "optim"}  # options whose functions are those of another word
 SCHEDULES = ("asynchronous", "synchronous", "usual")
 DEEPEST = 50  # nesting of what is written on the command line
 
@@ -243,10 +251,10 @@ def _known(option: str) -> tuple[Functions, Functions]:
 
     A name alone is of the module that the option takes, else of the first that has it.
     """
-    some = {"schedule": MODULES["schedule"], "server": STALENESS} if option == "schedule" else MODULES
+    some = {"schedule": MODULES["schedule"]} if option == "schedule" else MODULES
     full = {f"{word}.{name}": part for word, parts in some.items() for name, part in parts.items()}
     short = {name.partition(".")[2]: part for name, part in reversed(full.items())}
-    return full, dict(sorted({**short, **some.get(option, {})}.items()))
+    return full, dict(sorted({**short, **some.get(TAKES.get(option, option), {})}.items()))
 
 
 def literal(node: ast.expr, option: str) -> Any:

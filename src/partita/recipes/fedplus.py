@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from partita import check, data, draws, models
+from partita import data, models
 from partita.algorithms import (
     apfl,
     coordinate_median_fedavg,
@@ -29,12 +29,13 @@ from partita.algorithms import (
     rfa,
     scaffold,
 )
+from partita.core import check, draws
+from partita.core.parts import Algorithm
 from partita.data import FederatedData
+from partita.engine.record import Record
 from partita.measures import aggregation_change, line_loss
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
-from partita.record import Record
-from partita.types import Algorithm
 
 Runs = Mapping[str, Sequence[Record]]
 SIZES = ("small", "paper")

@@ -19,23 +19,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from partita import tree
-from partita.local.solvers import Solver
+from partita.algorithms.local.solvers import Solver
+from partita.core import tree
+from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
+from partita.core.types import ClientState, Download, Moment, Tensors, Upload, Work
 from partita.measures import gradient_norm
 from partita.report.rows import number
-from partita.types import (
-    Algorithm,
-    ClientState,
-    Download,
-    LocalRule,
-    Measure,
-    Moment,
-    Phase,
-    Problem,
-    Tensors,
-    Upload,
-    Work,
-)
 
 TIMES = {"end": "gradient_norm", "start": "gradient_norm_start"}
 Names = Mapping[str, Sequence[str]]

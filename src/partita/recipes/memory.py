@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partita import check, models
+from partita import models
+from partita.algorithms.partition import split
+from partita.capacity.client_memory import client_memory
+from partita.core import check
 from partita.data import FederatedData
-from partita.execute import examine
-from partita.measure.memory import client_memory
-from partita.partition import split
+from partita.engine.execute import examine
 from partita.recipes.study import Study, Table
 from partita.recipes.tasks import ADAPTERS, SIZES, network
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from partita.algorithms import METHODS, fedavg, finetune, pipeline, stage
+from partita.core.parts import Algorithm
+from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
 from partita.recipes.tasks import Task, task, with_dropout
-from partita.record import Record
-from partita.types import Algorithm
 
 SPLITS = ("input", "output", "adapter")
 Runs = Mapping[str, Sequence[Record]]

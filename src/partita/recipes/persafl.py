@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from partita import check, data, models
+from partita import data, models
 from partita.algorithms import (
     fedasync,
     fedavg,
@@ -30,12 +30,20 @@ from partita.algorithms import (
     scaffold,
     tuned,
 )
+from partita.core import check
+from partita.core.parts import Algorithm
 from partita.data import FederatedData
+from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
-from partita.record import Record
-from partita.schedule import Schedule, asynchronous, delays, scaled, synchronous, uniform
-from partita.types import Algorithm
+from partita.schedule import (
+    Schedule,
+    asynchronous,
+    delays,
+    scaled,
+    synchronous,
+    uniform,
+)
 
 Runs = Mapping[str, Sequence[Record]]
 SIZES = ("small", "paper")

@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from partita import aggregate, attack, check, data
+from partita import aggregate, attack, data
 from partita.algorithms import fedavg, ffgg, ffgg_robust, l2gd, scaffold
 from partita.algorithms import ffgg_async as stale_ffgg
+from partita.algorithms.local.solvers import cg, exact, gd
+from partita.core import check
+from partita.core.parts import Algorithm
 from partita.data import Quadratic
-from partita.local.solvers import cg, exact, gd
+from partita.engine.record import Record
 from partita.measures import gradient_norm
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
-from partita.record import Record
 from partita.schedule import asynchronous, delays, gamma, lognormal, synchronous
-from partita.types import Algorithm
 
 SIZES = ("small", "paper")
 Runs = Mapping[str, Sequence[Record]]

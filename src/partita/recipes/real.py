@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from partita import check
 from partita.algorithms import ffgg_local, local, pipeline, stage
+from partita.core import check
+from partita.core.parts import Algorithm
+from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
 from partita.recipes.partial import SPLITS, first_stage, later, trained, tuned
 from partita.recipes.study import Study, Table, Variant, mean_std
 from partita.recipes.tasks import Task, task
-from partita.record import Record
 from partita.schedule import synchronous
-from partita.types import Algorithm
 
 
 def ffgg_real(

@@ -16,20 +16,12 @@ from torch import Tensor, nn
 
 from partita import measures, models
 from partita.algorithms import fedavg, fedsim, local
+from partita.core.parts import Algorithm, LocalRule, Personalize, Problem
+from partita.core.types import ClientState, Download, Partition, Tensors
+from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
 from partita.recipes.weak import BATCH, TAU, cifar, share_of
-from partita.record import Record
-from partita.types import (
-    Algorithm,
-    ClientState,
-    Download,
-    LocalRule,
-    Partition,
-    Personalize,
-    Problem,
-    Tensors,
-)
 
 Runs = Mapping[str, Sequence[Record]]
 SHOWN = {f"block{i}": f"conv {2 * i + 1}" for i in (1, 3, 5, 7, 9)}

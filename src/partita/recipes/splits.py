@@ -10,20 +10,28 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from partita import check
 from partita.algorithms import METHODS
-from partita.execute import names_of
-from partita.initial import own_copy
-from partita.local.solvers import gd
+from partita.algorithms.local.solvers import gd
+from partita.algorithms.partition import keep_norms, personal_names
+from partita.core import check
+from partita.core.parts import Algorithm
+from partita.core.types import Partition
+from partita.engine.execute import names_of
+from partita.engine.initial import own_copy
 from partita.models import add_adapters
-from partita.partition import keep_norms, personal_names
-from partita.recipes.advice import ALL, NONE, Runs, advice, figures, table
+from partita.optim.rates import as_rate
+from partita.recipes.advice import (
+    ALL,
+    NONE,
+    Runs,
+    advice,
+    figures,
+    table,
+)
 from partita.recipes.experiment import Experiment, expression
 from partita.recipes.gradient_left import Names, gradient_left
 from partita.recipes.study import Study, Table, Variant
 from partita.recipes.versus import ALONE, GLOBAL, versus
-from partita.server.rates import as_rate
-from partita.types import Algorithm, Partition
 
 USUAL = ("input", "output", "adapter", "norm")
 RANK, LOOKED_AT = 16, 100_000  # of an adapter; rounds in which a rate is looked up

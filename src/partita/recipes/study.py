@@ -21,18 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from partita import check
-from partita.callbacks import Callback
-from partita.execute import names_of
-from partita.federate import deadline
-from partita.initial import own_copy
+from partita.api import deadline
+from partita.core import check
+from partita.core.parts import Stage
+from partita.engine.callbacks import Callback
+from partita.engine.execute import names_of
+from partita.engine.initial import own_copy
+from partita.engine.record import Record, read, read_json, write_page
+from partita.engine.run import Run, load
+from partita.engine.stopping import Stopped
+from partita.engine.store.files import write_json, write_text
+from partita.engine.store.places import new_folder, new_page
 from partita.recipes.experiment import Experiment
-from partita.record import Record, read, read_json, write_page
-from partita.run import Run, load
-from partita.stopping import Stopped
-from partita.store.files import write_json, write_text
-from partita.store.places import new_folder, new_page
-from partita.types import Stage
 
 Runs = dict[str, list[Record]]
 FILE = "study.json"

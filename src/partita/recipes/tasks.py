@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from partita import check, data, models, server
+from partita import data, models
+from partita import optim as server
+from partita.core import check
+from partita.core.parts import Rate, ServerOptimizer
 from partita.data import FederatedData
-from partita.types import Rate, ServerOptimizer
 
 SIZES = ("small", "medium", "paper")
 ADAPTERS = {"femnist": "residual", "shakespeare": "bottleneck", "free_spoken_digits": "residual"}

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from partita import check
 from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
+from partita.core import check
+from partita.core.parts import Algorithm, Stage
+from partita.engine.settings import Settings, as_alone, as_one, schedule_of
 from partita.recipes.experiment import Experiment, changed, expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
-from partita.settings import Settings, as_alone, as_one, schedule_of
-from partita.types import Algorithm, Stage
 
 ALONE, GLOBAL = "local", "fedavg"
 

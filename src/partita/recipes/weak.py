@@ -16,14 +16,15 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from partita import capacity, check, data, models
+from partita import capacity, data, models
 from partita.algorithms import fedavg
+from partita.core import check
+from partita.core.parts import Capacity, Share
 from partita.data import FederatedData
+from partita.engine.record import Record
+from partita.optim import rates
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Table, Variant, mean_std
-from partita.record import Record
-from partita.server import rates
-from partita.types import Capacity, Share
 
 Runs = Mapping[str, Sequence[Record]]
 CLIENTS, TAU, BATCH = 128, 10, 32

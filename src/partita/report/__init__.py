@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from partita.engine.store.files import failed
+from partita.engine.store.places import new_page
 from partita.report.rows import Result
-from partita.store.files import failed
-from partita.store.places import new_page
 
 __all__ = ["Result", "write"]
 

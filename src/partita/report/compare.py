@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partita import check
+from partita.core import check
 from partita.report.rows import (
     KINDS,
     ROUNDING,

@@ -8,7 +8,15 @@ from typing import Any
 from partita.report.histograms import uploads
 from partita.report.html import Safe, section, table, tag, tiles
 from partita.report.rows import Result, Runs, mean, number, virtual_time
-from partita.report.words import MISSING, bytes_, count, rounded, seconds, share, units
+from partita.report.words import (
+    MISSING,
+    bytes_,
+    count,
+    rounded,
+    seconds,
+    share,
+    units,
+)
 
 Read = Callable[[Result], Any]
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from partita.report import figures as draw
 from partita.report.figures import Figure
-from partita.report.html import Safe, figure, how, section, table, tag
+from partita.report.html import (
+    Safe,
+    figure,
+    how,
+    section,
+    table,
+    tag,
+)
 from partita.report.rows import Result, Runs, mean, metric
 from partita.report.words import bytes_, count, score, share, units
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partita.divergence import DIVERGED, headlines, learned_nothing
+from partita.engine.divergence import DIVERGED, headlines, learned_nothing
 from partita.report import compare
 from partita.report.html import Safe, join, section, table, tag
 from partita.report.rows import (

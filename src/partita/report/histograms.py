@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
+from partita.engine.timing import BINS
 from partita.report import figures as draw
 from partita.report.figures import Figure, Trace
 from partita.report.rows import Result, Runs, clock, number
 from partita.report.words import count, shorten, units
-from partita.timing import BINS
 
 MOST_BINS, MOST_FILLED = 40, 3
 ROUND: list[int] = [k * 10**e for e in range(20) for k in (1, 2, 5)]

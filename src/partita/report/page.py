@@ -6,13 +6,24 @@ import base64
 import hashlib
 from importlib import import_module, resources
 
+from partita.engine.store.places import MARK
 from partita.report import compare
 from partita.report import figures as draw
 from partita.report.cost import cost
 from partita.report.devices import devices
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
-from partita.report.html import Safe, choice, data, figure, how, join, section, tag, text
+from partita.report.html import (
+    Safe,
+    choice,
+    data,
+    figure,
+    how,
+    join,
+    section,
+    tag,
+    text,
+)
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.rows import (
@@ -28,7 +39,6 @@ from partita.report.rows import (
 )
 from partita.report.settings import settings
 from partita.report.time import time
-from partita.store.places import MARK
 
 AGAINST = {"global": "the global model", "local": "training alone"}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
 
-from partita import check
+from partita.core import check
 
 Row = dict[str, Any]
 # a difference below this part of a score is rounding, not a difference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partita.record import personal_part
+from partita.engine.record import personal_part
 from partita.report.html import Safe, section, table, tag
 from partita.report.rows import Runs
 from partita.report.words import count, shorten

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from partita.report import figures as draw
 from partita.report import histograms
 from partita.report.figures import Figure
-from partita.report.html import Safe, figure, how, section, table, tag, tiles
+from partita.report.html import (
+    Safe,
+    figure,
+    how,
+    section,
+    table,
+    tag,
+    tiles,
+)
 from partita.report.rows import (
     Means,
     Result,
@@ -24,7 +32,16 @@ from partita.report.rows import (
     numbers,
     virtual_time,
 )
-from partita.report.words import MISSING, count, deviation, listed, p_value, share, shorten, units
+from partita.report.words import (
+    MISSING,
+    count,
+    deviation,
+    listed,
+    p_value,
+    share,
+    shorten,
+    units,
+)
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the best last score
 MOST_NAMED, MOST_SLOW, FEWEST, CLEAR = 4, 3, 10, 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.record import human_bytes
+from partita.engine.record import human_bytes
 from partita.report.rows import number
 
 MISSING = "–"

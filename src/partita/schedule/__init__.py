@@ -14,6 +14,7 @@ from partita.schedule.delay import (
     trace,
     uniform,
 )
+from partita.schedule.staleness import hinge, polynomial
 from partita.schedule.synchronous import Synchronous, synchronous
 from partita.schedule.usual import Usual, usual
 
@@ -31,7 +32,9 @@ __all__ = [
     "delays",
     "exponential",
     "gamma",
+    "hinge",
     "lognormal",
+    "polynomial",
     "scaled",
     "synchronous",
     "trace",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from partita import check
-from partita.options import Option, checked
+from partita.core import check
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm
+from partita.core.types import Cohort, ServerState
 from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
 from partita.schedule.clock import Clock, Flight
 from partita.schedule.delay import Delays, as_delays
-from partita.server.staleness import Staleness
-from partita.types import Algorithm, Cohort, ServerState
+from partita.schedule.staleness import Staleness
 
 ORDERS = ("random", "same")
 FRUITLESS = 10_000

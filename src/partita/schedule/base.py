@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from partita import check
-from partita.options import Option
+from partita.core import check
+from partita.core.options import Option
+from partita.core.parts import Algorithm
+from partita.core.types import Cohort, ServerState, Tensors
 from partita.schedule.clock import Clock
 from partita.schedule.delay import DELAYS, Delays
-from partita.server.staleness import ALLOWED, NAMED, Staleness, as_given, as_staleness
-from partita.types import Algorithm, Cohort, ServerState, Tensors
+from partita.schedule.staleness import ALLOWED, NAMED, Staleness, as_given, as_staleness
 
 Discount = Annotated[
     str | Staleness | None,

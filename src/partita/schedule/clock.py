@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from partita import check, draws, tree
+from partita.core import check, draws, tree
+from partita.core.types import Cohort, Download, Group, ServerState, Tensors
 from partita.schedule.delay import Delays
-from partita.types import Cohort, Download, Group, ServerState, Tensors
 
 AGAIN = 1 << 40
 """The events of a client: the version of the model that it received, or that plus so much for each further

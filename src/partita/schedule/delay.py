@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Protocol
 
-from partita import check, draws
-from partita.options import Option, checked
+from partita.core import check, draws
+from partita.core.options import Option, checked
 
 LONGEST = 1e12
 """Longer delays would not add up."""

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from partita import check, draws
-from partita.options import Option, checked
+from partita.core import check, draws
+from partita.core.options import Option, checked
+from partita.core.parts import Algorithm
+from partita.core.types import Cohort, ServerState
 from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
 from partita.schedule.clock import Clock, Flight
 from partita.schedule.delay import Delays, as_delays
-from partita.server.staleness import Staleness
-from partita.types import Algorithm, Cohort, ServerState
+from partita.schedule.staleness import Staleness
 
 ORDERS, LATE = ("random", "turns"), ("drop", "apply")
 QUORUM = "a number of clients from 1, or a share from 0.0 up to 1.0"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.options import checked
+from partita.core.options import checked
+from partita.core.parts import Algorithm
 from partita.schedule.asynchronous import Asynchronous, asynchronous
 from partita.schedule.base import Stint, Turns, Until, Waits
 from partita.schedule.delay import Delays
 from partita.schedule.synchronous import Synchronous, synchronous
-from partita.types import Algorithm
 
 
 @dataclass(frozen=True)

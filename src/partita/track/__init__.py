@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from partita import check
+from partita.core import check
 from partita.track.base import Tracker
 from partita.track.mlflow import MLflow
 from partita.track.tensorboard import TensorBoard

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from partita import check
-from partita.callbacks import Callback, Event
-from partita.stopping import Stopped, Terminated
+from partita.core import check
+from partita.engine.callbacks import Callback, Event
+from partita.engine.stopping import Stopped, Terminated
 
 # Of a run's folder, what is worth keeping with the run in the tool.
 FILES = ("config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from partita import check
+from partita.core import check
 from partita.track.base import (
     Tracker,
     files,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita import check
+from partita.core import check
 from partita.track.base import (
     Tracker,
     files,

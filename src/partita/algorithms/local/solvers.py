@@ -1,0 +1,359 @@
+"""Solvers of w ≈ argmin_w f(θ, w), θ fixed: Mishchenko et al., *Partially Personalized FL* (2023), section 3.
+
+    gd      w ← w − γ ∇₂f(θ, w)                                                  Algorithm 2
+    adam    m ← β₁ m + (1 − β₁) ∇₂f,   v ← β₂ v + (1 − β₂) (∇₂f)²                Kingma & Ba (2015)
+            w ← w − γ m̂ / (√v̂ + ε),    m̂ = m / (1 − β₁ᵗ),   v̂ = v / (1 − β₂ᵗ)
+    cg      H d = −∇₂f(θ, w⁰),   H = ∇²₂₂f(θ, w⁰),   w = w⁰ + d, from r = p = −∇₂f(θ, w⁰) by
+            α = rᵀr / pᵀHp,   d ← d + α p,   r⁺ = r − α Hp,   p ← r⁺ + (r⁺ᵀr⁺ / rᵀr) p
+    exact   w ← w⁰ − H⁺ ∇₂f(θ, w⁰)
+
+cg and exact solve the quadratic model of f at w⁰, which is f itself where f is quadratic in w. exact moves
+w only in directions in which f curves upwards; cg ends at the first p in which it does not, or when r is zero
+but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from partita.algorithms.local.sgd import Sgd
+from partita.core import check, tree
+from partita.core.options import Option, checked
+from partita.core.parts import Phase, Problem, Rate
+from partita.core.types import Batch, Moment, Tensors, Work
+from partita.optim.rates import as_rate, until_the_end
+
+__all__ = ["adam", "cg", "exact", "gd"]
+
+LARGEST = 2000  # parameters of which `exact` forms a Hessian
+TOGETHER = 64  # of its columns at once
+ROUNDING = 16  # a residual of so many roundings is none
+
+
+class Fit(NamedTuple):
+    """What passes from step to step: the whole model, and what the solver remembers."""
+
+    params: Tensors
+    memory: Any
+
+
+class Task(NamedTuple):
+    """What is solved: the problem, the names of w, its statistics (they follow the forward pass), the SGD."""
+
+    problem: Problem
+    names: tuple[str, ...]
+    statistics: tuple[str, ...]
+    optimizer: Sgd
+
+    def gradient(self, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+        """∇₂f, and the statistics after the pass."""
+        _, g, buffers = self.problem.grad(params, batch, wrt=self.names)
+        return g, tree.pick(buffers, self.statistics)
+
+
+Step = Callable[[Tensors, Any, Any, Any], tuple[Tensors, Any]]
+"""(params, memory, batch, lr) -> params, memory."""
+
+
+@dataclass(frozen=True, repr=False)
+class Solver:
+    """A way to find w. Its fields are its options.
+
+    A solver has a memory, the same structure before and after each step, and phases of steps.
+    """
+
+    def remember(self, task: Task, params: Tensors) -> Any:
+        """The memory to begin with."""
+        raise NotImplementedError
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Its steps, on a carry that has `params` and `memory`."""
+        raise NotImplementedError
+
+    def fits(self, parameters: int) -> None:
+        """Refuse a w that is too large."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"pt.{type(self).__name__.lower()}({given})"
+
+
+def solve(
+    problem: Problem, solver: Solver, optimizer: Sgd
+) -> tuple[Callable[[Tensors], Any], tuple[Phase, ...]]:
+    """The solver's memory for a model, and its phases on a carry that has `params` and `memory`.
+
+    Without personal parameters there is nothing to do.
+    """
+    mine = set(problem.partition.personal)
+    names, statistics = (tuple(n for n in some if n in mine) for some in (problem.trainable, problem.buffers))
+    task = Task(problem, names, statistics, optimizer)
+    phases = solver.phases(task) if names else ()
+    return lambda params: solver.remember(task, params) if names else (), phases
+
+
+def _phase(step: Step, work: Callable[[Moment], Work] | None, lr: float | Rate | None = None) -> Phase:
+    def carried(carry: Any, batch: Any, lr: Any) -> Any:
+        params, memory = step(carry.params, carry.memory, batch, lr)
+        return carry._replace(params=params, memory=memory)
+
+    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work)
+
+
+def _work(steps: int | None) -> Callable[[Moment], Work] | None:
+    return None if steps is None else lambda now: replace(now.work, steps=steps, epochs=None)
+
+
+def _full(steps: int) -> Callable[[Moment], Work]:
+    return lambda now: Work(steps=steps)  # noqa: ARG005
+
+
+# ---- gradient descent
+
+
+@dataclass(frozen=True, repr=False)
+class Gd(Solver):
+    """w ← w − γ ∇₂f(θ, w), with the momentum, decay and clipping of the client's SGD."""
+
+    steps: int | None
+    lr: float | Rate
+
+    def remember(self, task: Task, params: Tensors) -> Tensors:
+        """Momenta."""
+        return task.optimizer.init(params, task.names)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """One."""
+
+        def step(
+            params: Tensors, momenta: Tensors, batch: Batch, lr: tuple[Tensor]
+        ) -> tuple[Tensors, Tensors]:
+            g, statistics = task.gradient(params, batch)
+            rate = dict.fromkeys(task.names, lr[0])
+            new, momenta = task.optimizer.update(params, g, momenta, rate, task.problem.owns_gradients)
+            return {**params, **new, **statistics}, momenta
+
+        return (_phase(step, _work(self.steps), self.lr),)
+
+
+# ---- Adam
+
+
+class Moments(NamedTuple):
+    """m, v and t."""
+
+    first: Tensors
+    second: Tensors
+    time: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Adam(Solver):
+    """Adam with bias correction, on f itself."""
+
+    steps: int | None
+    lr: float | Rate
+    beta1: float
+    beta2: float
+    eps: float
+
+    def remember(self, task: Task, params: Tensors) -> Moments:
+        """m = v = 0."""
+        w = tree.pick(params, task.names)
+        time = torch.zeros((), dtype=torch.float64, device=w[task.names[0]].device)
+        return Moments(tree.zeros_like(w), tree.zeros_like(w), time)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """One."""
+
+        def step(params: Tensors, old: Moments, batch: Batch, lr: tuple[Tensor]) -> tuple[Tensors, Moments]:
+            g, statistics = task.gradient(params, batch)
+            m = {k: self.beta1 * old.first[k] + (1 - self.beta1) * x for k, x in g.items()}
+            v = {k: self.beta2 * old.second[k] + (1 - self.beta2) * x * x for k, x in g.items()}
+            time = old.time + 1
+            size, spread = lr[0] / (1 - self.beta1**time), 1 - self.beta2**time
+            new = {
+                k: params[k] - size.to(x.dtype) * x / ((v[k] / spread.to(x.dtype)).sqrt() + self.eps)
+                for k, x in m.items()
+            }
+            return {**params, **new, **statistics}, Moments(m, v, time)
+
+        return (_phase(step, _work(self.steps), self.lr),)
+
+
+# ---- conjugate gradients
+
+
+class Conjugate(NamedTuple):
+    """w⁰, r, p, rᵀr now and at first, and the key of every forward pass: all of them see the same f."""
+
+    start: Tensors
+    r: Tensors
+    p: Tensors
+    rr: Tensor
+    first: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Cg(Solver):
+    """A phase of one step for the first residual, then one iteration in each step; always the full batch."""
+
+    steps: int
+
+    def remember(self, task: Task, params: Tensors) -> Conjugate:
+        """Nothing yet: r = p = 0, where nothing moves."""
+        w = tree.pick(params, task.names)
+        one = w[task.names[0]]
+        key = torch.zeros((), dtype=torch.int64, device=one.device)
+        zero = torch.zeros((), dtype=one.dtype, device=one.device)
+        return Conjugate(w, tree.zeros_like(w), tree.zeros_like(w), zero, zero, key)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The residual, the iterations."""
+
+        def begin(params: Tensors, old: Conjugate, batch: Batch, lr: Any) -> tuple[Tensors, Conjugate]:  # noqa: ARG001
+            g, statistics = task.gradient(params, batch)
+            r = {k: -x for k, x in g.items()}
+            rr = dot(r, r)
+            return {**params, **statistics}, Conjugate(old.start, r, dict(r), rr, rr, batch.key)
+
+        def iterate(params: Tensors, old: Conjugate, batch: Batch, lr: Any) -> tuple[Tensors, Conjugate]:  # noqa: ARG001
+            point = {**params, **old.start}
+            Hp = task.problem.hvp(point, batch._replace(key=old.key), old.p)
+            alpha = over(old.rr, dot(old.p, Hp))
+            w = tree.axpy(alpha, old.p, tree.pick(params, task.names))
+            r = tree.axpy(-alpha, Hp, old.r)
+            rr = dot(r, r)
+            beta = over(rr, old.rr)
+            further = (alpha > 0) & (rr > (ROUNDING * torch.finfo(rr.dtype).eps) ** 2 * old.first)
+            p = {k: torch.where(further, r[k] + beta * x, 0.0) for k, x in old.p.items()}  # 0: for good
+            return {**params, **w}, Conjugate(old.start, r, p, rr, old.first, old.key)
+
+        return _phase(begin, _full(1)), _phase(iterate, _full(self.steps))
+
+
+def dot(a: Tensors, b: Tensors) -> Tensor:
+    """aᵀb over all entries."""
+    return torch.stack([(a[k] * b[k]).sum() for k in a]).sum()
+
+
+def over(a: Tensor, b: Tensor) -> Tensor:
+    """a/b where b > 0, else zero."""
+    there = b > 0
+    return torch.where(there, a / torch.where(there, b, 1.0), 0.0)
+
+
+# ---- exactly
+
+
+@dataclass(frozen=True, repr=False)
+class Exact(Solver):
+    """The Hessian, column by column, and its eigenvalues; always the full batch."""
+
+    def fits(self, parameters: int) -> None:
+        """Its Hessian has as many rows and columns."""
+        if parameters > LARGEST:
+            few = f"a personal part of up to {LARGEST} parameters for exact(), or cg(steps)"
+            raise check.fail("personal parameters", parameters, few)
+
+    def remember(self, task: Task, params: Tensors) -> tuple[()]:
+        """Nothing."""
+        self.fits(sum(params[name].numel() for name in task.names))
+        return ()
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """One step."""
+
+        def step(params: Tensors, memory: tuple[()], batch: Batch, lr: Any) -> tuple[Tensors, tuple[()]]:  # noqa: ARG001
+            g, statistics = task.gradient(params, batch)
+            like = tree.pick(params, task.names)
+
+            def column(e: Tensor) -> Tensor:
+                return joined(task.problem.hvp(params, batch, parted(e, like)), task.names)
+
+            flat = joined(g, task.names)
+            basis = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
+            H = torch.func.vmap(column, chunk_size=TOGETHER, randomness="same")(basis)
+            w = tree.sub(like, parted(newton(H, flat), like))
+            return {**params, **w, **statistics}, memory
+
+        return (_phase(step, _full(1)),)
+
+
+def newton(H: Tensor, g: Tensor) -> Tensor:
+    """H⁺g in the directions of positive eigenvalues; not a number where H or g is not."""
+    usable = torch.isfinite(H).all() & torch.isfinite(g).all()
+    value, vector = torch.linalg.eigh(torch.where(usable, (H + H.mT) / 2, 0.0))  # which would stop at NaN
+    small = torch.finfo(H.dtype).eps * len(g) * value.abs().amax()
+    kept = value > small
+    step: Tensor = vector @ torch.where(kept, (vector.mT @ g) / torch.where(kept, value, 1.0), 0.0)
+    return torch.where(usable, step, torch.nan)
+
+
+def joined(x: Tensors, names: Sequence[str]) -> Tensor:
+    """All entries as one vector."""
+    return torch.cat([x[name].reshape(-1) for name in names])
+
+
+def parted(vector: Tensor, like: Tensors) -> Tensors:
+    """The vector as tensors of these names and shapes."""
+    parts = torch.split(vector, [x.numel() for x in like.values()])
+    return {k: part.reshape(x.shape).to(x.dtype) for part, (k, x) in zip(parts, like.items())}
+
+
+# ---- what users write
+
+solver = checked()
+
+RATE = "a rate such as partita.optim.linear(0.1)"
+Steps = Annotated[int | None, Option("τ, how many steps (None: as the run says)", low=1, example=10)]
+Lr = Annotated[
+    float | Rate, Option("γ, the step size on the personal part", low=0, allowed=RATE, example=0.1)
+]
+Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=0.9999)]
+Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=0.9999)]
+Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
+
+
+@solver
+def gd(steps: Steps, lr: Lr) -> Gd:
+    """Gradient descent on the personal part, on minibatches if the run has a batch size.
+
+    Use it for any model: a few steps cost no more than those of fedalt.
+    """
+    return Gd(steps, lr)
+
+
+@solver
+def adam(steps: Steps, lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.999, eps: Eps = 1e-8) -> Adam:
+    """Adam on the personal part, with bias correction.
+
+    Use it where gradient descent needs a step size for each layer, as with adapters of a large model.
+    """
+    return Adam(steps, lr, beta1, beta2, eps)
+
+
+@solver
+def cg(
+    steps: Annotated[int, Option("τ, how many iterations, each a Hessian-vector product", low=1, example=10)],
+) -> Cg:
+    """Conjugate gradients on the quadratic model of the loss, always on the full batch.
+
+    Use it where the loss is quadratic in the personal part, or nearly: it needs no step size.
+    """
+    return Cg(steps)
+
+
+@solver
+def exact() -> Exact:
+    """The minimizer itself where the loss is quadratic in the personal part; up to 2,000 parameters.
+
+    Use it for least squares, and to see what a perfect solver would give.
+    """
+    return Exact()

@@ -1,0 +1,162 @@
+"""Penalties of Fed+: Kundu et al., *Robustness and Personalization in Federated Learning* (2022), section 4.
+
+    name     Ψ(θ)            θ = prox_{Ψ/σ}(x) = argmin_θ Ψ(θ)/σ + ½‖x − θ‖²      aggregator 𝒜
+    avg      (σδ/2) ‖θ‖₂²    x / (1 + δ)                                          mean
+    geomed   σδ ‖θ‖₂         max(0, 1 − δ/‖x‖₂) x                                 δ-smoothed geometric median
+    comed    σδ ‖θ‖₁         sign(x) max(0, |x| − δ)                              δ-smoothed coordinate median
+    free     0               x                                                    mean
+    fixed    0 at 0, else ∞  0                                                    mean
+
+    𝒜(w_1, ..., w_N) = argmin_w Σ_k min_θ [Ψ(θ)/σ + ½‖w_k − w − θ‖²]
+
+A penalty on θ_k = w_k − w̃ says both how far a client may be from the others at no charge, and what "the
+others" are: the aggregator is the w̃ that the penalty charges least. Ψ grows with σ, so the proximal maps
+depend on δ alone. (12) of the paper as printed drops negative entries; here is the soft threshold it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import torch
+
+from partita import aggregate
+from partita.aggregate.smoothed import Iterations, Tolerance
+from partita.core import check, tree
+from partita.core.options import Option, checked
+from partita.core.parts import Aggregator
+from partita.core.patterns import by_pattern
+from partita.core.types import Tensors
+
+__all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise"]
+
+Delta = Annotated[float, Option("δ: how much the penalty weighs", low=0, open_low=True)]
+Radius = Annotated[
+    float, Option("δ: who is nearer to the others than this is as they are", low=0, open_low=True)
+]
+
+
+class Penalty(NamedTuple):
+    """Ψ: its proximal map over all given names together, and the aggregator that belongs to it."""
+
+    name: str
+    prox: Callable[[Tensors], Tensors]
+    aggregator: Aggregator
+    options: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"pt.psi.{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+@checked()
+def avg(delta: Delta = 0.1) -> Penalty:
+    """Ψ = (σδ/2)‖θ‖₂²: every client is drawn to the mean, by the same share of its distance.
+
+    Use it where no client is an outlier: it is the cheapest, and it has no threshold to choose.
+    """
+
+    def prox(x: Tensors) -> Tensors:
+        return {k: v / (1 + delta) for k, v in x.items()}
+
+    return Penalty("avg", prox, aggregate.mean(), {"delta": delta})
+
+
+@checked()
+def geomed(delta: Radius = 0.1, tolerance: Tolerance = 1e-6, iterations: Iterations = 1000) -> Penalty:
+    """Ψ = σδ‖θ‖₂: within δ of the geometric median a client is as the others; beyond it the pull is constant.
+
+    Use it where some clients are outliers as a whole.
+    """
+
+    def prox(x: Tensors) -> Tensors:
+        scale = 1 - delta / tree.norm(x).clamp(min=delta)  # max(0, 1 − δ/‖x‖), and no 0/0 at x = 0
+        return {k: scale.to(v.dtype) * v for k, v in x.items()}
+
+    median = aggregate.smoothed_geometric_median(delta, tolerance, iterations)
+    options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
+    return Penalty("geomed", prox, median, options)
+
+
+@checked()
+def comed(delta: Radius = 0.1, tolerance: Tolerance = 1e-6, iterations: Iterations = 1000) -> Penalty:
+    """Ψ = σδ‖θ‖₁: as geomed, for each coordinate on its own.
+
+    Use it where clients are outliers in some coordinates, or to keep the personal differences few.
+    """
+
+    def prox(x: Tensors) -> Tensors:
+        return {k: v - v.clamp(-delta, delta) for k, v in x.items()}  # sign(x) max(0, |x| − δ)
+
+    median = aggregate.smoothed_coordinate_median(delta, tolerance, iterations)
+    options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
+    return Penalty("comed", prox, median, options)
+
+
+@checked()
+def free() -> Penalty:
+    """Ψ = 0: any difference is free, so every client ends at its own minimum (Corollary 1a).
+
+    Use it to see what the pull to the others is worth.
+    """
+    return Penalty("free", dict, aggregate.mean(), {})
+
+
+@checked()
+def fixed() -> Penalty:
+    """Ψ = ∞ but at 0: no difference is allowed, θ = 0; with λ = 1 it is FedProx (Corollary 1b).
+
+    Use it for the strongest pull: straight to the mean.
+    """
+    return Penalty("fixed", tree.zeros_like, aggregate.mean(), {})
+
+
+def _penalties(field: str, value: Any) -> dict[str, Penalty]:
+    good = isinstance(value, Mapping) and value
+    if not good or not all(isinstance(k, str) and isinstance(v, Penalty) for k, v in value.items()):
+        raise check.fail(field, value, PENALTIES)
+    return dict(value)
+
+
+PENALTIES = "name patterns with their penalties, such as {'conv*': pt.psi.avg(0.1), '*': pt.psi.comed(0.01)}"
+
+
+@checked()
+def layerwise(
+    penalties: Annotated[
+        Mapping[str, Penalty],
+        Option(
+            "a penalty for each pattern of parameter names; the first that matches counts",
+            allowed=PENALTIES,
+            check=_penalties,
+            example={"hidden*": avg(0.1), "*": comed(0.01)},
+        ),
+    ],
+) -> Penalty:
+    """A sum of penalties, each on its own layers with its own δ: the hybrids of section 4.4.1.
+
+    Use it to hold early layers together (`avg`) and let the last ones differ (`comed`).
+    """
+
+    def prox(x: Tensors) -> Tensors:
+        found: Tensors = {}
+        for pattern, names in groups(x, penalties).items():
+            found |= penalties[pattern].prox(tree.pick(x, names))
+        return tree.pick(found, x)
+
+    combine = aggregate.layerwise({pattern: p.aggregator for pattern, p in penalties.items()})
+    return Penalty("layerwise", prox, combine, {"penalties": penalties})
+
+
+def groups(names: Iterable[str], patterns: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of each pattern, the first that matches; a name without one is refused."""
+
+    def refuse(name: str) -> ValueError:
+        return check.fail("penalties", patterns, f"a pattern for {name}; '*' at the end matches the rest")
+
+    return by_pattern(names, patterns, refuse)
+
+
+def covers(psi: Penalty, names: Iterable[str]) -> None:
+    """Refuses names that the penalty says nothing about, before any work."""
+    psi.prox(dict.fromkeys(names, torch.zeros(())))

@@ -1,6 +1,0 @@
-"""How fast are rounds here? Partita, the textbook loop and peers on the same machine, in the same run."""
-
-from partita.bench.compare import Row, by_method, by_workload
-from partita.bench.workloads import METHODS, WORKLOADS, Workload
-
-__all__ = ["METHODS", "WORKLOADS", "Row", "Workload", "by_method", "by_workload"]

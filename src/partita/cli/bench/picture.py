@@ -1,0 +1,121 @@
+"""The figures of a bench as a picture: a browser that is installed draws them, as it would for a reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Sequence
+from html import escape, unescape
+from pathlib import Path
+from urllib.parse import unquote
+
+from partita.cli.bench import figures as draw
+from partita.cli.bench.compare import Row
+from partita.cli.bench.page import failures, verdict
+from partita.engine.store.places import MARK
+from partita.report.figures import kept
+from partita.report.html import figure, join
+from partita.report.page import document
+from partita.report.words import shorten
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WIDTH, EDGE, TITLE, LIMIT, LONGEST = 1000, 32, 84, 120, 120  # pixels, seconds, characters
+DRAWN = """
+document.documentElement.dataset.theme = "light";
+Promise.all([...document.querySelectorAll("[data-figure]")].map((place) => Plotly.toImage(
+  place, { format: "svg", width: place.clientWidth, height: place.clientHeight })))
+  .then((drawn) => { document.body.textContent = JSON.stringify(drawn); });
+"""
+
+
+def browser() -> str | None:
+    """One that is installed."""
+    return next((found for found in map(shutil.which, BROWSERS) if found), None)
+
+
+def svg(rows: Sequence[Row], machine: str, other: str) -> str:
+    """Both figures below each other, with a title."""
+    heights = {"speeds": draw.height(rows, len(draw.others(rows, other)) + 1), "phases": draw.height(rows, 2)}
+    shown = kept({"speeds": draw.speeds(rows, other), "phases": draw.phases(rows)})
+    places = join([figure(name, name, heights[name]) for name in shown])
+    drawn = _drawn(document("bench", places, shown, DRAWN))
+    notes = [f"No bar for {shorten(line, LONGEST)}." for line in failures(rows)]
+    return _together(drawn, [heights[name] for name in shown], verdict(rows, other), machine, notes)
+
+
+def png(picture: str) -> bytes:
+    """An SVG as pixels, two for each of its own."""
+    width, height = re.search(r'width="(\d+)" height="(\d+)"', picture).groups()  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+        source, target = Path(folder) / "bench.svg", Path(folder) / "bench.png"
+        source.write_text(picture, encoding="utf-8")
+        size = (f"--window-size={width},{height}", "--force-device-scale-factor=2", "--hide-scrollbars")
+        _browse(source, f"--screenshot={target}", *size)
+        return _marked(target.read_bytes())
+
+
+def _marked(picture: bytes) -> bytes:
+    """With a chunk of text before the last one, which ends a PNG file."""
+    body = b"tEXtSoftware\0" + MARK.encode()
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return picture[:-12] + chunk + picture[-12:]
+
+
+def _drawn(page: str) -> list[str]:
+    """The figures of a page as SVG."""
+    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+        source = Path(folder) / "bench.html"
+        source.write_text(page, encoding="utf-8")
+        size = f"--window-size={WIDTH},2000"
+        found = _browse(source, "--dump-dom", "--virtual-time-budget=20000", size)
+    body = re.search(r"<body>(\[.*\])\s*</body>", found, re.DOTALL)
+    if body is None:
+        raise OSError(f"{browser()} has not drawn the figures: a .html file shows them")
+    return [unquote(url.partition(",")[2]) for url in json.loads(unescape(body[1]))]
+
+
+def _together(
+    drawn: Sequence[str], heights: Sequence[int], title: str, machine: str, notes: Sequence[str]
+) -> str:
+    parts = [_line(title, 42, 20, "#1d2126", "600"), _line(machine, 64)]
+    y = TITLE
+    for one, height in zip(drawn, heights):
+        parts.append(one.replace("<svg ", f'<svg x="{EDGE}" y="{y}" ', 1))
+        y += height
+    for note in notes:
+        y += 20
+        parts.append(_line(note, y))
+    y += EDGE
+    top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}">'
+    return "\n".join(
+        [
+            top,
+            f"<!-- {MARK} -->",
+            f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _line(text: str, y: int, size: int = 13, colour: str = "#5d646e", weight: str = "400") -> str:
+    font = f'font-family="Inter, system-ui, sans-serif" font-size="{size}" font-weight="{weight}"'
+    return f'<text x="{EDGE}" y="{y}" {font} fill="{colour}">{escape(text)}</text>'
+
+
+def _browse(page: Path, *options: str) -> str:
+    found = browser()
+    assert found is not None
+    safe = ["--no-sandbox"] if os.geteuid() == 0 else []  # a browser's sandbox refuses to work for root
+    words = [found, "--headless", "--disable-gpu", *safe, *options, page.as_uri()]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    except subprocess.SubprocessError as error:
+        raise OSError(f"{found} has failed to draw the figures: a .html file shows them") from error

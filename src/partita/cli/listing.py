@@ -1,0 +1,156 @@
+"""`partita list` and `partita show`, and what the shell completes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from partita import attack
+from partita.algorithms import METHODS
+from partita.cli import catalogue, screen
+from partita.cli.catalogue import KINDS, Facts
+from partita.engine.store.files import json_text
+from partita.recipes import RECIPES, Experiment
+from partita.recipes.experiment import CAPACITIES, SCHEDULES
+
+Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Names for `partita show`."""
+    return sorted({e["name"] for e in catalogue.entries() if e["name"].startswith(incomplete)})
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Kinds for `partita list`."""
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipes and Python files for `partita run`."""
+    files = [str(path) for path in Path().glob(f"{incomplete}*.py")] if ".." not in incomplete else []
+    return [name for name in RECIPES if name.startswith(incomplete)] + sorted(files)
+
+
+def complete_set(incomplete: str) -> list[str]:
+    """Keys for `--set`, and what may follow `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
+    methods = [f"algorithm={name}" for name in METHODS if name != "pipeline"]
+    attacks = [f"attack={name}" for name in attack.__all__]
+    schedules = [f"schedule={name}" for name in SCHEDULES]
+    capacities = [f"capacity={name}" for name in CAPACITIES]
+    of_methods = [f"algorithm.{k}=" for m in METHODS.values() for k in inspect.signature(m).parameters]
+    of_recipes = [f"{k}=" for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]
+    fields = [f"{f.name}=" for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
+    words = (*sorted(methods), *attacks, *schedules, *capacities)
+    found = dict.fromkeys([*fields, *of_recipes, *sorted(of_methods), *words])
+    return [key for key in found if key.startswith(incomplete) and key != "algorithm.stages="]
+
+
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=complete_kind),
+    ] = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the names, one per line.")] = False,
+) -> None:
+    """What there is: methods, recipes, models, data, and the parts that methods are made of.
+
+    Example: `partita list methods`
+    """
+    found = catalogue.entries(kind)
+    if as_json:
+        typer.echo(json_text(found))
+    elif quiet:
+        typer.echo("\n".join(entry["name"] for entry in found))
+    else:
+        console, wide = screen.console(), max(len(entry["name"]) for entry in found)
+        for each in dict.fromkeys(entry["kind"] for entry in found):
+            console.print(_table([e for e in found if e["kind"] == each], KINDS[each].title, wide))
+        console.print("More about one of them: [bold]partita show NAME[/bold]")
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A name that `partita list` prints.", autocompletion=complete_name)
+    ],
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the options, one per line.")] = False,
+) -> None:
+    """What a method or another part is: its equation, its paper, when to use it, all its options, an example.
+
+    Example: `partita show fedalt`
+    """
+    found = catalogue.facts(name)
+    if as_json:
+        typer.echo(json_text(found))
+        return
+    for facts in found:
+        if quiet:
+            for option in facts["options"]:
+                typer.echo(option["name"] + ("" if option["required"] else f"={option['default']!r}"))
+        else:
+            _page(screen.console(), facts)
+
+
+def _table(found: list[Facts], title: str, wide: int) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(min_width=wide, no_wrap=True, style="bold")
+    table.add_column()
+    for entry in found:
+        table.add_row(entry["name"], Text(entry["line"]))
+    table.add_row("", "")
+    return table
+
+
+def _page(console: Console, facts: Facts) -> None:
+    """Everything about one part; what can be copied is never broken into lines."""
+    title = KINDS[facts["kind"]].title.removesuffix("s")
+    console.print(Text.assemble((facts["name"], "bold"), f"  {title}, {facts['file']}\n"), soft_wrap=True)
+    for text in (facts["line"], facts["when"], _reflowed(facts["about"])):
+        if text:
+            console.print(Text(text), end="\n\n")
+    for heading in ("equation", "paper"):
+        if facts[heading]:
+            _block(console, heading, facts[heading])
+    if facts["options"]:
+        console.print(_options(facts["options"]))
+        console.print()
+    for heading, shown in (("python", "in Python"), ("command", "on the command line")):
+        if facts[heading]:
+            _block(console, shown, facts[heading])
+
+
+def _reflowed(text: str) -> str:
+    """Paragraphs as one line each, except where columns are aligned."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if "  " in p else " ".join(p.splitlines()) for p in paragraphs)
+
+
+def _block(console: Console, heading: str, text: str) -> None:
+    console.print(Text(heading, style="bold"))
+    for line in text.splitlines():
+        console.print(Text(f"    {line}" if line else ""), soft_wrap=True)
+    console.print()
+
+
+def _options(options: list[Facts]) -> Table:
+    rows = [
+        (o["name"], o["type"], "required" if o["required"] else repr(o["default"]), o["range"], o["text"])
+        for o in options
+    ]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = zip(("option", "type", "default", "range", "meaning"), zip(*rows))
+    filled = [(name, cells) for name, cells in columns if any(cells)]
+    for name, _ in filled:
+        table.add_column(name, header_style="bold", overflow="fold", no_wrap=name in ("option", "default"))
+    for row in zip(*(cells for _, cells in filled)):
+        table.add_row(*map(Text, row))
+    return table

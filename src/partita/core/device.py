@@ -1,0 +1,67 @@
+"""The device that computes: how exactly it does, and how numbers go there and back without waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PRECISIONS = ("tf32", "fp32", "bf16")
+"""Products of matrices and convolutions with 10 bits behind the point, with all 23, or in half the memory."""
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@contextmanager
+def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
+    """Products in this precision, and only operations that give the same bits every time if so asked for.
+
+    On a CPU products are always exact, and repeatable.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    strict = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if deterministic:
+        os.environ.setdefault(_WORKSPACE, ":4096:8")  # cuBLAS reads it when it starts
+        torch.use_deterministic_algorithms(True)
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+        if deterministic:
+            torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def put(x: np.ndarray, device: torch.device | str) -> Tensor:
+    """Numbers from the host on a device, after what it was given before.
+
+    A plain copy to a GPU waits until the GPU has nothing left to do: it must come from pinned memory.
+    """
+    there = torch.device(device)
+    found = torch.from_numpy(x)
+    return found.pin_memory().to(there, non_blocking=True) if there.type == "cuda" else found.to(there)
+
+
+def beside(tensors: Iterable[Tensor], x: np.ndarray) -> dict[torch.device, Tensor]:
+    """Numbers from the host on each device that some of these tensors are on."""
+    return {device: put(x, device) for device in {tensor.device for tensor in tensors}}
+
+
+class Coming:
+    """Tensors on their way to the host. What a device is given later does not hold them up."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._here = [x.to("cpu", non_blocking=True) for x in tensors]
+        there = {x.device for x in tensors if x.is_cuda}
+        self._sent = [torch.cuda.current_stream(device).record_event() for device in there]
+
+    def read(self) -> list[Tensor]:
+        """Once they are there."""
+        for event in self._sent:
+            event.synchronize()
+        return self._here

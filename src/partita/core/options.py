@@ -1,0 +1,168 @@
+"""Options: what an argument means and which values it takes, said once, where the argument is declared.
+
+    mu: Annotated[float, Option("μ, the weight of the pull to the global model", low=0)]
+
+`partita show` prints it and `checked` refuses all other values, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+
+from partita.core import check
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, repr=False)
+class Option:
+    """The meaning of an argument and, beyond its type, the values it takes.
+
+    low, high  the ends of its range; `open_low` excludes the lower one
+    choices    the words it may be
+    allowed    what else it may be, in words
+    check      (field, value) -> value, or a ValueError: where type and range do not say it all
+    default    for a field of a TypedDict, which has no other place for it
+    example    a value for the examples of `partita show`, if there is no default
+    """
+
+    text: str
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    choices: tuple[str, ...] = ()
+    allowed: str = ""
+    check: Callable[[str, Any], Any] | None = None
+    default: Any = None
+    example: Any = None
+
+    @property
+    def range(self) -> str:
+        """The values in words; empty if its type says it all."""
+        ends = [] if self.low is None else [f"{'above' if self.open_low else 'from'} {self.low:g}"]
+        ends += [] if self.high is None else [f"up to {self.high:g}"]
+        words = [" ".join(ends), ", ".join(map(repr, self.choices)), self.allowed]
+        return ", or ".join(w for w in words if w)
+
+    def __repr__(self) -> str:
+        return repr(f"{self.text}; {self.range}" if self.range else self.text)
+
+
+def checked(prefix: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Checks the arguments of a function against the options it declares; errors say `prefix` + option."""
+
+    def decorate(build: Callable[P, T]) -> Callable[P, T]:
+        known = signature(build)
+
+        @functools.wraps(build)
+        def make(*args: P.args, **kwargs: P.kwargs) -> T:
+            bound = bind(build.__name__, known, args, kwargs, prefix)
+            return build(*bound.args, **bound.kwargs)
+
+        make.__signature__ = readable(known)  # type: ignore[attr-defined]
+        return make
+
+    return decorate
+
+
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The arguments of a function with their types resolved and `**options: Unpack[...]` spelled out."""
+    function = inspect.unwrap(function)
+    hints = get_type_hints(function, include_extras=True)
+    found = inspect.signature(function)
+    parameters = []
+    for p in found.parameters.values():
+        hint = hints.get(p.name, p.annotation)
+        if p.kind is p.VAR_KEYWORD and get_origin(hint) is Unpack:
+            fields = get_type_hints(get_args(hint)[0], include_extras=True)
+            parameters += [
+                inspect.Parameter(k, p.KEYWORD_ONLY, default=declared(h)[1].default, annotation=h)
+                for k, h in fields.items()
+            ]
+        else:
+            parameters.append(p.replace(annotation=hint))
+    return found.replace(parameters=parameters)
+
+
+def readable(known: inspect.Signature) -> inspect.Signature:
+    """The same with types in words, for help and notebooks."""
+    parameters = known.parameters.values()
+    return known.replace(
+        parameters=[p.replace(annotation=words(declared(p.annotation)[0])) for p in parameters]
+    )
+
+
+def words(kind: Any) -> str:
+    """A type as it is written in a signature."""
+    text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Callable[[int, int], float]", "Rate")
+    return text.replace("Callable[[int], float]", "Staleness")
+
+
+def declared(hint: Any) -> tuple[Any, Option]:
+    """The plain type of an argument and its option; one without words if nothing is declared."""
+    if get_origin(hint) is not Annotated:
+        return hint, Option("")
+    plain, *notes = get_args(hint)
+    return plain, next((n for n in notes if isinstance(n, Option)), Option(""))
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The types that a union allows, or the one type."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def bind(
+    name: str, known: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], prefix: str = ""
+) -> inspect.BoundArguments:
+    """All arguments of a call, checked; a ValueError names the first wrong one."""
+    try:
+        bound = known.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = [k for k in kwargs if k not in known.parameters]
+        hint = check.meant(unknown[0], known.parameters) if unknown else ""
+        raise ValueError(f"{name}: {error}{hint}; its arguments are {', '.join(known.parameters)}") from None
+    bound.apply_defaults()
+    for field, value in bound.arguments.items():
+        kind, option = declared(known.parameters[field].annotation)
+        if option.text:
+            bound.arguments[field] = verify(f"{prefix}{field}", value, kind, option)
+    return bound
+
+
+def verify(field: str, value: Any, kind: Any, option: Option) -> Any:
+    """The value as its type, or a ValueError that says what is allowed."""
+    kinds = members(kind)
+    if value is None and NoneType in kinds:
+        return None
+    if option.check:
+        return option.check(field, value)
+    if option.choices:
+        return check.choice(field, value, option.choices)
+    functions = [k for k in kinds if get_origin(k) is Callable]
+    if functions and callable(value):
+        return check.takes(field, value, len(get_args(functions[0])[0]), option.allowed)
+    if isinstance(value, tuple) and any(get_origin(k) is tuple for k in kinds):
+        return value  # the run knows how many there must be
+    if float in kinds or int in kinds:
+        return _number(field, value, float in kinds, option)
+    if any(isinstance(value, k) for k in kinds if isinstance(k, type)):
+        return value
+    raise check.fail(field, value, option.allowed or words(kind))
+
+
+def _number(field: str, value: Any, real: bool, option: Option) -> float:
+    ends: dict[str, Any] = {k: v for k in ("low", "high") if (v := getattr(option, k)) is not None}
+    try:
+        if real:
+            return check.number(field, value, open_low=option.open_low, **ends)
+        return check.integer(field, value, **ends)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {option.allowed}" if option.allowed else str(error)) from None

@@ -1,0 +1,296 @@
+"""What each part of a method or of a run promises: small functions and records, written for one client.
+
+Parts are values: a method is composed of them, and a run is composed of a method and parts of other kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from partita.core.types import (
+    Batch,
+    ClientState,
+    Download,
+    Moment,
+    Partition,
+    Scores,
+    ServerState,
+    Tensors,
+    Upload,
+    Work,
+)
+
+Rate = Callable[[int, int], float]
+"""A learning rate over time: (round of the stage, rounds of the stage) -> step size."""
+
+
+class Phase(NamedTuple):
+    """`step` is repeated over the batches of a client.
+
+    step     (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per rate
+    lr       the rates
+    work     how much to do, from the work of the run at this moment (None: just that)
+    batches  independent batches for each step; with more than one, `batch` is a tuple of them
+    """
+
+    step: Callable[[Any, Any, Any], Any]
+    lr: tuple[Rate, ...] = ()
+    work: Callable[[Moment], Work] | None = None
+    batches: int = 1
+
+
+class LocalRule(NamedTuple):
+    """What one client does: start -> phases of steps -> finish."""
+
+    start: Callable[[Download, ClientState], Any]
+    phases: tuple[Phase, ...]
+    finish: Callable[[Any, Download, ClientState], tuple[Upload, ClientState]]
+
+
+class Problem(Protocol):
+    """What a local rule may ask of the client it is written for: f_i, its gradient, its scores."""
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        ...
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of what a training pass changes without a gradient (BatchNorm statistics)."""
+        ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are in all."""
+        ...
+
+    @property
+    def owns_gradients(self) -> bool:
+        """Whether each gradient has memory of its own that the rule may overwrite."""
+        ...
+
+    def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
+        """f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
+        ...
+
+    def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
+        """∇²f(params) d on the batch, for a direction d in some of the parameters."""
+        ...
+
+    @property
+    def tracked(self) -> tuple[tuple[str, str], ...]:
+        """The names of BatchNorm's means and variances."""
+        ...
+
+    def statistics(self, params: Tensors, batch: Batch) -> Tensors:
+        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
+        ...
+
+    def score(self, params: Tensors, batch: Batch) -> Scores:
+        """Metric and loss, summed over the real samples of a batch, in evaluation mode."""
+        ...
+
+    def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
+        """What the named submodules (None: the model's blocks) put out for x, in evaluation mode."""
+        ...
+
+
+class Combined(NamedTuple):
+    """One delta per name, and what the aggregator has to say about it: iterations, who was chosen."""
+
+    delta: Tensors
+    notes: Tensors = {}  # noqa: RUF012
+
+
+class Aggregator(NamedTuple):
+    """(stacked deltas, weights, key) -> one delta per name.
+
+    Weights are non-negative and need not sum to one. The key seeds whatever is random, such as the buckets
+    of `bucketing`; it is another one in every call. `linear`: it is a weighted mean.
+    """
+
+    name: str
+    combine: Callable[[Tensors, Tensor, Tensor], Combined]
+    options: Mapping[str, Any]
+    linear: bool = False
+
+
+class Attack(NamedTuple):
+    """What dishonest clients do, all of them together and knowing everything.
+
+    forge   (uploads of the cohort, places of the liars in it, key) -> what each liar sends in place of its
+            upload. It may be anything: the server screens it
+    poison  (x, y, classes) -> the training samples that a liar pretends to have
+    """
+
+    name: str
+    forge: Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]] | None
+    poison: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None
+    options: Mapping[str, Any]
+
+
+class Share(NamedTuple):
+    """What the devices of one class hold of a model.
+
+    model   the part that they train. Its tensors have the names that they have in the whole model, and its
+            shape, or the leading part of it
+    pieces  what the samples pass before, forwards only: one piece after another, never two at a time
+    widths  for ordered dropout: the shapes, by name, of narrower models inside of `model`
+    """
+
+    name: str
+    model: nn.Module
+    pieces: tuple[nn.Module, ...] = ()
+    widths: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+
+
+class Capacity(NamedTuple):
+    """What devices can hold: a few classes of them, and which client is in which.
+
+    shares  (model, a batch of samples) -> what each class holds
+    assign  (clients, seed) -> for each client the number of its class
+    record  where what a piece put out waits for the next one: 'memory' or 'disk'
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shares: Callable[[nn.Module, Tensor], tuple[Share, ...]]
+    assign: Callable[[int, int], Sequence[int]]
+    options: Mapping[str, Any]
+    record: str = "memory"
+
+
+class ServerOptimizer(NamedTuple):
+    """init (shared) -> opt; step (shared, delta, opt) -> shared, opt."""
+
+    name: str
+    init: Callable[[Tensors], Tensors]
+    step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
+    options: Mapping[str, Any]
+
+
+class ServerRule(NamedTuple):
+    """init (shared) -> ServerState; step (ServerState, aggregated upload) -> ServerState."""
+
+    init: Callable[[Tensors], ServerState]
+    step: Callable[[ServerState, Upload], ServerState]
+
+
+class Personalize(NamedTuple):
+    """The model a client is evaluated with, or deploys: start -> phases of steps -> model.
+
+    The same shape as a local rule, so that one gradient step (MAML) or fine-tuning is no special case.
+    """
+
+    start: Callable[[Download, ClientState], Any]
+    phases: tuple[Phase, ...]
+    model: Callable[[Any, Download, ClientState], Tensors]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How a method aggregates, and whether a cohort may be aggregated in parts.
+
+    adds_up  the mean of what parts give, each counting for its weight, and the sum of their extras, are those
+             of the whole
+    """
+
+    bind: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
+    adds_up: bool
+
+    def __call__(self, problem: Problem) -> Callable[[Upload, Tensor], Upload]:
+        """For a model."""
+        return self.bind(problem)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method: small functions, composed.
+
+    partition    (model, names)               -> which names are shared and which personal
+    init_client  (model's tensors, Partition) -> the state of a client that was never seen
+    local        (Problem)                    -> LocalRule, what a client does
+    aggregate    (Problem)                    -> (stacked uploads, key) -> one upload. If it says `adds_up`, a
+                 cohort may be aggregated in parts (see `Aggregation`)
+    server       (Problem)                    -> ServerRule, what the server does with it
+    personalize  (Problem)                    -> Personalize, the model a client is evaluated with
+    stateful     whether clients keep a state between rounds, if the run lets them
+    asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
+                 may be empty) runs under one unless the run says otherwise
+    in_step      why it cannot run under an asynchronous schedule ('': it can)
+    whole_models why every client must hold the whole model ('': it need not)
+    """
+
+    name: str
+    partition: Callable[[nn.Module, Sequence[str]], Partition]
+    init_client: Callable[[Tensors, Partition], ClientState]
+    local: Callable[[Problem], LocalRule]
+    aggregate: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
+    server: Callable[[Problem], ServerRule]
+    personalize: Callable[[Problem], Personalize]
+    stateful: bool = True
+    asynchronous: Mapping[str, Any] | None = None
+    in_step: str = ""
+    whole_models: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
+
+
+class Probe(NamedTuple):
+    """Samples that every client passes through its model, to look at what is inside.
+
+    x       the samples as data are stored, or how many to take of the clients' test samples
+    blocks  the submodules to look at (None: the model's blocks)
+    batch   how many samples pass at a time
+    """
+
+    x: Any
+    blocks: tuple[str, ...] | None = None
+    batch: int = 32
+
+
+class Measure(NamedTuple):
+    """Something to follow during a run beside scores; clients compute it as they compute an evaluation.
+
+    client     (Problem, Algorithm) -> LocalRule; what it uploads is measured
+    reduce     (stacked uploads of some clients) -> what is kept of them, with rows of any number (None: all).
+               Clients come in blocks that fit; what is as large as the model is summed here
+    summarize  (all that was kept, samples of each client) -> numbers, or lists of them, by name
+    personal   the split that it looks at, where that is not the method's own
+    of_cohort  only those who have just reported take part. `download.extra` then also holds, for the names
+               that a client sent, the model that it ended with ('ended/NAME')
+    own        clients bring their own states, as to an evaluation; else the personal part is as at the start
+    probe      samples for all clients. `download.extra` then also holds them, as a model takes them ('probe')
+    """
+
+    name: str
+    client: Callable[[Problem, Algorithm], LocalRule]
+    summarize: Callable[[Upload, Tensor], dict[str, float | list[float]]]
+    options: Mapping[str, Any]
+    personal: Any = None
+    of_cohort: bool = False
+    reduce: Callable[[Upload], Upload] | None = None
+    own: bool = False
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a pipeline: a method, its own length, work, cohort and schedule (None: as the run says)."""
+
+    algorithm: Algorithm
+    rounds: int | None = None
+    cohort: int | None = None
+    steps: int | tuple[int, ...] | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    state: str | None = None
+    schedule: Any = None

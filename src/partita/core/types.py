@@ -1,0 +1,176 @@
+"""The nouns of Partita.
+
+Everything that travels between clients and server is a dictionary of named tensors. Inside a local rule a
+noun describes ONE client; the machinery stacks many of them along a new first axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+class Partition(NamedTuple):
+    """Which names are communicated and which stay with the client. They may overlap."""
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+
+
+class Download(NamedTuple):
+    """What a client receives.
+
+    `key` seeds whatever is random when a client begins: a function of (seed, round, client). The machinery
+    sets it.
+    """
+
+    shared: Tensors
+    extra: Tensors
+    version: int
+    key: Tensor | None = None
+
+
+class ClientState(NamedTuple):
+    """What a client keeps between rounds; empty for stateless clients.
+
+    An entry of `memory` of a tensor's shape, under its name or that name after a word and a dot
+    (`shared.fc.weight`), is about that tensor: a device that holds a part of the one holds that part of both.
+    """
+
+    personal: Tensors
+    memory: Tensors
+
+
+class Upload(NamedTuple):
+    """What a client sends: delta = (what it received) − (what it computed), shared names only.
+
+    The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
+    both alone. `extra` is whatever else the method sends. Under a tensor's name it is a change whose sum over
+    clients the server divides by the number of all (SCAFFOLD's c_i): where not all hold that tensor, the sum
+    is scaled so that it is divided by those who do. When the server sees what clients sent, `metrics`
+    and `client` are on the host, whatever device computes (`partita.core.device.put` takes numbers there).
+    """
+
+    delta: Tensors
+    weight: Tensor | None = None
+    extra: Tensors = {}  # noqa: RUF012
+    metrics: Tensors = {}  # noqa: RUF012
+    client: Tensor | None = None
+
+
+class ServerState(NamedTuple):
+    """What the server knows. `version` counts its steps."""
+
+    shared: Tensors
+    opt: Tensors
+    extra: Tensors
+    version: int
+
+
+class Batch(NamedTuple):
+    """One minibatch of one client.
+
+    `mask` marks the real samples where a short batch was padded (None: all are real). `key` seeds whatever
+    is random in the forward pass, so that dropout depends on (seed, round, client, step) alone.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    key: Tensor
+
+
+class Scores(NamedTuple):
+    """Σ_i w_i m_i and Σ_i w_i over the samples of a batch, for the metric and for the loss.
+
+    Every sample counts once, w_i = 1, except in a loss that weights its classes or ignores some labels.
+    """
+
+    metric: Tensor
+    metric_weight: Tensor
+    loss: Tensor
+    loss_weight: Tensor
+
+
+class Group(NamedTuple):
+    """Clients that run the same program on the same shapes.
+
+    `positions` are their places in the cohort. `stacked` says that the download has one row per client
+    (clients that hold different versions); otherwise all of them read the same one. `event` is what their
+    draws depend on (None: the round).
+    """
+
+    positions: tuple[int, ...]
+    download: Download
+    stacked: bool = False
+    event: int | None = None
+
+
+class Cohort(NamedTuple):
+    """Who reports now, and what each of them had downloaded.
+
+    staleness  server steps since each of them downloaded
+    time       of the virtual clock, now
+    delays     virtual time that each of them took, from its request to the arrival of its upload
+    late       who was too late, so that its upload is dropped
+    lost       whose upload never arrives
+    activity   virtual time that clients were at work since the last cohort, all of them together
+    bytes_down sent to clients since then, also to those who will never report
+    quorum     usable uploads without which the round is abandoned: the server takes no step
+    """
+
+    clients: tuple[int, ...]
+    groups: tuple[Group, ...]
+    staleness: tuple[int, ...]
+    time: float
+    delays: tuple[float, ...] = ()
+    late: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    activity: float = 0.0
+    bytes_down: int = 0
+    quorum: int = 1
+
+    def suffices(self, usable: int) -> bool:
+        """Whether so many usable uploads make a server step."""
+        return usable >= max(1, self.quorum)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a client computes in one phase.
+
+    Exactly one of `steps` (a number, or one per client) and `epochs`; `batch=None` is the full batch.
+    `split` is the part of the client's data, `shuffle` whether each pass draws a new order.
+    """
+
+    steps: int | tuple[int, ...] | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    split: str = "train"
+    shuffle: bool = True
+
+
+class Moment(NamedTuple):
+    """Where in a run something is executed: all that draws and rates depend on, but for the client.
+
+    Clients that received the model at different times have a row each in `round` and `stage_round`.
+    """
+
+    seed: int
+    round: int | Tensor
+    stage: int
+    stage_round: int | Tensor
+    stage_rounds: int
+    work: Work
+    role: str = "training"
+
+    def of(self, rows: Any) -> Moment:
+        """The moment of some of the clients."""
+        if isinstance(self.round, int):
+            return self
+        assert isinstance(self.stage_round, Tensor)
+        return self._replace(round=self.round[rows], stage_round=self.stage_round[rows])

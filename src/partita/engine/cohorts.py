@@ -1,0 +1,112 @@
+"""A cohort in parts that fit, and as one batch although its clients have received different models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.aggregate.mean import mean
+from partita.core import check, tree
+from partita.core.device import beside, put
+from partita.core.types import Cohort, Download, Group, Moment, Tensors, Upload
+
+
+def check_once(cohort: Cohort, names: Sequence[str]) -> None:
+    """A ValueError if a schedule names a client twice: it would train twice and count twice."""
+    if len(set(cohort.clients)) < len(cohort.clients):
+        client, times = Counter(cohort.clients).most_common(1)[0]
+        named = f"{client} ({names[client]!r}) {times} times"
+        raise check.fail("cohort of the schedule", f"client {named}", "each client once in a round")
+
+
+def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:
+    """At most so many clients at a time, in parts of one size; the whole cohort, if it is no larger."""
+    if len(cohort.clients) <= most:
+        if cohort.clients:
+            yield cohort
+        return
+    n = len(cohort.clients)
+    size = -(-n // -(-n // most))
+    for a in range(0, n, size):
+        b = a + size
+        groups = tuple(_between(group, a, b) for group in cohort.groups)
+        groups = tuple(group for group in groups if group.positions)
+        yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
+
+
+def _between(group: Group, a: int, b: int) -> Group:
+    """The clients at places a to b of a cohort, counted from a."""
+    rows = [i for i, place in enumerate(group.positions) if a <= place < b]
+    download = group.download
+    if group.stacked:
+        shared, extra = tree.rows(download[:2], rows)
+        download = download._replace(shared=shared, extra=extra)
+    places = tuple(group.positions[i] - a for i in rows)
+    return group._replace(positions=places, download=download)
+
+
+def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, Moment]:
+    """All groups as one, in the cohort's order, and the moment at which each client received its model.
+
+    Where these are several, the group has a model in each row and the moment a round. `first` is the version
+    at which the stage began.
+    """
+    events = [moment.round if g.event is None else g.event for g in groups]
+    since = [g.download.version - first for g in groups]
+    if len(groups) == 1:
+        return groups[0], moment._replace(round=events[0], stage_round=since[0])
+    owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
+    which = [g for _, g in owner]
+    shared, extra = tree.stack([groups[g].download[:2] for g in which])
+    moment = moment._replace(
+        round=torch.tensor([events[g] for g in which]),
+        stage_round=torch.tensor([since[g] for g in which]),
+    )
+    return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+
+
+def merged(parts: Sequence[Upload]) -> Upload | None:
+    """What the parts of a cohort were combined to, combined: Δ = Σ_p w_p Δ_p / Σ_p w_p; extras add up."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    weight = torch.stack([part.weight for part in parts if part.weight is not None])
+    deltas, extras = (
+        {k: torch.stack([getattr(part, name)[k] for part in parts]) for k in getattr(parts[0], name)}
+        for name in ("delta", "extra")
+    )
+    delta = mean().combine(deltas, weight, weight).delta
+    return Upload(delta, weight=weight.sum(), extra={k: v.sum(0) for k, v in extras.items()})
+
+
+def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:
+    """Stale deltas of these names, counted from what the server has now: now − (received − delta).
+
+    Statistics are no directions: a client's is where the server's should be. Many stale differences to the
+    same old mean would add up, and carry a variance below zero.
+    """
+    delta = dict(uploads.delta)
+    for name in [k for k in names if k in delta]:
+        received = torch.empty_like(delta[name])
+        for group in groups:
+            received[put(np.array(group.positions), received.device)] = group.download.shared[name]
+        delta[name] = now[name] - (received - delta[name])
+    return uploads._replace(delta=delta)
+
+
+def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
+    """Staleness scales the delta; how many samples a client has weights it, later: they never cancel."""
+    if all(s == 1.0 for s in scale):
+        return uploads
+    there = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))
+    return uploads._replace(delta={k: _scaled(x, there[x.device]) for k, x in uploads.delta.items()})
+
+
+def _scaled(stack: Tensor, factor: Tensor) -> Tensor:
+    """Each row times its factor; counters, such as BatchNorm's number of batches, stay whole."""
+    if not stack.is_floating_point():
+        return stack
+    return stack * factor.to(stack).reshape(-1, *[1] * (stack.dim() - 1))

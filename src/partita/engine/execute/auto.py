@@ -1,0 +1,128 @@
+"""Measures the executors on the first clients that come and keeps the fastest.
+
+A stack must be clearly faster than clients on their own: it takes the memory of all of them at once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from partita.core import tree
+from partita.core.types import ClientState, Download, Group, Moment, Upload
+from partita.data import FederatedData
+from partita.engine.execute.base import Bound, Build, Executor, Runner, client_steps
+from partita.engine.execute.graph import Graph
+from partita.engine.execute.vmap import Vmap
+
+TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
+FEWEST, MOST = 8, 64  # clients of a trial
+CLEARLY = 1.1  # so many times faster
+SHORT = 5.0  # seconds of work, below which nothing is recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Auto:
+    """An executor that decides once for each role (training, evaluation) of each stage.
+
+    `picks` says what was decided and why; a resumed run starts with the picks of the run it goes on with.
+    """
+
+    candidates: tuple[Runner, ...]
+    picks: dict[str, dict[str, str]] = field(default_factory=dict)
+    name: str = "auto"
+    label: str = ""  # of a class of devices: its picks are its own
+
+    @property
+    def bound(self) -> Bound:
+        """What the first of them works on."""
+        return self.candidates[0].bound
+
+    def on(self, data: FederatedData) -> Auto:
+        """The same on other samples."""
+        return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """Run by the executor that was picked for this role."""
+        role = f"{self.label}{moment.role}, stage {moment.stage}"
+        if role not in self.picks:
+            if len(clients) < 2:
+                return self.candidates[-1](build, clients, group, states, moment)
+            self.picks[role] = self._measure(build, clients, group, states, moment)
+        wanted = self.picks[role]["picked"]  # a resumed run may be on other cores than before
+        picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
+        return picked(build, clients, group, states, moment)
+
+    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Whoever was picked may draw ahead."""
+        picked = self.picks.get(f"{self.label}{moment.role}, stage {moment.stage}", {}).get("picked")
+        for executor in self.candidates:
+            if executor.name == picked and isinstance(executor, Vmap):
+                executor.expect(build, clients, moment)
+
+    def _measure(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> dict[str, str]:
+        def trial(executor: Executor, count: int, steps: int) -> float:
+            few = slice(0, count)
+            short = moment.of(few)._replace(work=replace(moment.work, steps=steps, epochs=None))
+            part = group._replace(download=_some(group, few))
+            begin = time.perf_counter()
+            executor(build, clients[few], part, tree.rows(states, few), short)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            return time.perf_counter() - begin
+
+        tried = [e for e in self.candidates if not isinstance(e, Graph)]
+        warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in tried}
+        steps, each = 2, max(warm.values()) / 2
+        count = min(len(clients), MOST, max(FEWEST, int(TRIAL / (steps * each))))
+        turns = 3 if count * steps * each <= TRIAL else 2  # in turn: all of them see the load of the machine
+        found = [[trial(e, count, steps) for e in tried] for _ in range(turns)]
+        seconds = {e.name: min(times) for e, times in zip(tried, zip(*found))}
+        shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
+        best = min(seconds, key=lambda name: seconds[name] * (CLEARLY if name == "vmap" else 1.0))
+        why = f"measured on {count} clients: {shown}"
+        if seconds[best] > min(seconds.values()):
+            why += f"; a stack must be {CLEARLY} times faster"
+        graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
+        if graph is None or moment.role != "training":
+            return {"picked": best, "why": why}
+        work = client_steps(self.bound.bind(build), clients, self.bound.data, moment)
+        usual = seconds[best] * work / (count * steps)
+        since = moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
+        if usual * (moment.stage_rounds - since) < SHORT:
+            return {"picked": best, "why": f"{why}; too little work for a graph"}
+        recorded = [self._round(graph, build, clients, group, states, moment) for _ in range(2)][-1]
+        picked = graph.name if recorded < usual else best
+        return {
+            "picked": picked,
+            "why": f"{why}; a round {usual * 1e3:.1f} ms, as a graph {recorded * 1e3:.1f}",
+        }
+
+    @staticmethod
+    def _round(
+        executor: Executor,
+        build: Build,
+        clients: np.ndarray,
+        group: Group,
+        states: ClientState,
+        moment: Moment,
+    ) -> float:
+        """Seconds of all clients' work, as it is."""
+        begin = time.perf_counter()
+        executor(build, clients, group, states, moment)
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+
+def _some(group: Group, few: slice) -> Download:
+    if not group.stacked:
+        return group.download
+    shared, extra = tree.rows(group.download[:2], few)
+    return group.download._replace(shared=shared, extra=extra)

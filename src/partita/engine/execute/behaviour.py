@@ -1,0 +1,236 @@
+"""What a model does beside computing its outputs, as far as a few passes show.
+
+Which buffers it changes, whether it draws random numbers by itself, whether it runs parts of its forward pass
+again in the backward pass, whether it remembers something between passes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as calls
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from partita.core import check
+from partita.core.metrics import Criterion
+from partita.core.types import Tensors
+from partita.engine.execute.fit import check_output
+from partita.engine.execute.normalize import MASK, MaskedBatchNorm, static
+from partita.engine.execute.problem import in_place
+from partita.engine.execute.seeding import changed, kept, set_all, state
+from partita.engine.execute.stackable import KEY, context, stackable
+
+STATISTICS = ("running_mean", "running_var")
+Samples = Sequence[tuple[Tensor, Tensor]]
+
+
+class Behaviour(NamedTuple):
+    """See the module."""
+
+    buffers: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()  # the generators of the process that it draws from
+    recomputes: bool = False
+    remembers: bool = False
+
+    @property
+    def alone(self) -> str:
+        """Why clients cannot be stacked, as far as this shows ('': they may be)."""
+        if self.draws:
+            return (
+                f"it draws random numbers of its own ({', '.join(self.draws)}), which a pass for several "
+                "clients would draw for all of them at once; nn.Dropout modules can be stacked"
+            )
+        if self.recomputes:
+            return (
+                "its backward pass runs parts of the forward pass again (torch.utils.checkpoint), which "
+                "cannot be done for several clients at once; do without where memory allows"
+            )
+        return "it remembers something of earlier passes" if self.remembers else ""
+
+
+def behaviour(model: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
+    """Of a model, by passes on these batches, forwards and back, in training and in evaluation."""
+    device = trials[0][0].device
+    with kept(device):
+        found = _of(stackable(model), loss, trials)
+        if found.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.execute.problem`
+            found = _of(stackable(model, keyed=False), loss, trials)
+    return found
+
+
+def check_static(model: nn.Module, x: Tensor) -> None:
+    """Refuse norm="static" for a layer whose statistics go on where they should stay."""
+    module = static(stackable(model).train())
+    start = _buffers(module)
+    with kept(x.device), torch.no_grad(), in_place(module, _given(module, start, x.device)):
+        module(x)
+        moved = _different(module, start)
+    for name in moved:
+        layer, _, statistic = name.rpartition(".")
+        if statistic in STATISTICS:
+            kind = type(model.get_submodule(layer)).__name__
+            raise check.fail(
+                "norm",
+                "static",
+                f"'global' or 'personal': {layer or 'the model'} ({kind}) tracks its statistics by itself, "
+                "without torch.nn.functional.batch_norm, so that they cannot be left alone and measured",
+            )
+
+
+def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
+    device = trials[0][0].device
+    buffers: set[str] = set()
+    draws: set[str] = set()
+    outputs: list[Tensor] = []
+    recomputes = False
+    start = _buffers(module)
+    versions = {k: p._version for k, p in module.named_parameters()}
+    called: set[nn.Module] = set()
+    for norm in module.modules():
+        if isinstance(norm, MaskedBatchNorm):
+            norm.register_forward_pre_hook(lambda layer, _: called.add(layer) if layer.training else None)
+    for i, (x, y) in enumerate([trials[0], *trials]):
+        set_all(max(0, i - 1), device)  # the second pass has all that the first one had
+        before = state(device)
+        with torch.set_grad_enabled(i == 0), in_place(module.train(), _given(module, start, device)):
+            watch = Watch(type(module).__name__)
+            with watch:
+                output = _passed(module, x)
+                value = loss.mean(output, y) if i < 2 else output
+            _check_parameters(module, versions)
+            buffers |= set(_different(module, start))
+            if i == 0:
+                recomputes = _recomputes(module, value) or watch.recomputes
+        outputs.append(output.detach())
+        draws |= set(changed(before, device))
+    for x, _ in trials:
+        before = state(device)
+        with torch.no_grad(), in_place(module.eval(), _given(module, start, device)):
+            _passed(module, x)
+        draws |= set(changed(before, device))
+    if draws:  # it may have left out a layer in each of the passes
+        buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
+    return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, _apart(*outputs[:2]))
+
+
+def _passed(module: nn.Module, x: Tensor) -> Tensor:
+    """What the model makes of a batch: one tensor."""
+    try:
+        output = module(x)
+    except _Reentrant:
+        raise
+    except Exception as error:
+        mode = "training" if module.training else "evaluation"
+        allowed = f"a model that can take a batch of shape {list(x.shape)}, {x.dtype} (in {mode})"
+        raise check.fail("model", type(module).__name__, f"{allowed}: {_reason(error)}") from error
+    check_output(module, output)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:
+    """BatchNorm layers that would track, had they been called."""
+    return [
+        name
+        for name, m in module.named_modules()
+        if isinstance(m, MaskedBatchNorm) and m not in called and m.training and m.running_mean is not None
+    ]
+
+
+def _check_parameters(module: nn.Module, versions: dict[str, int]) -> None:
+    """A forward pass that writes to a parameter would write to everybody's."""
+    for name, p in module.named_parameters():
+        if p._version != versions[name]:
+            allowed = f"a forward pass that leaves its parameters alone: it writes to {name}"
+            layer = module.get_submodule(name.rpartition(".")[0])
+            hint = " (because of max_norm=: scale what the layer puts out instead)"
+            max_norm = getattr(layer, "max_norm", None) is not None
+            raise check.fail("model", type(module).__name__, allowed + (hint if max_norm else ""))
+
+
+def _recomputes(module: nn.Module, value: Tensor) -> bool:
+    """Whether modules are called while the gradient is taken; whether there is one at all."""
+    moving = [p for p in module.parameters() if p.requires_grad]
+    watch = Watch(type(module).__name__, backward=True)
+    try:
+        with watch:
+            torch.autograd.grad(value, moving, allow_unused=True)
+    except Exception as error:
+        allowed = f"a model whose gradient can be taken: {_reason(error)}"
+        raise check.fail("model", type(module).__name__, allowed) from error
+    return watch.recomputes
+
+
+class Watch(TorchFunctionMode):
+    """Looks at who calls torch: checkpointing, and modules while a gradient is taken."""
+
+    def __init__(self, model: str, backward: bool = False) -> None:
+        super().__init__()
+        self.model, self.backward, self.recomputes = model, backward, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not _recomputes.__code__:
+            file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+            if file == checkpoint.__file__ and name == "CheckpointFunction.forward":
+                raise _Reentrant
+            if file == checkpoint.__file__ or (self.backward and file == calls.__file__):
+                self.recomputes = True
+            frame = frame.f_back
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if isinstance(error, _Reentrant):
+            raise check.fail(
+                "model",
+                self.model,
+                "use_reentrant=False where it calls torch.utils.checkpoint.checkpoint: the older form takes "
+                "no gradient with respect to given parameters, and none where its inputs need none",
+            ) from None
+
+
+class _Reentrant(Exception):
+    """The older form of checkpointing."""
+
+
+def _given(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:
+    """Copies of the buffers, and what a batch brings."""
+    key = torch.zeros((), dtype=torch.int64, device=device)
+    return {**{k: v.clone() for k, v in buffers.items()}, **context(module, key, None)}
+
+
+def _buffers(module: nn.Module) -> Tensors:
+    return {k: v for k, v in module.named_buffers() if k.split(".")[-1] not in (KEY, MASK)}
+
+
+def _different(module: nn.Module, before: Tensors) -> list[str]:
+    """The buffers that are not what they were."""
+    return [k for k, v in before.items() if not torch.equal(module.get_buffer(k), v)]
+
+
+def _whole(module: nn.Module, names: set[str]) -> tuple[str, ...]:
+    """All buffers of a BatchNorm that tracks: the mean of zeros stays zero, on a few samples."""
+    for layer, norm in module.named_modules():
+        if isinstance(norm, MaskedBatchNorm):
+            own = {f"{layer}.{k}".lstrip(".") for k, _ in norm.named_buffers(recurse=False) if k != MASK}
+            names = names | own if names & own else names
+    return tuple(k for k in _buffers(module) if k in names)
+
+
+def _apart(first: Tensor, second: Tensor) -> bool:
+    """Whether they differ by more than the order of sums would explain."""
+    first, second = first.double(), second.double()
+    if first.shape != second.shape or not bool(torch.isfinite(first).all() and torch.isfinite(second).all()):
+        return first.shape != second.shape
+    return bool((first - second).norm() > 1e-3 * (first.norm() + 1e-3))
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,159 @@
+"""Is the value of a loss or a metric on a batch made of its values on the samples?
+
+Stacked clients with short batches, and scores of whole clients, rest on it. Functions of users are tried on
+samples of several clients, as they are and with outputs and targets made up so that coincidences end: all
+classes, unevenly often, labels that do not count, sequences of several lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import check
+from partita.core.metrics import Criterion
+from partita.data import FederatedData
+
+CLIENTS, EACH = 8, 8
+"""Clients whose samples are tried, and how many of each."""
+SIZES = (64, 37, 5)
+"""Samples of the batches that are tried."""
+LABELS = 1 << 16
+"""Targets that are looked through for values that are rare."""
+TOLERANCE = 1e-4
+
+NOT_TRIED = (
+    "its loss could be tried on no other pairs of outputs and targets than the first of the data, so that it "
+    "is not known whether it is a mean over samples"
+)
+NOT_BY_SAMPLE = (
+    "its loss on a batch is not the mean of its values on the samples, which short batches need; pass one of "
+    "torch's own (nn.CrossEntropyLoss(weight=...) and the like) as it is, or a named loss"
+)
+
+
+def rows_of_several(data: FederatedData) -> Tensor:
+    """Return rows of training samples: of the largest client and of others, as many of each (some again)."""
+    order = np.argsort(-data.train[:, 1], kind="stable")
+    order = order[data.train[order, 1] > 0]
+    chosen = order[np.linspace(0, len(order) - 1, CLIENTS).astype(np.int64)]
+    rows = [start + np.arange(EACH) % size for start, size in data.train[chosen]]
+    return torch.from_numpy(np.concatenate(rows)).to(data.x.device)
+
+
+def check_metric(metric: Criterion, output: Tensor, data: FederatedData, chosen: bool = True) -> None:
+    """Refuse a metric whose value on a batch is not the mean of its values on the samples.
+
+    Where the user has `chosen` none, it is the loss.
+    """
+    allowed = "a mean over samples, for Partita averages it over the samples of each client"
+    advice = (
+        "choose metric='accuracy', 'mse' or 'mae', and score run.client(i).model() with this one yourself"
+    )
+    if not chosen:
+        allowed = f"a metric, for the loss {metric.name} is none: it would have to be {allowed}"
+        advice = "choose metric='mse' or 'mae', or a pt.Metric(...) of your own"
+    name = metric.name if chosen else None
+    for made, target in _trials(output, data):
+        try:
+            whole = float(metric.of_batch(made, target, None))
+        except Exception:  # what was made up need not be possible
+            continue
+        if not np.isfinite(whole):
+            continue
+        try:
+            total, weight = (float(x) for x in metric.sums(made, target, None))
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise check.fail(
+                "metric", name, f"{allowed}: of one sample it says: {reason}; {advice}"
+            ) from error
+        parts = total if metric.adds_up else total / weight
+        if not abs(whole - parts) <= TOLERANCE * (1 + abs(whole)):
+            found = f"of {len(target)} samples together it is {whole:.4g}, their mean is {parts:.4g}"
+            raise check.fail("metric", name, f"{allowed}: {found}; {advice}")
+
+
+def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str | None:
+    """Return why a loss cannot be taken of batches with padding; None if it can: value and gradient agree."""
+    tried = 0
+    for made, target in _trials(output, data):
+        real = len(target) - len(target) // 4
+        mask = (torch.arange(len(target), device=made.device) < real).float()
+        try:
+            whole = _with_gradient(loss, made[:real], target[:real], None)
+        except Exception:  # what was made up need not be possible
+            continue
+        if not all(bool(torch.isfinite(x).all()) for x in whole):
+            continue
+        tried += 1
+        try:
+            padded = _with_gradient(loss, made, target, mask)
+        except Exception as error:
+            return f"its loss fails on one sample: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        for found, expected in zip((padded[0], padded[1][:real]), whole):
+            if not (found - expected).norm() <= TOLERANCE * (expected.norm() + TOLERANCE):
+                return NOT_BY_SAMPLE
+    return None if tried > AS_THEY_ARE else NOT_TRIED
+
+
+def _with_gradient(
+    loss: Criterion, output: Tensor, target: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        output = output.detach().requires_grad_()
+        value = loss.of_batch(output, target, mask)
+        return value.detach(), torch.autograd.grad(value, output)[0]
+
+
+AS_THEY_ARE = 2  # trials that pair each output with its own target
+
+
+def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs and targets: as they are, and made up.
+
+    A loss may take probabilities only, or positive numbers: made-up targets also meet outputs of the model.
+    """
+    target = data.gather(rows_of_several(data))[1]
+    draw = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(target), generator=draw).to(target.device)
+    yield output, target
+    yield output[order], target[order]  # several clients in each part of the batch
+    spread = output.float().std().clamp(min=1e-3).to(output.dtype) if output.is_floating_point() else 1
+    values = _values(data.y)
+    for size in SIZES:
+        noise = torch.randn(size, *output.shape[1:], generator=draw).to(output)
+        some = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
+        for made in _targets(target, size, values, draw):
+            yield 3 * spread * noise, made
+            yield some, made
+
+
+def _values(y: Tensor) -> Tensor:
+    """Values that targets take, in order: the smallest and the largest are among them, however rare."""
+    every = y.flatten()
+    some = every[:: max(1, len(every) // LABELS)]
+    found: Tensor = torch.unique(torch.cat([some, every.min()[None], every.max()[None]]))
+    return found.cpu()
+
+
+def _targets(target: Tensor, size: int, values: Tensor, draw: torch.Generator) -> Iterator[Tensor]:
+    """Targets of the kind that the data have; the smallest or largest value may mean 'does not count'."""
+    shape, low, high = (size, *target.shape[1:]), values[0], values[-1]
+    uneven = torch.rand(shape, generator=draw).square()  # some classes more often than others
+    drawn = values[(uneven * len(values)).long().clamp(max=len(values) - 1)]
+    yield drawn.to(target)
+    every = torch.arange(drawn.numel()) * max(1, len(values) // drawn.numel())
+    yield values[every % len(values)].view(shape).to(target)
+    if target.is_floating_point():
+        yield (low + (high - low) * torch.rand(shape, generator=draw)).to(target)
+    for left_out in (low, high):
+        yield torch.where(torch.rand(shape, generator=draw) < 0.3, left_out, drawn).to(target)
+    if target.dim() > 1:  # sequences that end early
+        length = torch.arange(size) % target.shape[1] + 1
+        over = torch.arange(target.shape[1]) >= length[:, None]
+        for end in (low, values[values >= 0][:1].squeeze()):
+            yield torch.where(over.view(size, -1, *[1] * (target.dim() - 2)), end, drawn).to(target)

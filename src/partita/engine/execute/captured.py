@@ -1,0 +1,342 @@
+"""One recorded step, and the memory that it reads and writes. See `partita.engine.execute.graph`."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from partita.core.device import put
+from partita.core.parts import Phase
+from partita.core.types import Batch
+from partita.data import FederatedData
+from partita.engine.execute.compiled import compiled, known, note
+from partita.engine.execute.plan import Plan
+from partita.engine.execute.stack import Stack, flatten, unflatten
+from partita.engine.execute.trace import Traced, kinds, tensors, trace
+from partita.engine.execute.unrolled import Unrolled, patch_bytes
+
+RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
+SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
+KNOWN = 0.15  # of that, where it was done before
+CAPTURED, COMPILED, UNROLLED = "graph", "graph, compiled", "graph, compiled, unrolled"
+"""Forms of a step: its operations as they are, fused, and fused with convolutions as products of matrices."""
+
+
+class Shape(NamedTuple):
+    """What a step is recorded for: clients, the width of their batches, whether some batches are short, and
+    whether some clients wait because others have more steps to take (or they are rows of padding)."""
+
+    n: int
+    width: int
+    short: bool
+    waits: bool
+
+
+class Captured:
+    """One step, and the memory that it reads and writes."""
+
+    def __init__(
+        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData, shape: Shape
+    ) -> None:
+        self.shape, self.phase = shape, phase
+        self.device = data.x.device
+        self.data, self.own_data = data, False
+        self.lr = _roomy(lr, shape.n)
+        self.plans = [self._plan(plan) for plan in found]
+        self.limit = torch.zeros(shape.n, dtype=torch.int64, device=self.device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.carry = _roomy(carry, shape.n)
+        self.traced = self._trace()
+        self.patches = patch_bytes(self.traced.graph)
+        self.plain: Callable[..., Any] = _in_place(self.traced.graph, self.carry)
+        self.form = CAPTURED
+        self.run_step = self.plain
+        self.replay: Callable[[], None] = self._step
+
+    def _plan(self, plan: Plan) -> Plan:
+        """Room for a plan of these steps, or up to the next power of two."""
+        steps = 1 << max(0, int(plan.size.shape[1]) - 1).bit_length()
+        n, width = self.shape.n, self.shape.width
+        rows = torch.zeros(n, steps, width, dtype=torch.int64, device=self.device)
+        real = torch.zeros(n, steps, width, dtype=torch.bool, device=self.device)
+        keys = torch.zeros(n, steps, dtype=torch.int64, device=self.device)
+        return Plan(rows, real, plan.size, plan.steps, keys, plan.whole)
+
+    def _trace(self) -> Traced:
+        """The operations, with a row for each client of all that comes to differ between them."""
+        step = _only_active(self.phase.step) if self.shape.waits else self.phase.step
+        while True:
+            traced = trace(step, *self._given())
+            if traced.spec != self.carry.spec:
+                raise ValueError("a step that returns another structure than it was given")
+            if self._as_before(traced) and not self._wider(traced):
+                return traced
+            before = kinds(self.carry)
+            self.carry = self._widened(traced)
+            if kinds(self.carry) == before:
+                raise ValueError("a step that changes shapes, or what is no tensor")
+
+    def _as_before(self, traced: Traced) -> bool:
+        """Whether what comes out fits where it came from; what is the same for all again fits every row."""
+        pairs = zip(traced.kinds, kinds(self.carry), traced.rows, self.carry.has_rows)
+        return all(
+            new == ((old[0][1:], old[1]) if before and not rows else old) for new, old, rows, before in pairs
+        )
+
+    def _wider(self, traced: Traced) -> bool:
+        return any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))
+
+    def _widened(self, traced: Traced) -> Stack:
+        """With rows, and in the type, that the tensors have after a step."""
+        rows = [old or new for new, old in zip(traced.rows, self.carry.has_rows)]
+        leaves = []
+        for x, kind, new, old in zip(self.carry.leaves, traced.kinds, rows, self.carry.has_rows):
+            if isinstance(x, Tensor) and isinstance(kind, tuple):
+                wide = x.expand(self.shape.n, *x.shape).clone() if new and not old else x
+                leaves.append(wide.to(kind[1]))
+            else:
+                leaves.append(x)
+        return Stack(leaves, rows, self.carry.spec, self.shape.n)
+
+    def _given(self) -> list[Stack]:
+        """What a step takes, as the counter says."""
+        batches = tuple([self._batch(plan) for plan in self.plans])
+        n = self.shape.n
+        batch = Stack.of(batches if self.phase.batches > 1 else batches[0], n, rows=True)
+        given = [self.carry, batch, self.lr]
+        return [*given, Stack.of(self.counter < self.limit, n, rows=True)] if self.shape.waits else given
+
+    def _batch(self, plan: Plan) -> Batch:
+        def now(x: Tensor) -> Tensor:
+            return x.index_select(1, self.counter).squeeze(1)
+
+        x, y = self.data.gather(now(plan.rows))
+        mask = now(plan.real).to(torch.float32) if self.shape.short else None
+        return Batch(x, y, mask, now(plan.keys))
+
+    # ---- recording
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds between its runs: tensors of clients, plans, samples, and little else."""
+        plans = [x for plan in self.plans for x in (plan.rows, plan.real, plan.keys)]
+        samples = [self.data.x, self.data.y] if self.own_data else []
+        return sum(x.nbytes for x in [*tensors(self.carry), *plans, *samples])
+
+    @property
+    def places(self) -> set[int]:
+        """Where the clients' tensors lie."""
+        return {x.untyped_storage().data_ptr() for x in tensors(self.carry)}
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        self.run_step(*tensors(*self._given()))
+        self.counter.add_(1)
+
+    def record(self) -> None:
+        """Record a step from the samples to the new tensors; whatever is in memory is lost."""
+        self.replay = self._step
+        if self.device.type != "cuda":
+            return
+        here = torch.cuda.current_stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            for _ in range(RUN_UP):
+                self.counter.zero_()
+                self._step()
+        here.wait_stream(side)
+        torch.cuda.empty_cache()  # what the run-up took: a recording has memory of its own
+        graph = torch.cuda.CUDAGraph()
+        self.counter.zero_()
+        with torch.cuda.graph(graph, pool=_pool(self.device)[0]):
+            self._step()
+        self.replay = graph.replay
+
+    def compile(self, unroll: bool) -> None:
+        """Fuse the operations: inductor's kernels instead of one for each of them."""
+        given = tensors(*self._given())
+        operations = Unrolled(self.traced.graph).run if unroll else self.traced.graph
+        with torch.no_grad():
+            self.run_step = compiled(make_fx(_in_place(operations, self.carry))(*given), given)
+        self.record()
+        self.form = UNROLLED if unroll else COMPILED
+        note(self.traced.graph, given, self.form)
+
+    def plainly(self) -> None:
+        """The operations as they are."""
+        self.run_step, self.form = self.plain, CAPTURED
+        self.record()
+
+    def cost(self, unroll: bool) -> float:
+        """Seconds that compiling takes, about."""
+        full = SECONDS + PER_OPERATION * len(self.traced.graph.graph.nodes)
+        form = UNROLLED if unroll else COMPILED
+        return full * KNOWN if known(self.traced.graph, tensors(*self._given()), form) else full
+
+    def seconds(self, times: int = 4) -> float:
+        """How long a recorded step takes."""
+        found = []
+        for _ in range(3):
+            _wait(self.device)
+            begin = time.perf_counter()
+            for _ in range(times):
+                self.counter.zero_()
+                self.replay()
+            _wait(self.device)
+            found.append((time.perf_counter() - begin) / times)
+        self.counter.zero_()
+        return min(found)
+
+    # ---- running
+
+    def run(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> Stack:
+        """All steps of a phase; the result lies in the memory of the recorded step."""
+        carry = _elsewhere(carry, self.places)
+        if self._load(carry, found, lr, data):
+            self.record()
+            self._load(carry, found, lr, data)
+        for _ in range(int(found[0].steps.max())):
+            self.replay()
+        return self.carry.between(0, carry.n)
+
+    def _load(self, carry: Stack, found: list[Plan], lr: Stack, data: FederatedData) -> bool:
+        """Put everything into its place; true if something had to move, so that the recording is void."""
+        moved = self._load_data(data)
+        self.counter.zero_()
+        _copy(self.carry, carry)
+        _copy(self.lr, lr)
+        if self.shape.waits:
+            self.limit[: carry.n].copy_(put(found[0].steps, self.device))
+            self.limit[carry.n :].zero_()
+        for i, plan in enumerate(found):
+            steps, width = plan.rows.shape[1:]
+            if steps > self.plans[i].rows.shape[1]:
+                self.plans[i] = self._plan(plan)
+                moved = True
+            room = self.plans[i]
+            if self.shape.short:  # rows that nobody counts must still be rows of these samples
+                room.rows.zero_()
+                room.real.zero_()
+            room.rows[: carry.n, :steps, :width].copy_(plan.rows)
+            room.keys[: carry.n, :steps].copy_(plan.keys)
+            if self.shape.short:
+                room.real[: carry.n, :steps, :width].copy_(plan.real)
+        return moved
+
+    def _load_data(self, data: FederatedData) -> bool:
+        """Samples may be others in every round (those of weak devices): then they are copied into place."""
+        if data.x is self.data.x and data.y is self.data.y:
+            return False
+        fits = self.own_data and len(data.x) <= len(self.data.x)
+        if not fits:
+            n = 1 << (len(data.x) - 1).bit_length()
+            x, y = (t.new_zeros(n, *t.shape[1:]) for t in (data.x, data.y))
+            self.data, self.own_data = FederatedData(x, y, data.train, data.test, data.names, {}), True
+        self.data.x[: len(data.x)].copy_(data.x)
+        self.data.y[: len(data.y)].copy_(data.y)
+        return not fits
+
+
+# ---- tensors in their places
+
+
+@functools.cache
+def _pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
+    """Recordings share their memory: only one runs at a time, and nothing that lasts lies in it.
+
+    It exists as long as there is a recording in it: an empty one that stays.
+    """
+    handle, nothing = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(), torch.cuda.graph(nothing, pool=handle):
+        warnings.simplefilter("ignore")
+        torch.zeros(1, device=device)
+    return handle, nothing
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _room(x: Tensor, n: int) -> Tensor:
+    return x.new_zeros(n, *x.shape[1:])
+
+
+def _roomy(stack: Stack, n: int) -> Stack:
+    """Memory of its own for each tensor of a stack, with rows for n clients."""
+    leaves = [
+        (_room(x, n) if r else x.clone()) if isinstance(x, Tensor) else x
+        for x, r in zip(stack.leaves, stack.has_rows)
+    ]
+    for new, x, r in zip(leaves, stack.leaves, stack.has_rows):
+        if isinstance(x, Tensor) and r:
+            new[: stack.n] = x
+            new[stack.n :] = x[:1]
+    return Stack(leaves, stack.has_rows, stack.spec, n)
+
+
+def _copy(room: Stack, stack: Stack) -> None:
+    """The values of a stack to where there is room for them."""
+    pairs = [
+        (to[: stack.n] if new else to, x if old or not new else x.expand(stack.n, *x.shape))
+        for to, x, new, old in zip(room.leaves, stack.leaves, room.has_rows, stack.has_rows)
+        if isinstance(x, Tensor) and to is not x
+    ]
+    alike = [(to, x) for to, x in pairs if to.dtype == x.dtype]  # older versions of torch mistake the others
+    if alike:
+        torch._foreach_copy_([to for to, _ in alike], [x for _, x in alike])
+    for to, x in pairs:
+        if to.dtype != x.dtype:
+            to.copy_(x)
+
+
+def _elsewhere(stack: Stack, places: set[int]) -> Stack:
+    """What the phase before left in the memory of this step is copied: a new recording overwrites it."""
+    leaves = [
+        x.clone() if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in places else x
+        for x in stack.leaves
+    ]
+    return Stack(leaves, stack.has_rows, stack.spec, stack.n)
+
+
+def _only_active(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A client that has taken all its steps stays as it is."""
+
+    def run(carry: Any, batch: Any, lr: Any, active: Tensor) -> Any:
+        old: list[Any] = []
+        new: list[Any] = []
+        flatten(carry, old)
+        spec = flatten(step(carry, batch, lr), new)
+        kept = [
+            b if b is a or not isinstance(b, Tensor) else torch.where(active, b, a) for a, b in zip(old, new)
+        ]
+        return unflatten(spec, iter(kept))
+
+    return run
+
+
+def _in_place(operations: Callable[..., Any], carry: Stack) -> Callable[..., Any]:
+    """The operations, and then the new values to where the old ones were."""
+    count = sum(isinstance(x, Tensor) for x in carry.leaves)
+
+    def run(*given: Tensor) -> list[Tensor]:
+        new = [x for x in operations(*given) if isinstance(x, Tensor)]
+        old = {x.untyped_storage().data_ptr() for x in given[:count]}
+        moved = [
+            y if y is x or y.untyped_storage().data_ptr() not in old else y.clone()
+            for x, y in zip(given[:count], new)
+        ]  # a tensor that was another one before is read before it is overwritten
+        for x, y in zip(given[:count], moved):
+            if y is not x:
+                x.copy_(y)
+        return []
+
+    return run

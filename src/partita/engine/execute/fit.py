@@ -1,0 +1,133 @@
+"""Do the model, its outputs and the targets fit each other? What does not is refused before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from partita.core import check
+from partita.core.metrics import LOSSES, METRICS, Criterion
+from partita.data import FederatedData
+
+_CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cross_entropy", "mse"))
+
+
+def check_parameters(model: nn.Module) -> None:
+    """There is something to train, and all of it is of real numbers."""
+    name, parameters = type(model).__name__, list(model.parameters())
+    if any(nn.parameter.is_lazy(p) for p in parameters):
+        raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
+    if any(nn.parameter.is_lazy(b) for b in model.buffers()):
+        raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
+    if not any(p.requires_grad for p in parameters):
+        raise check.fail("model", name, "a module with parameters that require gradients")
+    check_real(model, [k for k, p in model.named_parameters() if p.requires_grad])
+    for field, p in model.named_parameters():
+        if p.requires_grad and p.dtype in (torch.float16, torch.bfloat16):
+            raise check.fail(
+                f"dtype of {field}",
+                str(p.dtype),
+                "torch.float32 or torch.float64 for what is trained: small steps, and means over clients, "
+                "are lost in 16 bits. Pass model.float(); precision='bf16' computes in 16 bits all the same, "
+                "and x may be stored in them",
+            )
+
+
+def check_real(model: nn.Module, names: Iterable[str]) -> None:
+    """What is trained or tracked is of real numbers: distances, norms and averages here are of those.
+
+    A complex constant, which no client changes and nobody sends, is the model's own affair.
+    """
+    kinds = {k: t.dtype for k, t in (*model.named_parameters(), *model.named_buffers())}
+    wrong = next((k for k in names if kinds[k].is_complex), None)
+    if wrong is not None:
+        advice = "hold real and imaginary part, and put them together by torch.view_as_complex in forward"
+        raise check.fail(
+            f"model {wrong}", str(kinds[wrong]), f"parameters and statistics of real numbers: {advice}"
+        )
+
+
+def check_output(module: nn.Module, output: object) -> None:
+    """A model returns one tensor, in training and in evaluation."""
+    if isinstance(output, Tensor):
+        return
+    parts = f" of {len(output)}" if isinstance(output, tuple | list | dict) else ""
+    when = "training" if module.training else "evaluation"
+    raise check.fail(
+        "model",
+        type(module).__name__,
+        f"a forward pass that returns one tensor, not a {type(output).__name__}{parts} (in {when}): wrap the "
+        "model in an nn.Module that returns its main output, or several in one tensor that your loss= parts",
+    )
+
+
+def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
+    """One of our losses gets a row of outputs for each label, or a number for each number."""
+    if loss not in LOSSES.values():
+        return
+    given, targets = list(output.shape), list(y.shape)
+    if loss is _CLASSES and y.is_floating_point():
+        raise check.fail(
+            "dtype of y", str(y.dtype), "whole numbers with loss='cross_entropy': they are labels"
+        )
+    column = targets[1:] == [1] and given[:1] == targets[:1]
+    if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
+        raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {given}")
+    if loss is _CLASSES:
+        fits, wanted = given[:-1] == targets and bool(given), f"[{', '.join(map(str, targets))}, classes]"
+    else:
+        fits, wanted = output.numel() == y.numel(), str(targets)
+    if not fits:
+        reason = f"loss={loss.name!r} cannot compare outputs of shape {given} with targets of shape {targets}"
+        raise check.fail("shape of outputs", given, f"{wanted}: {reason}")
+
+
+def refuse_broadcast(loss: Criterion, output: Tensor, y: Tensor) -> None:
+    """[n, 1] − [n] is [n, n]: a user's loss that does not notice would learn nothing."""
+    if loss in LOSSES.values() or output.shape == y.shape or output.numel() != y.numel():
+        return
+    # a loss that pairs them rightly finds the same in both shapes; perfect outputs show best that it does not
+    for trial in (output, y.to(output.dtype).reshape(output.shape)):
+        try:
+            found, right = float(loss.mean(trial, y)), float(loss.mean(trial.reshape(y.shape), y))
+        except Exception:  # it needs the shapes that it was given
+            return
+        if abs(found - right) > 1e-4 * (1 + abs(found)):
+            reason = f"the shape of the targets (loss={loss.name!r} broadcasts one against the other)"
+            raise check.fail("shape of outputs", list(output.shape), f"{list(y.shape)}, {reason}")
+
+
+def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
+    """Every label has an output."""
+    check_classes(loss, data)
+    if loss.name != _CLASSES.name or data.y.is_floating_point():
+        return
+    own = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
+    classes = output.shape[1 if own and output.dim() > 1 else -1]
+    ignored = loss.ignored if own else -100 if data.y.dim() > 1 else None  # labels that do not count
+    labels = data.y if ignored is None else data.y[data.y != ignored]
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= classes:
+        reason = f"labels run from {low} to {high}, but the model has {classes} outputs"
+        wrong = high if high >= classes else low
+        raise _label(data, wrong, f"labels from 0 to {classes - 1}: {reason}")
+
+
+def check_classes(criterion: Criterion, data: FederatedData) -> None:
+    """What compares one output with 0 and 1 gets such targets."""
+    low, high = data.y.min().item(), data.y.max().item()
+    if low >= 0 and high <= 1:
+        return
+    if criterion is _BINARY:
+        reason = f"labels run from {low:g} to {high:g}, but the model has one output"
+        allowed = "labels 0 and 1, an output for each class, or for numbers to predict: loss='mse'"
+        raise _label(data, high if high > 1 else low, f"{allowed}; {reason}")
+    if criterion is METRICS["accuracy"] and data.y.is_floating_point():
+        raise check.fail("metric", criterion.name, f"'mse' or 'mae': targets run from {low:g} to {high:g}")
+
+
+def _label(data: FederatedData, label: float, allowed: str) -> ValueError:
+    row = int((data.y == label).reshape(len(data.y), -1).any(1).nonzero()[0])
+    return check.fail(f"y of {data.owner(row)}", label, allowed)

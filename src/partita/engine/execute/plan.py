@@ -1,0 +1,130 @@
+"""Which samples each client sees in which step: one plan for a whole chunk of clients.
+
+A pass over a client's n samples is a new random order, cut into ⌈n/batch⌉ batches, the last one possibly
+short. The order is a function of (seed, round, phase, client, pass), computed for all clients at once by
+sorting random bits; nothing depends on who else is in the chunk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import draws
+from partita.core.device import put
+from partita.core.parts import Phase
+from partita.core.types import Moment, Work
+from partita.data import FederatedData
+
+PASSES = 1 << 23
+"""Passes of a chunk that can be numbered beside 40 random bits."""
+
+
+class Plan(NamedTuple):
+    """For clients × steps: rows of the data, how many of them are real, and the keys of the forward pass."""
+
+    rows: Tensor  # [clients, steps, batch]
+    real: Tensor  # [clients, steps, batch], false where a short batch is padded
+    size: np.ndarray  # [clients, steps], 0 after a client's last step
+    steps: np.ndarray  # [clients]
+    keys: Tensor  # [clients, steps]
+    whole: bool = False  # every step sees the same rows: all of them
+
+
+def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
+    """For each client the key of what is random when it begins."""
+    return put(draws.keys(moment.seed, "start", _round(moment), clients), device)
+
+
+def plans(data: FederatedData, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> list[Plan]:
+    """A plan for each of the batches that a step of this phase sees."""
+    work = moment.work if phase.work is None else phase.work(moment)
+    return [draw(data, clients, work, number + (j << 16), moment) for j in range(phase.batches)]
+
+
+def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
+    """How many steps each client takes; one without data takes none."""
+    if work.steps is None:
+        steps = (work.epochs or 1) * _batches(n, work)
+    elif isinstance(work.steps, int):
+        steps = np.full(len(n), work.steps)
+    else:
+        steps = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
+    return np.where(n > 0, steps, 0)
+
+
+def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, moment: Moment) -> Plan:
+    """The plan of one phase for these clients, on the device of the data.
+
+    What there is for each client or step is worked out on the host, what there is for each sample there.
+    """
+    device = data.x.device
+    start, n = data.ranges(work.split)[clients].T
+    steps = count_steps(n, clients, work)
+    length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))
+    per_pass = np.maximum(_batches(n, work), 1)
+    which = np.arange(length)
+    epoch, offset = which // per_pass[:, None], (which % per_pass[:, None]) * (work.batch or 0)
+    size = np.minimum(n[:, None] - offset, work.batch or n[:, None])
+    size = np.where(which < steps[:, None], size, 0)
+
+    key = draws.keys(moment.seed, "batches", _round(moment), phase, clients)
+    keys = draws.fold(draws.fold(key, -1)[:, None], which)
+    column, shape = torch.arange(width, device=device), (len(clients), length, width)
+    short = bool((size < width).any())
+    real = column < _on(size, device) if short else column.new_ones((), dtype=torch.bool).expand(shape)
+    if work.shuffle and work.batch is not None:
+        passes = np.where(steps > 0, -(-steps // per_pass), 0)
+        order, first = _orders(key, n, passes, device)
+        place = _on(offset + _first_of(first, passes, epoch), device) + column
+        place = order[torch.where(real, place, 0) if short else place] + _on(start[:, None], device)
+    else:
+        place = _on(offset + start[:, None], device) + column
+    index = torch.where(real, place, 0) if short else place
+    return Plan(index, real, size, steps, put(keys, device), whole=work.batch is None)
+
+
+def _round(moment: Moment) -> int | np.ndarray:
+    """Of all clients, or of each of them: on the host, like all that is known before a round."""
+    return moment.round if isinstance(moment.round, int) else np.asarray(moment.round)
+
+
+def _on(x: np.ndarray, device: torch.device) -> Tensor:
+    """Numbers for clients × steps, beside samples."""
+    return put(x, device)[:, :, None]
+
+
+def _batches(n: np.ndarray, work: Work) -> np.ndarray:
+    return -(-n // work.batch) if work.batch else np.minimum(n, 1)
+
+
+def _orders(
+    key: np.ndarray, n: np.ndarray, passes: np.ndarray, device: torch.device
+) -> tuple[Tensor, np.ndarray]:
+    """A random order of range(n_i) for each pass of each client, one after another; where each begins."""
+    lengths = np.repeat(n, passes)
+    first = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(first[-1])
+    if total == 0:
+        return torch.zeros(1, dtype=torch.int64, device=device), first
+    owner = np.repeat(np.arange(len(n)), passes)
+    number = np.arange(len(lengths)) - np.repeat(np.cumsum(passes) - passes, passes)
+    of_pass = np.stack([lengths, first[:-1], draws.fold(key[owner], number)])
+    lengths_, first_, keys = put(of_pass, device)
+    segment = torch.repeat_interleave(lengths_, output_size=total)
+    place = torch.arange(total, device=device) - first_[segment]
+    random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)
+    if len(lengths) < PASSES:  # sorting (pass, random bits) as one number orders every pass at once
+        return place[torch.argsort((segment << 40) | random, stable=True)], first
+    by_bits = torch.argsort(random, stable=True)
+    return place[by_bits[torch.argsort(segment[by_bits], stable=True)]], first
+
+
+def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+    """Where the order of each step's pass begins."""
+    before = (np.cumsum(passes) - passes)[:, None]
+    begin: np.ndarray = first[np.minimum(before + epoch, len(first) - 1)]
+    return begin

@@ -1,0 +1,99 @@
+"""Clients side by side on the cores of a machine: a few workers, each with one client and one core.
+
+For models whose stacked form is slower than one client after another, such as convolutions on a CPU: two
+workers with a core each leave less idle than one client on two cores.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from partita.core.types import ClientState, Group, Moment, Upload
+from partita.data import FederatedData
+from partita.engine.execute.base import Bound, Build, work_of
+from partita.engine.execute.loop import Loop, Rows
+from partita.engine.execute.plan import count_steps, start_keys
+
+IDLE = 1.25  # of the work itself, above which a client has all cores instead
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An executor whose workers have a problem of their own each: modules are not shared."""
+
+    workers: tuple[Loop, ...]
+    name: str = "pool"
+
+    @property
+    def bound(self) -> Bound:
+        """What they work on."""
+        return self.workers[0].bound
+
+    def on(self, data: FederatedData) -> Pool:
+        """The same on other samples."""
+        return replace(self, workers=tuple([w.on(data) for w in self.workers]))
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """Every worker takes the next client, those with most work first."""
+        n, count = len(clients), len(self.workers)
+        alone = functools.partial(self.workers[0], build, clients, group, states, moment)
+        if -(-n // count) * count > IDLE * n:
+            return alone()
+        beside = functools.partial(self._beside, build, clients, group, states, moment)
+        # generators belong to all threads: a model that draws by itself runs in one
+        return self.bound.problem.draws.watched(beside, alone, self.bound.data.x.device)
+
+    def _beside(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        n, count = len(clients), len(self.workers)
+        rows = Rows(n, self.workers[0].spare if moment.role == "training" else {})
+        keys = start_keys(clients, moment, self.bound.data.x.device)
+        places = iter(self._order(build, clients, moment))
+
+        def work(worker: Loop) -> None:
+            try:
+                for i in places:
+                    rows.put(i, worker.one(build, i, clients, group, states, moment, keys))
+            finally:  # after an error nobody goes on
+                collections.deque(places, maxlen=0)
+
+        for done in [threads(count).submit(work, worker) for worker in self.workers]:
+            done.result()
+        return rows.result()
+
+    def _order(self, build: Build, clients: np.ndarray, moment: Moment) -> Sequence[int]:
+        phases = self.bound.bind(build).phases
+        if not phases:
+            return range(len(clients))
+        work = work_of(phases[0], moment)
+        n = self.bound.data.ranges(work.split)[clients, 1]
+        order: list[int] = np.argsort(-count_steps(n, clients, work), kind="stable").tolist()
+        return order
+
+
+def _one_core() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # from now on this thread keeps it: before, it would look at what is set for all
+
+
+@functools.cache
+def threads(count: int) -> ThreadPoolExecutor:
+    """Threads that compute on one core each; they stay for the next round."""
+    before = torch.get_num_threads()
+    made = ThreadPoolExecutor(count, "partita", initializer=_one_core)
+    meeting = threading.Barrier(count)
+    for done in [made.submit(meeting.wait) for _ in range(count)]:  # so that all of them have begun
+        done.result()
+    torch.set_num_threads(before)  # threads that come later begin with what was set last
+    return made

@@ -1,0 +1,322 @@
+"""A model, its loss and its metric as functions of named tensors: what a local rule may ask.
+
+Two forms of the same problem: `reference` differentiates any module with plain autograd, `stacked` with
+`torch.func`, so that `vmap` can run it for many clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+from torch.nn.utils.stateless import _reparametrize_module
+
+from partita.core import tree
+from partita.core.metrics import Criterion
+from partita.core.types import Batch, Partition, Scores, Tensors
+from partita.engine.execute.normalize import of_one_batch, static, tracked
+from partita.engine.execute.outputs import outputs
+from partita.engine.execute.seeding import OwnDraws
+from partita.engine.execute.stackable import context, stackable
+
+_FORWARD = threading.RLock()
+"""Forward derivatives have levels that belong to the process, not to a thread: one at a time."""
+
+
+class Change(Protocol):
+    """Something that a step does to the model before it looks at the batch, such as ordered dropout."""
+
+    def __call__(self, tensors: Tensors, key: Tensor) -> Tensors:
+        """The tensors that it changes."""
+        ...
+
+    def kept(self, name: str, new: Tensor, old: Tensor, key: Tensor) -> Tensor:
+        """A buffer after the pass."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ModelProblem:
+    """f and its gradient by one of the two forms; see `partita.core.parts.Problem`."""
+
+    trainable: tuple[str, ...]
+    buffers: tuple[str, ...]
+    partition: Partition
+    loss: Criterion
+    metric: Criterion
+    training: nn.Module
+    evaluation: nn.Module
+    differentiate: Callable[[ModelProblem, Tensors, Batch, Tensors], tuple[Tensor, Tensors, Tensors]]
+    owns_gradients: bool
+    clients: int = 1
+    change: Change | None = None
+    measuring: nn.Module = field(default_factory=nn.Identity)
+    half: bool = False
+    last: bool = False  # images have their channels last, which convolutions on a CPU like
+    recomputes: bool = False  # parts of the forward pass run again in the backward pass (checkpointing)
+    draws: OwnDraws = field(default_factory=OwnDraws)
+
+    def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
+        """f, ∇f with respect to the named tensors, and the buffers after the pass."""
+        with self.draws.of(batch.key):
+            return self.differentiate(self, params, batch, tree.pick(params, wrt))
+
+    def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
+        """∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, no Hessian is ever formed."""
+        plain = replace(self, last=False)  # forward derivatives of some layers want channels first
+        point = tree.pick(params, direction)
+        if self.recomputes:  # what `torch.func` cannot do
+            with self.draws.of(batch.key):
+                return _twice(plain, params, batch, point, direction)
+        f = plain.f(params, batch)
+        gradient = torch.func.grad(lambda moving: f(moving)[0])
+        try:
+            with _FORWARD, self.draws.of(batch.key):
+                product: Tensors = torch.func.jvp(gradient, (point,), (direction,))[1]
+        except NotImplementedError:  # an operation without forward derivatives: reverse over reverse
+            f = plain.f(params, batch)  # dropout counts its calls: begin anew
+            with self.draws.of(batch.key):
+                product = torch.func.vjp(gradient, point)[1](direction)[0]
+        return product
+
+    def f(self, params: Tensors, batch: Batch) -> Callable[[Tensors], tuple[Tensor, Tensors]]:
+        """f on the batch, as a function of some parameters; also the buffers after the pass."""
+        place = self.placed(params, batch)
+
+        def value(moving: Tensors) -> tuple[Tensor, Tensors]:
+            tensors = place(moving)
+            with in_place(self.training, tensors):
+                found = self.value(batch)
+            return found, self.after(params, tensors, batch)
+
+        return value
+
+    def placed(self, params: Tensors, batch: Batch) -> Callable[[Tensors], Tensors]:
+        """All that the module is to have for a pass on this batch, as a function of some parameters."""
+        given = context(self.training, batch.key, batch.mask)
+
+        def place(moving: Tensors) -> Tensors:
+            # one dictionary: a module that assigns a new buffer finds its way back through it
+            tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
+            if self.change is not None:
+                tensors |= self.change(tensors, batch.key)
+            if self.last:
+                tensors |= _channels_last(tensors)
+            return tensors
+
+        return place
+
+    def value(self, batch: Batch) -> Tensor:
+        """f on the batch, of the tensors that are in place."""
+        with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
+            output = self.training(batch.x)
+        output = output.to(batch.x.dtype) if self.half else output
+        return self.loss.of_batch(output, batch.y, batch.mask)
+
+    def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
+        """The buffers after the pass; those of channels that took no part stay as they were."""
+        found = tree.pick(tensors, self.buffers)
+        if self.change is None:
+            return found
+        return {k: self.change.kept(k, v, params[k], batch.key) for k, v in found.items()}
+
+    def twin(self) -> ModelProblem:
+        """The same for another thread: modules are not shared, the tensors in them are."""
+        training, evaluation, measuring = map(_share, (self.training, self.evaluation, self.measuring))
+        return replace(self, training=training, evaluation=evaluation, measuring=measuring)
+
+    @property
+    def tracked(self) -> tuple[tuple[str, str], ...]:
+        """The names of BatchNorm's means and variances, as far as training would change them."""
+        return tuple(pair for pair in tracked(self.measuring) if pair[0] in self.buffers)
+
+    def statistics(self, params: Tensors, batch: Batch) -> Tensors:
+        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
+        names = [name for pair in self.tracked for name in pair]
+        with torch.no_grad(), self.draws.of(batch.key):
+            given = context(self.measuring, batch.key, batch.mask)
+            own = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
+            tensors = {**params, **own, **given}
+            functional_call(self.measuring, tensors, (batch.x,))
+        return tree.pick(tensors, names)
+
+    def score(self, params: Tensors, batch: Batch) -> Scores:
+        """Metric and loss, summed over the real samples of a batch."""
+        with torch.no_grad(), self.draws.of(batch.key):
+            given = context(self.evaluation, batch.key, batch.mask)
+            params = {**params, **_channels_last(params)} if self.last else params
+            output = functional_call(self.evaluation, (params, given), (batch.x,))
+            metric, loss = (c.sums(output, batch.y, batch.mask) for c in (self.metric, self.loss))
+        return Scores(*metric, *loss)
+
+    def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
+        """What the named submodules (None: the model's blocks) put out for these samples."""
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with self.draws.of(key):
+            return outputs(self.evaluation, (params, context(self.evaluation, key, None)), x, names)
+
+
+def reference(
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    clients: int = 1,
+    change: Change | None = None,
+    tracks: bool = True,
+    recomputes: bool = False,
+) -> ModelProblem:
+    """For one client at a time: any module, plain autograd."""
+    return _build(
+        module, partition, loss, metric, buffers, _autograd, True, clients, change, tracks, recomputes
+    )
+
+
+def stacked(
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    clients: int = 1,
+    change: Change | None = None,
+    tracks: bool = True,
+    recomputes: bool = False,
+) -> ModelProblem:
+    """For many clients at once under `vmap`."""
+    return _build(
+        module, partition, loss, metric, buffers, _functional, False, clients, change, tracks, recomputes
+    )
+
+
+def _build(
+    module: nn.Module,
+    partition: Partition,
+    loss: Criterion,
+    metric: Criterion,
+    buffers: tuple[str, ...],
+    differentiate: Callable[..., Any],
+    owns_gradients: bool,
+    clients: int,
+    change: Change | None,
+    tracks: bool,
+    recomputes: bool,
+) -> ModelProblem:
+    names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
+    # keyed dropout counts its calls, and so what is called again, too; torch puts its own generators back
+    training = stackable(module, keyed=not recomputes).requires_grad_(False).train()
+    evaluation = _share(training).eval()
+    measuring = of_one_batch(_share(training))
+    if not tracks:
+        static(training)
+    return ModelProblem(
+        names,
+        buffers,
+        partition,
+        loss,
+        metric,
+        training,
+        evaluation,
+        differentiate,
+        owns_gradients,
+        clients,
+        change,
+        measuring,
+        recomputes=recomputes,
+    )
+
+
+def in_place(module: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
+    """The module with these tensors: what `functional_call` does, for more than a call.
+
+    What the module has in their stead at the end is in the dictionary then.
+    """
+    found: AbstractContextManager[None] = _reparametrize_module(module, tensors, tie_weights=True)
+    return found
+
+
+def _channels_last(tensors: Tensors) -> Tensors:
+    """Kernels in that order: what comes out of a convolution has the order of its kernel, and so on.
+
+    A clone: the strides of a kernel with one channel would be left as they are, and say nothing.
+    """
+    kernels = {k: v for k, v in tensors.items() if v.dim() == 4 and v.is_floating_point()}
+    return {k: v.clone(memory_format=torch.channels_last) for k, v in kernels.items()}
+
+
+def _share(module: nn.Module) -> nn.Module:
+    """A second copy of the structure over the same tensors."""
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, memo)
+
+
+def _autograd(
+    problem: ModelProblem, params: Tensors, batch: Batch, moving: Tensors
+) -> tuple[Tensor, Tensors, Tensors]:
+    """f, its gradient and the buffers; the tensors stay in place until the gradient is there."""
+    leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
+    tensors = problem.placed(params, batch)(leaves)
+    with in_place(problem.training, tensors):
+        with torch.enable_grad():
+            value = problem.value(batch)
+        # what is called again in the backward pass moves its statistics again
+        once = {k: problem.training.get_buffer(k).clone() for k in problem.buffers if problem.recomputes}
+        given = _gradient(value, list(leaves.values()))
+    gradient = dict(zip(leaves, _owned(given, list(leaves.values()))))
+    buffers = problem.after(params, {**tensors, **once}, batch)
+    return value.detach(), gradient, {k: v.detach() for k, v in buffers.items()}
+
+
+def _twice(
+    problem: ModelProblem, params: Tensors, batch: Batch, point: Tensors, direction: Tensors
+) -> Tensors:
+    """∇²f d by plain autograd, reverse over reverse."""
+    leaves = {k: v.detach().requires_grad_() for k, v in point.items()}
+    with in_place(problem.training, problem.placed(params, batch)(leaves)), torch.enable_grad():
+        first = _gradient(problem.value(batch), list(leaves.values()), create_graph=True)
+        pairs = [(g * d).sum() for g, d in zip(first, direction.values()) if g is not None]
+        along = torch.stack(pairs).sum() if pairs else torch.zeros(())
+        product = _gradient(along, list(leaves.values()))
+    return dict(zip(leaves, _owned(product, list(leaves.values()))))
+
+
+def _gradient(value: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> Sequence[Tensor | None]:
+    """The gradient; None for what the value does not depend on, be it all, as where layers are skipped."""
+    if not leaves or not value.requires_grad:
+        return [None] * len(leaves)
+    return torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
+
+
+def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with memory of their own: autograd may return one tensor for two parameters, or a view."""
+    seen: set[int] = set()
+    owned = []
+    for given, leaf in zip(gradient, leaves):
+        g = torch.zeros_like(leaf) if given is None else given
+        g = g if g.layout == torch.strided else g.to_dense()
+        memory = g.untyped_storage()
+        whole = g.is_contiguous() and memory.nbytes() == g.numel() * g.element_size()
+        if not whole or memory.data_ptr() in seen:
+            g = g.clone(memory_format=torch.contiguous_format)
+        seen.add(g.untyped_storage().data_ptr())
+        owned.append(g)
+    return owned
+
+
+def _functional(
+    problem: ModelProblem, params: Tensors, batch: Batch, moving: Tensors
+) -> tuple[Tensor, Tensors, Tensors]:
+    f = problem.f(params, batch)
+    if not moving:
+        value, buffers = f({})
+        return value, {}, buffers
+    gradient, (value, buffers) = grad_and_value(f, has_aux=True)(moving)
+    return value, gradient, buffers

@@ -1,0 +1,191 @@
+"""Many clients as one batch: their tensors stacked, each step one `vmap`.
+
+Ragged clients are handled here and nowhere else. Clients with many steps come first, so that those still
+running are always the head of the stack; a batch that is short for some clients is padded and masked. A
+cohort is cut into chunks that fit the memory budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import tree
+from partita.core.device import put
+from partita.core.parts import LocalRule, Phase
+from partita.core.types import Batch, ClientState, Download, Group, Moment, Upload
+from partita.data import FederatedData
+from partita.engine.execute.base import Bound, Build, work_of
+from partita.engine.execute.plan import Plan, count_steps, plans, start_keys
+from partita.engine.execute.stack import Stack, join, lift
+from partita.engine.execute.trace import Steps
+
+PASS, SOME = 1 << 26, 4  # bytes of forward passes at a time on a CPU (larger blocks are new memory each time)
+
+
+@dataclass(frozen=True)
+class Vmap:
+    """See `partita.engine.execute.base.Executor`.
+
+    `budget` are the bytes that a chunk may take, `model_bytes` and `sample_bytes` what a client's tensors and
+    each of its samples take on the way.
+    """
+
+    bound: Bound
+    budget: int
+    model_bytes: int
+    sample_bytes: int
+    name: str = "vmap"
+    steps: Steps = field(default_factory=Steps)
+    drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `expect`
+
+    def __call__(
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+    ) -> tuple[Upload, ClientState]:
+        """The clients in chunks of similar work, put back into their order."""
+        rule = self.bound.bind(build)
+        order = self._by_work(rule, clients, moment)
+        chunks = max(1, -(-len(order) // self.chunk(rule, clients, moment)))
+        same = bool((order == np.arange(len(order))).all())
+        if same and chunks == 1:
+            return self._chunk(rule, clients, group, states, slice(None), moment)
+        parts = []
+        for some in np.array_split(order, chunks):
+            place = put(some, self.bound.data.x.device)
+            parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
+        joined: tuple[Upload, ClientState] = tree.cat(parts)
+        if same:
+            return joined
+        back = put(np.argsort(order), self.bound.data.x.device)
+        uploads, states = tree.rows(joined, back)
+        return uploads, states
+
+    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
+        rule = self.bound.bind(build)
+        self.drawn.clear()
+        if len(clients) <= self.chunk(rule, clients, moment):
+            for number, phase in enumerate(rule.phases):
+                found = plans(self.bound.data, clients, phase, number, moment)
+                self.drawn[self._drawn(clients, phase, number, moment)] = found
+
+    def _drawn(self, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> Any:
+        """All that a plan depends on."""
+        now = moment.round if isinstance(moment.round, int) else tuple(moment.round.tolist())
+        work = work_of(phase, moment)
+        return id(self.bound.data), clients.tobytes(), phase.batches, number, moment.seed, now, work
+
+    def on(self, data: FederatedData) -> Vmap:
+        """The same on other samples."""
+        return replace(self, bound=self.bound.on(data))
+
+    def chunk(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> int:
+        """How many clients fit the budget, by the largest batch of the rule's phases."""
+        largest = 0
+        for phase in rule.phases:
+            work = work_of(phase, moment)
+            n = self.bound.data.ranges(work.split)[clients, 1]
+            most = int(n.max(initial=0))
+            largest = max(largest, min(work.batch or most, most))
+        fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
+        if moment.role == "training" or self.bound.data.x.device.type != "cpu":
+            return fit
+        return min(fit, max(SOME, PASS // max(1, largest * self.sample_bytes)))
+
+    def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
+        if not rule.phases:
+            return np.arange(len(clients))
+        work = work_of(rule.phases[0], moment)
+        n = self.bound.data.ranges(work.split)[clients, 1]
+        return np.argsort(-count_steps(n, clients, work), kind="stable")
+
+    def _chunk(
+        self,
+        rule: LocalRule,
+        clients: np.ndarray,
+        group: Group,
+        states: ClientState,
+        some: Tensor | slice,
+        moment: Moment,
+    ) -> tuple[Upload, ClientState]:
+        n = len(clients)
+        version = group.download.version
+        received = tree.rows(group.download[:2], some) if group.stacked else group.download[:2]
+        shared = Stack.of(received, n, rows=group.stacked)
+        if not group.stacked:
+            shared = self._own_buffers(shared, received[0], n)
+        state = Stack.of(tree.rows(states, some), n, rows=True)
+        keys = Stack.of(start_keys(clients, moment, self.bound.data.x.device), n, rows=True)
+
+        def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
+            return Download(*pair, version, key)
+
+        carry = lift(lambda pair, key, own: rule.start(download(pair, key), own), shared, keys, state)
+        for number, phase in enumerate(rule.phases):
+            found = self.drawn.pop(self._drawn(clients, phase, number, moment), None)
+            found = found or plans(self.bound.data, clients, phase, number, moment)
+            carry = self._phase(phase, carry, found, moment)
+        result = lift(
+            lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
+        ).full()
+        uploads, new = result
+        return uploads, new
+
+    def _own_buffers(self, shared: Stack, received: object, n: int) -> Stack:
+        """Buffers change in place during a forward pass: each client needs its own from the start."""
+        names = set(self.bound.problem.buffers)
+        own = {id(v) for k, v in received.items() if k in names}  # type: ignore[attr-defined]
+        rows = [id(x) in own for x in shared.leaves]
+        leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
+        return Stack(leaves, rows, shared.spec, n)
+
+    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
+        """All steps of a phase; a client leaves the stack after its last one."""
+        steps = found[0].steps  # the same for each of the batches of a step
+        order = np.argsort(-steps, kind="stable")
+        sorted_already = bool((order == np.arange(len(order))).all())
+        place = put(order, found[0].rows.device)
+        if not sorted_already:
+            carry = carry.take(place)
+            found, steps = [reordered(plan, order, place) for plan in found], steps[order]
+        rates, rows = self.bound.rates(phase, moment)
+        lr = Stack.of(rates, carry.n, rows=rows)
+        lr = lr if sorted_already else lr.take(place)
+        done: list[Stack] = []
+        before: tuple[Batch | None, ...] = (None,) * len(found)
+        for s in range(found[0].size.shape[1]):
+            active = int((steps > s).sum())
+            if active < carry.n:
+                done.append(carry.between(active, carry.n))
+                carry = carry.between(0, active)
+            batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
+            before = batches
+            batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
+            carry = self.steps(phase.step, carry, batch, lr.between(0, active))
+        if done:
+            carry = join([carry, *reversed(done)])
+        return carry if sorted_already else carry.take(torch.argsort(place))
+
+    def _batch(self, plan: Plan, s: int, active: int, before: Batch | None) -> Batch:
+        if plan.whole and before is not None and len(before.key) == active:
+            return before._replace(key=plan.keys[:active, s])  # the rows are there already
+        size = plan.size[:active, s]
+        width = int(size.max())
+        x, y = self.bound.data.gather(plan.rows[:active, s, :width])
+        mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
+        return Batch(x, y, mask, plan.keys[:active, s])
+
+
+def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
+    """The plan of these clients, in this order."""
+    return plan._replace(
+        rows=plan.rows[place],
+        real=plan.real[place],
+        size=plan.size[order],
+        steps=plan.steps[order],
+        keys=plan.keys[place],
+    )

@@ -1,0 +1,227 @@
+"""Small files that are either there in full or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from partita.core import check
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace a file in one step: a reader (or a kill) finds the old text or the new, nothing between."""
+    with _replaced(Path(path)) as f:
+        f.write(text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of the one that is there when all of it is on disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as e:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(e, OSError):
+            raise failed(e, f"cannot write {path}") from e
+        raise
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON that every parser takes; see `plain` for what becomes of tensors and NaN."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """A value as a file of JSON."""
+    write_text(path, json_text(value, indent=2) + "\n")
+
+
+def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence[str]) -> None:
+    """A table of plain values, None as an empty cell; row by row: it is never in memory as a whole."""
+    with _replaced(Path(path)) as f:
+        table = csv.writer(_Lines(f), lineterminator="\r\n")
+        table.writerow(columns)
+        table.writerows(map(_cells, rows))
+
+
+_FORMULA = re.compile("'*[=+@\\-\t\r\n＝＋－＠]")
+"""How a text begins that a spreadsheet takes for a formula, or that is one made harmless."""
+
+
+def as_text(value: str) -> str:
+    """The text with a quote before it if a spreadsheet would take it for a formula; `from_text` undoes it.
+
+    See https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    return f"'{value}" if _FORMULA.match(value) else value
+
+
+def from_text(cell: str) -> str:
+    """What `as_text` was given."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _cells(row: Iterable[Any]) -> list[Any]:
+    """Numbers stay numbers, a negative one too."""
+    return [as_text(value) if type(value) is str else value for value in row]
+
+
+class _Lines:
+    """Rows of a csv writer. Told that lines end in \\r\\n it quotes both characters; ours end in \\n."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def write(self, row: str) -> None:
+        self.file.write((row.removesuffix("\r\n") + "\n").encode())
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A JSON object per line."""
+    write_text(path, "".join(_line(row) for row in rows))
+
+
+def append_jsonl(path: str | Path, row: Mapping[str, Any]) -> None:
+    """One more line, on disk when this returns. A torn line of a killed run is cut off first."""
+    path = Path(path)
+    new, line = not path.exists(), _line(row).encode()
+    try:
+        with open(path, "ab+") as f:
+            f.truncate(_whole_lines(f))
+            f.write(line)
+            f.flush()
+            os.fsync(f.fileno())
+        if new:
+            sync_folder(path.parent)
+    except OSError as e:
+        raise failed(e, f"cannot write {path}") from e
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a file; a last line without its end was torn by a kill and is ignored."""
+    rows = []
+    for i, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1]):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}, line {i + 1}: not JSON; expected an object per line") from None
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{path}, line {i + 1}: {str(rows[-1])[:40]}; expected an object per line")
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """In JSON's types: tensors and arrays as numbers and lists; NaN and ±inf, unknown to JSON, as None."""
+    if value is None or type(value) in (str, int, bool):  # most of a large table
+        return value
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().tolist()
+    elif isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def make_folder(field: str, folder: str | os.PathLike[str]) -> Path:
+    """The folder, made if it is not there; refused is what cannot be one, as the argument `field`."""
+    path = check.path(field, folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as e:  # ValueError: a path with a null character
+        reason = getattr(e, "strerror", None) or str(e)
+        raise check.fail(field, str(folder), f"a folder that can be made and written ({reason})") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise check.fail(field, str(folder), "a folder that can be written (Permission denied)")
+    return path
+
+
+def failed(cause: OSError, what: str) -> OSError:
+    """The same kind of error, saying what could not be done; some do not even name the file."""
+    return OSError(cause.errno or errno.EIO, f"{what}: {cause.strerror or cause}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk (a new or renamed file is not, before)."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json_text(row) + "\n"
+
+
+def _whole_lines(f: BinaryIO) -> int:
+    size = f.seek(0, os.SEEK_END)
+    f.seek(max(size - 1, 0))
+    if f.read(1) in (b"\n", b""):
+        return size
+    f.seek(0)
+    return f.read().rfind(b"\n") + 1
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """A folder with all it holds; holes in files stay holes, so that rows never written cost nothing."""
+    copy = _copy_sparse if hasattr(os, "SEEK_DATA") else shutil.copy2
+    there = set(os.listdir(target)) if target.exists() else set()
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    except OSError as e:
+        for name in set(os.listdir(source)) - there:
+            _remove(target / name)
+        reasons = [str(r[-1]) for r in e.args[0]] if isinstance(e, shutil.Error) else [str(e)]
+        raise OSError(e.errno or errno.EIO, f"cannot copy {source} to {target}: {reasons[0]}") from e
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _copy_sparse(source: str, target: str) -> str:
+    with open(source, "rb") as a, open(target, "wb") as b:
+        size, at = os.fstat(a.fileno()).st_size, 0
+        b.truncate(size)
+        while at < size:
+            try:
+                at = os.lseek(a.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole is left
+                    break
+                raise
+            end = os.lseek(a.fileno(), at, os.SEEK_HOLE)
+            b.seek(at)
+            while at < end:
+                block = os.pread(a.fileno(), min(1 << 20, end - at), at)
+                b.write(block)
+                at += len(block)
+    shutil.copystat(source, target)
+    return target

@@ -1,0 +1,125 @@
+"""A client's state as one row of bytes: where each named tensor lies in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from partita.core.types import ClientState, Tensors
+
+_ALIGN = 16  # the widest item (complex128), so that every slice of a row can be viewed as its dtype
+
+
+class Field(NamedTuple):
+    """One named tensor of a row. `part` is 'personal' or 'memory'."""
+
+    part: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.items * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of a row and its width in bytes."""
+
+    fields: tuple[Field, ...]
+    width: int
+
+    @classmethod
+    def of(cls, template: ClientState) -> Layout:
+        """The layout of states like this one."""
+        fields: dict[tuple[str, str], Field] = {}
+        offset = 0
+        names = [(part, name) for part, tensors in template._asdict().items() for name in tensors]
+        for part, name in sorted(names):  # places follow the names: files return tensors in another order
+            x = getattr(template, part)[name]
+            fields[part, name] = Field(part, name, tuple(x.shape), x.dtype, offset)
+            offset = _aligned(fields[part, name].end)
+        # never zero: torch cannot view rows of no bytes as another dtype
+        return cls(tuple(fields[key] for key in names), max(offset, _ALIGN))
+
+    def pack(self, states: ClientState, count: int) -> Tensor:
+        """Stacked states of `count` clients -> rows, uint8 [count, width], on the device of the states."""
+        self._check_states(states, count)
+        parts = states._asdict()
+        device = parts[self.fields[0].part][self.fields[0].name].device if self.fields else "cpu"
+        rows = torch.zeros(count, self.width, dtype=torch.uint8, device=device)
+        views = self.unpack(rows, device)._asdict()
+        for f in self.fields:
+            views[f.part][f.name].copy_(parts[f.part][f.name].detach())
+        return rows
+
+    def unpack(self, rows: Tensor, device: torch.device | str = "cpu") -> ClientState:
+        """Rows -> stacked states on a device, as views of the rows there."""
+        rows = rows.to(device)
+        parts: dict[str, Tensors] = {"personal": {}, "memory": {}}
+        for f in self.fields:
+            items = rows[:, f.offset : f.end].view(f.dtype)
+            parts[f.part][f.name] = items.view(len(rows), *f.shape)
+        return ClientState(**parts)
+
+    def describe(self) -> list[list[Any]]:
+        """The layout in JSON's types."""
+        fields = sorted(self.fields, key=lambda f: f.offset)
+        return [[f.part, f.name, list(f.shape), _short(f.dtype), f.offset] for f in fields]
+
+    def check(self, found: object, where: str) -> None:
+        """Refuse what was written with another layout; `found` is its description."""
+        here = self.describe()
+        if found == here:
+            return
+        there = found if isinstance(found, list) else []
+        only_there = [_line(f) for f in there if f not in here]
+        only_here = [_line(f) for f in here if f not in there]
+        raise ValueError(
+            f"{where} was written for other client states: there {_few(only_there)}, here {_few(only_here)}"
+        )
+
+    def _check_states(self, states: ClientState, count: int) -> None:
+        parts = states._asdict()
+        expected = {(f.part, f.name) for f in self.fields}
+        given = {(part, name) for part in parts for name in parts[part]}
+        if given != expected:
+            odd = ", ".join(f"{part} {name!r}" for part, name in sorted(given ^ expected))
+            raise ValueError(f"states: names differ from the template's: {odd}")
+        for f in self.fields:
+            x = parts[f.part][f.name]
+            if tuple(x.shape) != (count, *f.shape) or x.dtype != f.dtype:
+                raise ValueError(
+                    f"states: {f.part} {f.name!r} is {_short(x.dtype)} {list(x.shape)}, "
+                    f"expected {_short(f.dtype)} {[count, *f.shape]} (one row per client)"
+                )
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _line(field: Any) -> str:
+    if not isinstance(field, list) or len(field) != 5:
+        return repr(field)
+    part, name, shape, dtype, offset = field
+    return f"{part} {name!r} {dtype} {shape} at byte {offset}"
+
+
+def _few(lines: list[str], most: int = 3) -> str:
+    rest = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return (", ".join(lines[:most]) or "nothing else") + rest

@@ -1,0 +1,49 @@
+"""The threads that a run computes on: sums are split among them, so their number decides the last bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from partita.core import check
+from partita.engine.record import read_json
+
+
+@contextmanager
+def same_threads(folder: Path | None) -> Iterator[None]:
+    """As many threads of torch as the run in this folder began with, and at the end as many as before.
+
+    Without a run in the folder, those that are set.
+    """
+    now = torch.get_num_threads()
+    wanted = _recorded(folder) or now
+    if wanted == now:
+        yield
+        return
+    cores, reason = _cores(), f"{now} are set now, and another number would change the last bits"
+    if wanted > cores:
+        reason = f"this machine has {cores} cores, so it takes longer; fewer would change the last bits"
+    check.warn(f"resume: the run in {folder} began with {wanted} threads and goes on with as many: {reason}")
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(now)
+
+
+def _recorded(folder: Path | None) -> int | None:
+    """What config.json says, if there is one that says it."""
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    executor = read_json(folder / "config.json").get("executor")
+    threads = executor.get("threads") if isinstance(executor, dict) else None
+    return threads if isinstance(threads, int) and not isinstance(threads, bool) and threads > 0 else None
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

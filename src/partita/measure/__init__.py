@@ -1,1 +1,0 @@
-"""What is measured: losses and metrics, scores of every client, who was hurt."""

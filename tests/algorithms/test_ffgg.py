@@ -1,0 +1,253 @@
+"""FFGG: what it equals, what its theorems promise, and how its clients begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import partita as pt
+from partita.core.parts import Algorithm, Attack, ServerOptimizer
+from partita.core.types import ServerState, Tensors
+from partita.data.quadratic import Quadratic
+
+both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+DIGITS = pt.data.digits(5, pt.data.label_skew(classes=3), seed=0)
+
+
+def federate(algorithm: Algorithm, **settings: Any) -> pt.Run:
+    model = pt.models.mlp(64, 8, 10, seed=1)
+    defaults = {"rounds": 3, "epochs": 1, "executor": "vmap", "baselines": False, "progress": False}
+    return pt.federate(model, DIGITS, algorithm, **{**defaults, **settings})
+
+
+# ---- what equals what
+
+
+@both_executors
+def test_without_a_personal_part_it_is_gradient_descent(executor: str) -> None:
+    """Bit for bit: one step of fedavg on the full batch."""
+    one = federate(pt.ffgg("none", 0.3, pt.gd(5, 0.1), weighting="samples"), executor=executor)
+    other = federate(pt.fedavg(0.3), executor=executor)
+    for name, value in other.shared.items():
+        assert torch.equal(one.shared[name], value)
+    assert [r["train_loss"] for r in one.metrics] == pytest.approx([r["train_loss"] for r in other.metrics])
+
+
+@both_executors
+def test_the_gradient_is_that_of_all_data(executor: str) -> None:
+    """In batches of any size: their gradients are averaged by their numbers of samples."""
+    method = pt.ffgg("output", 0.3, pt.cg(3))
+    whole, parts = (federate(method, executor=executor, batch=b) for b in (None, 7))
+    for name, value in whole.shared.items():
+        torch.testing.assert_close(parts.shared[name], value, rtol=0, atol=1e-6)
+
+
+def test_with_gradient_descent_from_the_model_it_is_fedalt_without_state() -> None:
+    """On full batches; fedalt with one step on u (section 3 of the paper, last paragraph)."""
+    alt = pt.fedalt("output", 0.3, 0.2, personal_steps=4, shared_steps=1, weighting="uniform")
+    one = federate(pt.ffgg("output", 0.3, pt.gd(4, 0.2), start="model"))
+    with pytest.warns(UserWarning, match="state='reset'"):
+        other = federate(alt, state="reset")
+    for name, value in other.shared.items():
+        torch.testing.assert_close(one.shared[name], value, rtol=0, atol=1e-6)
+
+
+def test_one_local_step_is_one_of_fedalt_as_well() -> None:
+    """Algorithm 4 with K = 1 and a solver of s steps is Algorithm 2 of FedAlt with s + 1 and 1."""
+    alt = pt.fedalt("output", 0.3, 0.2, personal_steps=4, shared_steps=1, weighting="uniform")
+    one = federate(pt.ffgg_local("output", 0.3, 0.2, pt.gd(3, 0.2), start="model"))
+    with pytest.warns(UserWarning, match="state='reset'"):
+        other = federate(alt, state="reset")
+    for name, value in other.shared.items():
+        torch.testing.assert_close(one.shared[name], value, rtol=0, atol=1e-6)
+
+
+# ---- clients keep nothing
+
+
+def test_nothing_is_kept_and_every_round_begins_anew() -> None:
+    run = federate(pt.ffgg("output", 0.0, pt.gd(1, 0.0)))
+    start = pt.models.mlp(64, 8, 10, seed=1).state_dict()
+    name = "output.linear.weight"
+    for i in range(5):
+        assert torch.equal(run.store.load([i]).personal[name][0], start[name])
+        assert torch.equal(run.client(i).personal[name], run.personalized(i)[name])  # made when asked for
+        assert run.client(i).memory == {}
+    drawn = [run.personalized(i)[name] for i in range(5)]
+    assert not torch.equal(drawn[0], drawn[1])
+    later = federate(pt.ffgg("output", 0.0, pt.gd(1, 0.0)), rounds=4).personalized(0)[name]
+    assert not torch.equal(drawn[0], later)
+    assert torch.equal(drawn[0], run.personalized(0)[name])
+    assert not torch.equal(
+        drawn[0], federate(pt.ffgg("output", 0.0, pt.gd(1, 0.0)), seed=1).personalized(0)[name]
+    )
+
+
+def test_a_decaying_rate_is_not_zero_at_the_last_evaluation() -> None:
+    solver = pt.gd(5, pt.optim.linear(0.5))
+    run = federate(pt.ffgg("output", 0.1, solver, start="model"))
+    start = pt.models.mlp(64, 8, 10, seed=1).state_dict()["output.linear.weight"]
+    assert not torch.equal(run.personalized(0)["output.linear.weight"], start)
+
+
+def test_a_stage_of_a_pipeline() -> None:
+    method = pt.pipeline(
+        pt.stage(pt.fedavg(0.3), rounds=2),
+        pt.stage(pt.ffgg("output", 0.3, pt.gd(5, 0.3), start="model"), rounds=2),
+        pt.stage(pt.finetune("output", 0.3), epochs=2),
+    )
+    run = federate(method, batch=16, rounds=None)
+    assert run.metrics[-1]["train_loss"] < run.metrics[0]["train_loss"]
+    assert not torch.equal(
+        run.client(0).personal["output.linear.weight"], run.client(1).personal["output.linear.weight"]
+    )
+
+
+# ---- the theorems, on the actual iterates
+
+
+def watched(seen: list[Tensor]) -> ServerOptimizer:
+    """Plain averaging that notes every θ."""
+    plain = pt.optim.sgd()
+
+    def step(shared: Tensors, delta: Tensors, opt: Tensors) -> tuple[Tensors, Tensors]:
+        seen.append(shared["theta"].clone())
+        return plain.step(shared, delta, opt)
+
+    return plain._replace(step=step)
+
+
+def iterates(problem: Quadratic, method: Any, rounds: int, **settings: Any) -> list[Tensor]:
+    """θ⁰, θ¹, ..., of which the last is after all rounds."""
+    seen: list[Tensor] = []
+    run = pt.federate(
+        problem.model(),
+        problem.data,
+        method(server=watched(seen)),
+        rounds=rounds,
+        loss=problem.loss,
+        metric="loss",
+        executor="vmap",
+        evaluate_every=rounds,
+        baselines=False,
+        progress=False,
+        **settings,
+    )
+    return [*seen, run.shared["theta"]]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "overpersonalized", "disagreeing"])
+@pytest.mark.parametrize("solver", [pt.exact(), pt.cg(8)], ids=repr)
+def test_theorem_1(kind: str, solver: Any) -> None:
+    """min_{r<R} ‖F(θ^r)‖² ≤ L ‖θ⁰ − θ*‖² / (γR), for every R, with γ = 1/L."""
+    problem = pt.data.quadratic(clients=8, kind=kind, n=60, d_theta=8, d_w=4)
+    L = problem.constants.ell
+    found = iterates(problem, lambda **o: pt.ffgg("w", 1 / L, solver, **o), rounds=25)
+    least, away = torch.inf, (found[0] - problem.theta_star).square().sum().item()
+    for R, theta in enumerate(found, start=1):
+        least = min(least, problem.F(theta).mean(0).square().sum().item())
+        assert least <= L * L * away / R
+    assert least < 1e-2 * problem.F(found[0]).mean(0).square().sum().item()
+
+
+@pytest.mark.parametrize("concurrency", [4, 8])
+def test_theorem_7(concurrency: int) -> None:
+    """min_{r<R} ‖F(θ^r)‖² ≤ 2L ‖θ̂⁰ − θ*‖² / (γR), for every R, with γ = 1/(2L √(2Mτ_max)), asynchronously.
+
+    The paper prints √(2M) τ_max; its proof needs √(2Mτ_max), as the remark on the square root says.
+    """
+    problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=60, d_theta=8, d_w=4)
+    L, S = problem.constants.ell, pt.schedule
+    delays = S.delays(compute=S.gamma(1.0), speed=S.lognormal(1.0, 1.0))
+    schedule = S.asynchronous(concurrency, delays=delays)
+    most = max(max(c.staleness) for c in schedule_turns(schedule, 8, 200)) + 1
+    gamma = 1 / (2 * L * (2 * concurrency * most) ** 0.5)
+    found = iterates(
+        problem, lambda **o: pt.ffgg_async("w", gamma, pt.exact(), **o), rounds=200, schedule=schedule
+    )
+    assert most > concurrency
+    virtual = found[0] - gamma * problem.F(found[0])[at_start(schedule, 8)].sum(0)
+    least, away = torch.inf, (virtual - problem.theta_star).square().sum().item()
+    for R, theta in enumerate(found, start=1):
+        least = min(least, problem.F(theta).mean(0).square().sum().item())
+        assert least <= 2 * L * away / (gamma * R)
+    assert least < 0.1 * problem.F(found[0]).mean(0).square().sum().item()
+
+
+def schedule_turns(schedule: Any, clients: int, rounds: int) -> list[Any]:
+    """The cohorts of a schedule, whatever is trained."""
+    turns = begun(schedule, clients)
+    return [turns.next(ServerState({}, {}, {}, version)) for version in range(rounds)]
+
+
+def begun(schedule: Any, clients: int) -> Any:
+    stint = pt.schedule.Stint(clients, clients, 0, 10**6, 0, 0.0, lambda _: 1)
+    return schedule.of(pt.fedavg(0.1)).begin(stint)
+
+
+def at_start(schedule: Any, clients: int) -> list[int]:
+    """Who was at work before the first arrival."""
+    turns = begun(schedule, clients)
+    cohort = turns.next(ServerState({}, {}, {}, 0))
+    return [*cohort.clients, *(f.client for f in turns.clock.flights)]
+
+
+LIES: dict[str, Attack | None] = {
+    "honest": None,
+    "sign_flip": pt.attack.sign_flip(),
+    "ipm": pt.attack.ipm(),
+    "gaussian": pt.attack.gaussian(),
+}
+
+
+@pytest.mark.parametrize("attack", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
+def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
+    """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
+    problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
+    liars = (1, 4, 8) if attack else ()
+    c, good = problem.constants, 12 - len(liars)
+    assert len(liars) / 12 <= c.tolerated(good)
+    gamma = c.gamma_byzantine(good, len(liars))
+    lies = {"attack": attack, "byzantine": liars} if attack else {}
+    found = iterates(
+        problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 80, **lies
+    )
+    away = [(theta - problem.theta_star).square().sum().item() for theta in found]
+    for R, distance in enumerate(away):
+        assert distance <= (1 - gamma * c.mu / 2) ** R * away[0] + 1e-24
+    assert away[-1] < 0.1 * away[0]
+
+
+def test_a_mean_does_not_survive_what_a_median_does() -> None:
+    problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
+    gamma, lies = (
+        problem.constants.gamma_theta / 4,
+        {"attack": pt.attack.sign_flip(10.0), "byzantine": (1, 4, 8)},
+    )
+    away = {}
+    for name in ("mean", "coordinate_median"):
+        aggregate = getattr(pt.aggregate, name)()
+        found = iterates(
+            problem,
+            lambda a=aggregate, **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=a, **o),
+            50,
+            **lies,
+        )
+        away[name] = (found[-1] - problem.theta_star).norm() / (found[0] - problem.theta_star).norm()
+    assert away["coordinate_median"] < 1 < away["mean"]
+
+
+def test_more_local_steps_lower_the_floor() -> None:
+    """A fresh w after τ steps is (1 − μ_w/L_w)^τ away from w*, and so θ stops as far from θ*."""
+    problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=60, d_theta=4, d_w=4)
+    c, floors = problem.constants, []
+    for steps in (3, 10, 40):
+        found = iterates(
+            problem, lambda t=steps, **o: pt.ffgg("w", c.gamma_theta, pt.gd(t, c.gamma_w), **o), 40
+        )
+        floors.append((found[-1] - problem.theta_star).norm().item())
+    assert floors[0] > floors[1] > floors[2]

@@ -1,0 +1,245 @@
+"""Models that recompute activations (torch.utils.checkpoint), and other gradients out of the ordinary."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import partita as pt
+from partita.core.types import Batch, Partition
+from partita.data import FederatedData
+from partita.engine.execute import examine, make_executor
+from partita.engine.execute.problem import ModelProblem
+
+SIZES = (9, 7, 1, 5)
+
+
+@pytest.fixture
+def cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def data(dtype: torch.dtype = torch.float32) -> FederatedData:
+    g = torch.Generator().manual_seed(0)
+    n, ends = sum(SIZES), np.cumsum(SIZES)
+    ranges = [(int(e) - n, n) for e, n in zip(ends, SIZES)]
+    x = torch.randn(n, 6, generator=g).to(dtype)
+    return FederatedData.make(x, torch.randint(0, 4, (n,), generator=g), ranges, ranges)
+
+
+def tokens() -> FederatedData:
+    g = torch.Generator().manual_seed(0)
+    ends = np.cumsum(SIZES)
+    ranges = [(int(e) - n, n) for e, n in zip(ends, SIZES)]
+    x = torch.randint(0, 7, (sum(SIZES), 5), generator=g)
+    return FederatedData.make(x, torch.randint(0, 4, (sum(SIZES),), generator=g), ranges, ranges)
+
+
+class Deep(nn.Module):
+    """Two blocks whose activations may be recomputed, with a buffer that each pass replaces."""
+
+    def __init__(self, how: str, p: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(p))
+        self.second = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(p), nn.Linear(8, 8))
+        self.output = nn.Linear(8, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + x.detach().mean()
+        for block in (self.first, self.second):
+            x = (
+                block(x)
+                if self.how == "plain"
+                else checkpoint(block, x, use_reentrant=self.how == "reentrant")
+            )
+        found: Tensor = self.output(x)
+        return found
+
+
+def federate(model: nn.Module, executor: str = "loop", samples: FederatedData | None = None, **options: Any):
+    given: dict[str, Any] = {"rounds": 3, "epochs": 1, "batch": 4, "baselines": False, "metric": "loss"}
+    given |= {"evaluate_every": 1, "norm": "global", "progress": False, "executor": executor, **options}
+    method = given.pop("method", pt.fedalt("output.*", lr=0.1, momentum=0.5))
+    return pt.federate(model, data() if samples is None else samples, method, **given)
+
+
+def assert_same(a: pt.Run, b: pt.Run, tolerance: float = 0.0) -> None:
+    assert a.shared.keys() == b.shared.keys()
+    for k, v in a.shared.items():
+        torch.testing.assert_close(v, b.shared[k], atol=tolerance, rtol=tolerance)
+    for i in range(len(a.clients)):
+        for k, v in a.client(i).personal.items():
+            torch.testing.assert_close(v, b.client(i).personal[k], atol=tolerance, rtol=tolerance)
+    assert [r["train_loss"] for r in a.metrics] == pytest.approx([r["train_loss"] for r in b.metrics])
+
+
+def problem_of(model: nn.Module, samples: FederatedData) -> tuple[ModelProblem, dict[str, Tensor], Any]:
+    findings = examine(model, samples, None, None)
+    names = tuple(k for k, _ in model.named_parameters())
+    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    params = {k: there[k].detach() for k in (*names, *findings.buffers)}
+    partition = Partition((*names, *findings.buffers), ())
+    return make_executor("loop", model, samples, partition, findings, params)[1], params, names
+
+
+# ---- checkpointing
+
+
+@pytest.mark.parametrize("executor", ["loop", "pool"])
+@pytest.mark.parametrize("norm", ["global", "static"])
+def test_the_same_as_without(executor, norm, cores) -> None:  # noqa: ARG001
+    """To the bit; statistics and buffers follow the forward pass once."""
+    plain, less = (federate(Deep(how), executor, norm=norm) for how in ("plain", "checkpointed"))
+    assert_same(plain, less)
+    assert not torch.equal(plain.shared["first.0.weight"], Deep("plain").first[0].weight)
+    assert plain.shared["seen"] != 0
+
+
+@pytest.mark.parametrize("executor", ["vmap", "auto"])
+def test_it_is_not_stacked_and_says_why(executor) -> None:
+    with pytest.warns(UserWarning, match=r"cannot be stacked.*backward pass runs parts of the forward pass"):
+        fallen = federate(Deep("checkpointed"), executor)
+    assert_same(fallen, federate(Deep("plain")), 1e-6)
+
+
+def test_the_older_form_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model='Deep': expected use_reentrant=False"):
+        federate(Deep("reentrant"))
+
+
+def test_second_derivatives() -> None:
+    found = []
+    for how in ("plain", "checkpointed"):
+        samples = data(torch.float64)
+        problem, params, names = problem_of(Deep(how).double(), samples)
+        batch = Batch(*samples.gather(torch.arange(6)), None, torch.tensor(3))
+        found.append(problem.hvp(params, batch, {k: torch.ones_like(params[k]) for k in names}))
+    for k, v in found[0].items():
+        torch.testing.assert_close(found[1][k], v)
+
+
+def test_a_method_with_hessians_runs() -> None:
+    method = pt.ffgg("output.*", 0.1, pt.cg(3), start="model")
+    runs = [federate(Deep(how), method=method, rounds=1) for how in ("plain", "checkpointed")]
+    assert_same(*runs, 1e-4)
+
+
+def test_what_is_dropped_is_dropped_again() -> None:
+    """Else the gradient would be that of another network: here it is that of differences."""
+    samples = data(torch.float64)
+    problem, params, names = problem_of(Deep("checkpointed", 0.5).double(), samples)
+    batch = Batch(*samples.gather(torch.arange(6)), None, torch.tensor(3))
+    g = torch.Generator().manual_seed(1)
+    d = {k: torch.randn(params[k].shape, generator=g, dtype=torch.float64) for k in names}
+    value, gradient, _ = problem.grad(params, batch, names)
+    moved = [
+        problem.grad({**params, **{k: params[k] + s * 1e-6 * d[k] for k in names}}, batch, names)[0]
+        for s in (1, -1)
+    ]
+    along = sum((gradient[k] * d[k]).sum() for k in names)
+    torch.testing.assert_close(along, (moved[0] - moved[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+    quiet, *_ = problem_of(Deep("checkpointed").double(), samples)
+    assert not torch.equal(value, quiet.grad(params, batch, names)[0])
+
+
+def test_dropout_inside_has_the_bits_of_the_seed() -> None:
+    runs = []
+    for other in (1, 2):
+        model = Deep("checkpointed", 0.5)
+        torch.manual_seed(other)
+        runs.append(federate(model))
+    assert_same(*runs)
+
+
+# ---- gradients that are sparse, or missing
+
+
+class Bag(nn.Module):
+    def __init__(self, sparse: bool, function: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.output = nn.Embedding(7, 4, sparse=sparse), nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.function:
+            e = F.embedding(x, self.embedding.weight, sparse=self.embedding.sparse)
+        else:
+            e = self.embedding(x)
+        found: Tensor = self.output(e.mean(1))
+        return found
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_sparse_gradients_of_an_embedding(executor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs = [federate(Bag(sparse), executor, tokens(), norm=None) for sparse in (True, False)]
+    assert_same(*runs)
+
+
+def test_sparse_gradients_of_a_function() -> None:
+    runs = [federate(Bag(sparse, function=True), "loop", tokens(), norm=None) for sparse in (True, False)]
+    assert_same(*runs)
+
+
+def test_a_layer_that_writes_to_its_parameters_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(20, 4))
+    with pytest.raises(
+        ValueError, match=r"^model='Sequential': .* it writes to 0\.weight \(because of max_norm"
+    ):
+        federate(model, samples=tokens())
+
+
+# ---- what a model returns, and in which precision
+
+
+class Two(nn.Module):
+    """A main and an auxiliary output in one of its modes."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.output, self.aux, self.mode = nn.Linear(6, 4), nn.Linear(6, 4), mode
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.output(x), self.aux(x)) if self.training is self.mode else self.output(x)
+
+
+@pytest.mark.parametrize(("mode", "when"), [(True, "training"), (False, "evaluation")])
+def test_several_outputs_are_refused_with_what_to_do(mode, when) -> None:
+    allowed = rf"one tensor, not a tuple of 2 \(in {when}\): wrap the model in an nn.Module"
+    with pytest.raises(ValueError, match=rf"^model='Two': expected a forward pass that returns {allowed}"):
+        federate(Two(mode))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_samples_in_16_bits(dtype, executor) -> None:
+    """They are stored so, and computed with in single precision."""
+    rounded = data(dtype)
+    wide = FederatedData.make(rounded.x.float(), rounded.y, rounded.train, rounded.test)
+    runs = [federate(pt.models.mlp(6, 8, 4), executor, samples) for samples in (rounded, wide)]
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_16_bits_is_refused_with_what_to_do(dtype) -> None:
+    allowed = r"expected torch\.float32 or torch\.float64 .* model\.float\(\); precision='bf16'"
+    for samples in (data(), data(dtype)):
+        with pytest.raises(ValueError, match=rf"^dtype of hidden1\.linear\.weight='{dtype}': {allowed}"):
+            federate(pt.models.mlp(6, 8, 4).to(dtype), samples=samples)
