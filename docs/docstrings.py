@@ -6,6 +6,7 @@ and a function whose arguments declare an `Option` gets the table that `partita 
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
 from typing import Any
@@ -25,6 +26,8 @@ class Docstrings(griffe.Extension):
         parts = [_part(p) for p in re.split(r"\n\s*\n", text)]
         if isinstance(obj, griffe.Function) and not obj.name.startswith("_"):
             parts.append(_options(obj))
+            if obj.path == "partita.api.federate":  # its arguments are the fields of a dataclass
+                obj.parameters = _parameters()
             for parameter in obj.parameters:
                 parameter.annotation = _plain(parameter.annotation)
         made = "\n\n".join(p for p in parts if p)
@@ -32,6 +35,23 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = made
         elif made:
             obj.docstring = griffe.Docstring(made, parent=obj)
+
+
+def _parameters() -> griffe.Parameters:
+    """The arguments of `federate`, as a call has them."""
+    from partita import federate
+
+    kinds = {"POSITIONAL_OR_KEYWORD": "positional_or_keyword", "KEYWORD_ONLY": "keyword_only"}
+    found = [
+        griffe.Parameter(
+            name,
+            kind=griffe.ParameterKind[kinds[p.kind.name]],
+            annotation=str(p.annotation),
+            default=None if p.default is p.empty else repr(p.default),
+        )
+        for name, p in inspect.signature(federate).parameters.items()
+    ]
+    return griffe.Parameters(*found)
 
 
 def _plain(annotation: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.engine.settings import Settings, describe, parse_bytes, stage_work
+from partita.engine.settings import Settings, describe, stage_work
 
 CLIENTS = 3
 
@@ -317,7 +317,7 @@ def checked(**changed) -> Settings:
         "baselines": False,
         "train_scores": False,
     }
-    return Settings.checked(CLIENTS, **{**given, **changed})
+    return Settings(**{**given, **changed}).checked(CLIENTS)
 
 
 def test_whole_numbers_of_numpy_count() -> None:
@@ -342,7 +342,7 @@ def test_whole_numbers_of_numpy_count() -> None:
     ],
 )
 def test_bytes(text, expected) -> None:
-    assert parse_bytes(text) == expected
+    assert Settings(memory=text).memory_bytes == expected
 
 
 def test_a_plain_method_is_a_pipeline_of_one() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from partita.cli import listing
+from partita.engine.settings import Settings, declarations
 from partita.recipes import RECIPES
 
 
@@ -18,28 +19,28 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-Seed = Annotated[int, typer.Option(help="Everything random depends on it.")]
+def told(setting: str) -> str:
+    """What a setting of `federate` means, as its declaration says it."""
+    text = declarations(Settings)[setting][1].text
+    return text[:1].upper() + text[1:] + "."
+
+
+Seed = Annotated[int, typer.Option(help=told("seed"))]
 Out = Annotated[
     Path | None,
     typer.Option(
         help="New or empty folder for the results; without it no run is kept.", parser=path, metavar="PATH"
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help=told("device"))]
 Executor = Annotated[
     str,
-    typer.Option(help="auto (measures and picks), graph, compiled, vmap, pool or loop."),
+    typer.Option(help=told("executor")),
 ]
-Memory = Annotated[str | None, typer.Option(help="Budget for stacking clients, such as 8GiB.")]
-Precision = Annotated[
-    str, typer.Option(help="Products on a GPU: tf32, fp32 (exact) or bf16 (half the memory).")
-]
-Deterministic = Annotated[
-    bool, typer.Option("--deterministic", help="The same bits in every run on the same GPU.")
-]
-Profile = Annotated[
-    bool, typer.Option("--profile", help="Exact times of the parts of a round, and a trace of some in --out.")
-]
+Memory = Annotated[str | None, typer.Option(help=told("memory"))]
+Precision = Annotated[str, typer.Option(help=told("precision"))]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help=told("deterministic"))]
+Profile = Annotated[bool, typer.Option("--profile", help=told("profile"))]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 MaxTime = Annotated[
     str | None,

@@ -38,6 +38,7 @@ from partita.cli.options import (
     Set,
     Size,
     Track,
+    told,
 )
 from partita.core import check
 from partita.engine.run import Run
@@ -93,7 +94,7 @@ def run(
     recipe: Recipe,
     set_: Set = None,
     size: Size = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random depends on it.")] = None,
+    seed: Annotated[int | None, typer.Option(help=told("seed"))] = None,
     seeds: Seeds = 1,
     only: Annotated[
         list[str] | None,

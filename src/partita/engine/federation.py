@@ -23,8 +23,7 @@ from partita.algorithms.local.evaluation import deployment, evaluation, global_m
 from partita.algorithms.partition import keep_norms
 from partita.core import check, draws, tree
 from partita.core.device import put
-from partita.core.metrics import Function
-from partita.core.parts import Algorithm, Attack, Capacity, Measure, Stage
+from partita.core.parts import Algorithm, Stage
 from partita.core.types import ClientState, Cohort, Download, Group, Partition, ServerState, Tensors, Upload
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
@@ -81,19 +80,11 @@ class Federation:
         data: FederatedData,
         algorithm: Algorithm,
         settings: Settings,
-        *,
-        loss: str | Function | None = None,
-        metric: str | Function | None = None,
-        schedule: Schedule | None = None,
-        attack: Attack | None = None,
-        measures: Sequence[Measure] = (),
-        capacity: Capacity | None = None,
-        folder: Path | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.settings, self.folder = settings, folder
-        self.given, self.loss, self.metric, self.attack = algorithm, loss, metric, attack
-        self.measures = tuple(measures)
+        self.settings, self.folder = settings, settings.folder
+        self.given, self.attack, self.measures = algorithm, settings.attack, settings.measures
+        loss, metric = settings.loss, settings.metric
         self.source = data
         self.fingerprint = data.fingerprint()
         self.data = self._poisoned(data).to(settings.device)
@@ -119,14 +110,13 @@ class Federation:
                 check.integer("cohort", part.cohort, low=1, high=data.clients)
         warn_about_buffers(self)
         warn_about_reset(self)
-        self.scheduler = schedule
         for part in self.stages:
             self._schedule(part).check(data.clients, part.cohort or data.clients)
         self.picks: dict[str, dict[str, str]] = {}
         self.listener: Callable[[str], None] | None = None  # for what takes a while beside rounds
         self.phases = Phases(settings.device, settings.profile)
         self.base: Tensors = {k: v.detach().clone() for k, v in tensors_of(self.model, self.names).items()}
-        self.devices = Devices(self, capacity)
+        self.devices = Devices(self, settings.capacity)
         self.measured = -1  # the version whose statistics the server has (norm="static")
         self.held: int | None = None  # the handle that keeps others out of the folder
         self.stage = -1
@@ -145,25 +135,16 @@ class Federation:
         settings = replace(
             self.settings,
             **alike,
+            schedule=synchronous() if alone else schedules[0],
+            measures=(),
+            out=folder,
             state="keep",
             norm="static" if self.settings.norm == "static" else "global",
             baselines=False,
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.base, strict=False)
-        return Federation(
-            model,
-            self.source,
-            algorithm,
-            settings,
-            loss=self.loss,
-            metric=self.metric,
-            schedule=synchronous() if alone else schedules[0],
-            attack=self.attack,
-            capacity=self.devices.capacity,
-            folder=folder,
-            origin=self.origin,
-        )
+        return Federation(model, self.source, algorithm, settings, self.origin)
 
     def tell(self, text: str) -> None:
         """Say what takes a while now."""
@@ -176,7 +157,7 @@ class Federation:
     def honest(self) -> np.ndarray:
         """For each client, whether it is."""
         found = np.ones(self.data.clients, dtype=bool)
-        found[list(self.settings.byzantine)] = False
+        found[list(self.settings.byzantine_clients)] = False
         return found
 
     @property
@@ -188,7 +169,7 @@ class Federation:
         """With the training samples that liars pretend to have."""
         if self.attack is None or self.attack.poison is None:
             return data
-        return data.altered(self.settings.byzantine, self.attack.poison)
+        return data.altered(self.settings.byzantine_clients, self.attack.poison)
 
     def forge(self, cohort: Cohort, uploads: Upload) -> Mapping[int, Upload]:
         """What the liars of a cohort send instead of what they computed."""
@@ -245,7 +226,7 @@ class Federation:
             self.partition,
             self.findings,
             self.base,
-            memory=self.settings.memory,
+            memory=self.settings.memory_bytes,
             picks=self.picks,
             tracks=self.settings.norm != "static",
             usual={part.cohort or self.data.clients, *self.devices.sizes},
@@ -279,7 +260,7 @@ class Federation:
         fits = self.data.clients * width <= BLOCK_BYTES
         self.home = self.settings.device if fits else "cpu"  # where states stay
         one = 2 * tree.nbytes(tree.pick(self.base, self.partition.shared))  # a delta, and what it is made of
-        room = budget(self.settings.memory, self.data.x.device)
+        room = budget(self.settings.memory_bytes, self.data.x.device)
         self.deltas = max(1, room // 4 // max(1, one))
         self.store = open_store(
             new,
@@ -303,7 +284,7 @@ class Federation:
         )
 
     def _schedule(self, part: Stage) -> Schedule:
-        return schedule_of(part, self.scheduler)
+        return schedule_of(part, self.settings.schedule)
 
     @property
     def schedules(self) -> list[Schedule]:

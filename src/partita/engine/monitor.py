@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -308,7 +307,7 @@ class Watch:
         return {
             "what": self.what,
             "algorithm": describe(run.given),
-            "settings": describe(dataclasses.asdict(run.settings)),
+            "settings": describe(run.settings.recorded),
             "schedule": _one(describe(run.schedules)),
             "attack": describe(run.attack),
             "capacity": describe(run.devices.capacity),

@@ -213,7 +213,7 @@ def _byzantine(run: Federation, watch: Watch, scores: Scores) -> dict[str, Any] 
     weight = np.where(run.honest, 0, run.data.test[:, 1])
     test = {kind: mean_score(scores[kind], weight) for kind in MODELS}
     excluded = [run.data.names[c] for c in sorted(watch.excluded) if not run.honest[c]]
-    count = len(run.settings.byzantine)
+    count = len(run.settings.byzantine_clients)
     return {"clients": count, "attack": run.attack.name, "test": test, "excluded": excluded}
 
 

@@ -29,15 +29,14 @@ from partita import (
 from partita.algorithms import METHODS, pipeline, psi, tuned
 from partita.algorithms.by_name import by_name
 from partita.algorithms.local import solvers
-from partita.api import MANNER, federate, prepare
+from partita.api import Arguments, federate
 from partita.core import check
-from partita.core.metrics import Function
 from partita.core.options import bind, signature
-from partita.core.parts import Algorithm, Attack, Capacity, Measure
+from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.engine.loop import check_finished
 from partita.engine.run import Run
-from partita.schedule import Schedule
+from partita.engine.settings import Manner, Parts, Settings, Training
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -65,31 +64,12 @@ DEEPEST = 50  # nesting of what is written on the command line
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """The arguments of `partita.federate`, to be run later."""
+class Experiment(Parts, Training):
+    """What is computed, to be run later: `partita.federate` with these of its arguments, and others."""
 
     model: nn.Module | Callable[[], nn.Module]
     data: FederatedData
     algorithm: Algorithm
-    rounds: int | None = None
-    cohort: int | None = None
-    steps: int | tuple[int, ...] | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    seed: int = 0
-    loss: str | Function | None = None
-    metric: str | Function | None = None
-    state: str = "keep"
-    norm: str | None = None
-    evaluate_every: int | float | None = None
-    baselines: bool = True
-    train_scores: bool = False
-    checkpoint_every: int | None = None
-    schedule: Schedule | None = None
-    attack: Attack | None = None
-    capacity: Capacity | None = None
-    byzantine: float | Sequence[int | str] = ()
-    measures: Sequence[Measure] = ()
 
     def run(self, **options: Any) -> Run:
         """Train; `options` are further arguments of `federate`."""
@@ -97,11 +77,18 @@ class Experiment:
 
     def check_finished(self, folder: Path, **options: Any) -> None:
         """Refuse a folder with a finished run that is not what `run` with these options would do."""
-        usual = {k: p.default for k, p in inspect.signature(federate).parameters.items()}
-        given = {k: v for k, v in {**usual, **self._given, **options}.items() if k not in MANNER}
+        manner = {f.name for f in dataclasses.fields(Manner)}
+        options = {k: v for k, v in options.items() if k not in manner}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were said when it ran
-            check_finished(prepare(folder=folder, **given), self.algorithm.name)
+            run = Arguments(**{**self._given, **options, "out": folder}).prepared()
+            check_finished(run, self.algorithm.name)
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings, and all others as they are by default."""
+        names = [f.name for kind in (Training, Parts) for f in dataclasses.fields(kind)]
+        return Settings(**{name: getattr(self, name) for name in names})
 
     @property
     def _given(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def run_study(
     options  further arguments of `federate`
     """
     runs: Runs = {}
-    end = math.inf if max_time is None else deadline(max_time, out)
+    end = deadline(max_time, out)
     study = build(seeds[0])
     _check_names(study)
     wanted = _wanted(study, only)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
 from partita.core import check
 from partita.core.parts import Algorithm, Stage
-from partita.engine.settings import Settings, as_alone, as_one, schedule_of
+from partita.engine.settings import as_alone, as_one, schedule_of
 from partita.recipes.experiment import Experiment, changed, expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
@@ -29,7 +29,7 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     """
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
     whole = replace(experiment, baselines=False)
-    stages = _settings(experiment).stages(experiment.algorithm)
+    stages = experiment.settings.checked(experiment.data.clients).stages(experiment.algorithm)
     plain = replace(whole, **as_one(stages))
     base = replace(plain, state="keep", norm="global")  # as the baselines of a single run
     rules = baselines(experiment.algorithm)
@@ -51,14 +51,6 @@ def _alone(experiment: Experiment, stages: Sequence[Stage]) -> dict[str, Any]:
     schedules = [schedule_of(stage, chosen) for stage in stages]
     amount = as_alone(stages, schedules, experiment.data.clients, experiment.evaluate_every)
     return {**amount, "schedule": synchronous()}
-
-
-def _settings(experiment: Experiment) -> Settings:
-    """Checked, and enough to know how long the experiment's stages are."""
-    usual = {f.name: None if f.default is MISSING else f.default for f in fields(Settings)}
-    given = {name: getattr(experiment, name, default) for name, default in usual.items()}
-    here = {"executor": "auto", "device": "cpu", "store": "auto"}
-    return Settings.checked(experiment.data.clients, **{**given, **here})
 
 
 def _changed(algorithm: Algorithm, label: str, options: Mapping[str, Any]) -> Algorithm:

@@ -172,7 +172,7 @@ class Devices:
             partition,
             findings._replace(sample_bytes=saved_bytes(share.model, data)),
             held,
-            memory=run.settings.memory,
+            memory=run.settings.memory_bytes,
             picks=run.picks,
             label=f"{share.name}, ",
             tracks=run.settings.norm != "static",
@@ -182,7 +182,7 @@ class Devices:
             half=run.settings.precision == "bf16",
             tell=run.tell,
         )
-        fits = budget(run.settings.memory, run.data.x.device)
+        fits = budget(run.settings.memory_bytes, run.data.x.device)
         return replace(
             part,
             executor=runner.on(run.data),
