@@ -15,13 +15,15 @@ from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
+PAPER = "Every client alone: no paper, the baseline without federation"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it to learn whether federation helps a client at all.",
+)
 def local(lr: Lr, **options: Unpack[Common]) -> Algorithm:
-    """Each client trains its own model on its own data and never communicates.
-
-    Use it to learn whether federation helps a client at all.
-    """
+    """Each client trains its own model on its own data and never communicates."""
     common, eta = settings(options), as_rate(lr)
     made = compose(lambda problem: together(problem, eta, common.optimizer), common, personal="all")
     return replace(made, in_step="clients send nothing")

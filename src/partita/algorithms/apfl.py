@@ -1,4 +1,4 @@
-"""APFL: Deng et al., *Adaptive Personalized Federated Learning* (2020), Algorithm 1.
+"""APFL.
 
     client:  v̄ = α_i v_i + (1 − α_i) w                               one minibatch, all at the same point:
              w ← w − η ∇f_i(w)                                       from w = w^t
@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from partita.algorithms.base import Equal, Lr, compose, method, settings
+from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local import pair
 from partita.algorithms.local.pair import Pair
 from partita.algorithms.local.sgd import Carry, Sgd, move
@@ -30,6 +30,8 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
+
+PAPER = "APFL: Deng et al., Adaptive Personalized Federated Learning (2020), Algorithm 1"
 
 ALPHA = "alpha"
 
@@ -41,17 +43,18 @@ class Mixed(NamedTuple):
     alpha: Tensor
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when some clients resemble the others and some do not, and nobody knows which.",
+    weighting="uniform",
+)
 def apfl(
     lr: Lr,
     alpha: Annotated[float, Option("α_i to begin with: the share of the own model", low=0, high=1)] = 0.5,
     learn_alpha: Annotated[bool, Option("whether each client learns its α_i")] = True,
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """A mixture of the global model and the client's own, in a proportion that each client learns.
-
-    Use it when some clients resemble the others and some do not, and nobody knows which.
-    """
+    """A mixture of the global model and the client's own, in a proportion that each client learns."""
     common, eta = settings(options), as_rate(lr)
 
     def new(model: Tensors, partition: Partition) -> ClientState:

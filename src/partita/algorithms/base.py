@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ParamSpec, TypedDict
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypedDict
 
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from partita.aggregate.mean import mean
 from partita.aggregate.statistics import with_statistics
 from partita.algorithms.local.sgd import Sgd
 from partita.algorithms.partition import Personal, check_personal, split
-from partita.core import tree
+from partita.core import check, tree
 from partita.core.options import Option, bind, readable, signature
 from partita.core.parts import (
     Aggregation,
@@ -57,8 +58,8 @@ Part = Annotated[
 ]
 
 
-class Optimizer(TypedDict, total=False):
-    """Options of every method: the client's optimizer."""
+class Client(TypedDict, total=False):
+    """Options of every method: the client's optimizer, and how much clients count."""
 
     momentum: Annotated[float, Option("β of the client's SGD", low=0, high=1, default=0.0)]
     weight_decay: Annotated[
@@ -67,10 +68,13 @@ class Optimizer(TypedDict, total=False):
     max_grad_norm: Annotated[
         float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
     ]
+    weighting: Annotated[
+        str, Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples")
+    ]
 
 
-class Client(Optimizer, total=False):
-    """The same and the aggregator."""
+class WithoutServer(Client, total=False):
+    """Options of methods that have a step of their own at the server."""
 
     aggregate: Annotated[
         Aggregator | None,
@@ -81,61 +85,20 @@ class Client(Optimizer, total=False):
     ]
 
 
-BySamples = Annotated[
-    str,
-    Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples"),
-]
-Equally = Annotated[
-    str,
-    Option("clients count equally, or by samples", choices=WEIGHTINGS, default="uniform"),
-]
+class WithoutAggregate(Client, total=False):
+    """Options of methods that are defined by how they combine the deltas."""
+
+    server: Annotated[
+        ServerOptimizer | None,
+        Option(
+            "the step that the server takes along the result (None: all of it)",
+            allowed="a server optimizer such as partita.optim.adam(lr=0.01)",
+        ),
+    ]
 
 
-class WithoutServer(Client, total=False):
-    """Options of most methods, but for the server's optimizer."""
-
-    weighting: BySamples
-
-
-Server = Annotated[
-    ServerOptimizer | None,
-    Option(
-        "the step that the server takes along the result (None: all of it)",
-        allowed="a server optimizer such as partita.optim.adam(lr=0.01)",
-    ),
-]
-
-
-class Common(WithoutServer, total=False):
+class Common(WithoutServer, WithoutAggregate, total=False):
     """Options of most methods."""
-
-    server: Server
-
-
-class WithoutAggregate(Optimizer, total=False):
-    """The same for methods that are defined by how they combine the deltas."""
-
-    weighting: BySamples
-    server: Server
-
-
-class EqualWithoutAggregate(Optimizer, total=False):
-    """The same where the paper counts every client equally."""
-
-    weighting: Equally
-    server: Server
-
-
-class EqualWithoutServer(Client, total=False):
-    """Options of methods whose papers count every client equally, but for the server's optimizer."""
-
-    weighting: Equally
-
-
-class Equal(EqualWithoutServer, total=False):
-    """Options of methods whose papers count every client equally."""
-
-    server: Server
 
 
 ServerLr = Annotated[
@@ -153,27 +116,58 @@ class Choices:
     server: ServerOptimizer
 
 
-def settings(options: Common | Equal) -> Choices:
+def settings(options: Common | WithoutServer | WithoutAggregate) -> Choices:
     """The common options, as a method gets them, with nothing left open."""
-    client = Sgd(options["momentum"], options["weight_decay"], options["max_grad_norm"])
-    return Choices(client, options["weighting"], options["aggregate"] or mean(), options["server"] or sgd())
+    given: Mapping[str, Any] = options
+    client = Sgd(given["momentum"], given["weight_decay"], given["max_grad_norm"])
+    return Choices(client, given["weighting"], given.get("aggregate") or mean(), given.get("server") or sgd())
+
+
+class About(NamedTuple):
+    """What is to be said of a method: where it comes from, and when to use it."""
+
+    paper: str
+    use: str
 
 
 METHODS: dict[str, Callable[..., Algorithm]] = {}
+ABOUT: dict[str, About] = {}
 
 
-def method(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """Registers a method under its function's name, checks its options and records them."""
-    name, known = build.__name__, signature(build)
+def method(
+    *, paper: str = "", use: str = "", weighting: str = "samples"
+) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
+    """Register a method under its function's name, check its options and record them.
 
-    @functools.wraps(build)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
-        bound = bind(name, known, args, kwargs)
-        return replace(build(*bound.args, **bound.kwargs), name=name, options=dict(bound.arguments))
+    paper      where it comes from
+    use        when to use it, in a sentence
+    weighting  how clients count unless the user says otherwise: by 'samples', or 'uniform'
+    """
 
-    make.__signature__ = readable(known)  # type: ignore[attr-defined]
-    METHODS[name] = make
-    return make
+    def register(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+        name, known = build.__name__, _signature(build, weighting)
+
+        @functools.wraps(build)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+            bound = bind(name, known, args, kwargs)
+            return replace(build(*bound.args, **bound.kwargs), name=name, options=dict(bound.arguments))
+
+        build.__signature__ = known  # type: ignore[attr-defined]
+        make.__signature__ = readable(known)  # type: ignore[attr-defined]
+        before = METHODS.get(name)
+        if before is not None and before.__module__ != build.__module__:  # a cell of a notebook may run again
+            raise check.fail("method", name, f"a new name: {before.__module__} has a method of this one")
+        METHODS[name], ABOUT[name] = make, About(paper, use)
+        return make
+
+    return register
+
+
+def _signature(build: Callable[..., Algorithm], weighting: str) -> inspect.Signature:
+    """The arguments of a method, with its own weighting."""
+    known = signature(build)
+    own = [p.replace(default=weighting) if p.name == "weighting" else p for p in known.parameters.values()]
+    return known.replace(parameters=own)
 
 
 def compose(

@@ -1,4 +1,4 @@
-"""Coordinate-wise median: Yin et al., *Byzantine-Robust Distributed Learning* (2018), with fedavg's clients.
+"""Coordinate-wise median.
 
     client:  as fedavg
     server:  w^{t+1}_j = median_i (w_i)_j      every coordinate j for itself
@@ -11,15 +11,20 @@ from __future__ import annotations
 from typing import Unpack
 
 from partita.aggregate.coordinate_median import coordinate_median
-from partita.algorithms.base import EqualWithoutAggregate, Lr, method
+from partita.algorithms.base import Lr, WithoutAggregate, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
+PAPER = (
+    "Coordinate-wise median: Yin et al., Byzantine-Robust Distributed Learning (2018), with fedavg's clients"
+)
 
-@method
-def coordinate_median_fedavg(lr: Lr, **options: Unpack[EqualWithoutAggregate]) -> Algorithm:
-    """fedavg with the median of every coordinate in place of the mean.
 
-    Use it when less than half of the clients may send anything, and single coordinates may be off.
-    """
+@method(
+    paper=PAPER,
+    use="Use it when less than half of the clients may send anything, and single coordinates may be off.",
+    weighting="uniform",
+)
+def coordinate_median_fedavg(lr: Lr, **options: Unpack[WithoutAggregate]) -> Algorithm:
+    """fedavg with the median of every coordinate in place of the mean."""
     return fedavg(lr, aggregate=coordinate_median(), **options)

@@ -1,4 +1,4 @@
-"""Ditto: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization* (2021), Algorithm 1.
+"""Ditto.
 
     client:  w ← w − η ∇f_i(w), from w = w^t                            as fedavg
              v_i ← v_i − η_v (∇f_i(v_i) + λ (v_i − w^t))                w^t as received
@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import (
-    Common,
-    Lr,
-    PersonalLr,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
 from partita.algorithms.local.pair import (
     all_twice,
     copies,
@@ -34,18 +27,22 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.optim.rates import as_rate
 
+PAPER = (
+    "Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization (2021), Algorithm 1"
+)
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when every client can keep a whole model of its own and the global one is needed, too.",
+)
 def ditto(
     lr: Lr,
     lam: Annotated[float, Option("λ, the weight of the pull to the global model", low=0, example=0.1)],
     personal_lr: PersonalLr = None,
     **options: Unpack[Common],
 ) -> Algorithm:
-    """A global model by fedavg and, beside it, a personal model of each client that is pulled to it.
-
-    Use it when every client can keep a whole model of its own and the global one is needed, too.
-    """
+    """A global model by fedavg and, beside it, a personal model of each client that is pulled to it."""
     common, eta = settings(options), as_rate(lr)
     eta_v = eta if personal_lr is None else as_rate(personal_lr)
 

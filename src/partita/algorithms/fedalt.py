@@ -1,4 +1,4 @@
-"""FedAlt: Pillutla et al., *Federated Learning with Partial Model Personalization* (2022), Algorithm 2.
+"""FedAlt.
 
     client:  τ_v steps   v_i ← v_i − η_v ∇_v f_i(u, v_i)       with the received u fixed
              τ_u steps   u ← u − η_u ∇_u f_i(u, v_i)           with the new v_i fixed
@@ -13,23 +13,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import (
-    Common,
-    Lr,
-    Part,
-    PersonalLr,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
 from partita.algorithms.local.sgd import finish, move, start
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import Moment, Work
 from partita.optim.rates import as_rate
 
+PAPER = "FedAlt: Pillutla et al., Federated Learning with Partial Model Personalization (2022), Algorithm 2"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it first when clients differ: it nearly matches full personalization with a small "
+    "personal part.",
+)
 def fedalt(
     personal: Part,
     lr: Lr,
@@ -38,10 +36,7 @@ def fedalt(
     shared_steps: Annotated[int | None, Option("τ_u, steps on u (None: as the run says)", low=1)] = None,
     **options: Unpack[Common],
 ) -> Algorithm:
-    """A shared model with a personal part, trained in turn: first the personal part, then the shared one.
-
-    Use it first when clients differ: it nearly matches full personalization with a small personal part.
-    """
+    """A shared model with a personal part, trained in turn: first the personal part, then the shared one."""
     common, eta = settings(options), as_rate(lr)
     eta_v = eta if personal_lr is None else as_rate(personal_lr)
     work_v, work_u = _work(personal_steps), _work(shared_steps)

@@ -1,4 +1,4 @@
-"""FedAsync: Xie et al., *Asynchronous Federated Optimization* (2019); FedBuff: Nguyen et al. (2022).
+"""FedAsync.
 
     client:  w ← w − η ∇f_i(w; batch), from w = w^{t−τ}, the newest model when it asked
              Δ_i = w^{t−τ} − w
@@ -24,20 +24,25 @@ from partita.core.parts import Algorithm
 from partita.optim import sgd
 from partita.schedule.staleness import Stale
 
+PAPER = "FedAsync: Xie et al., Asynchronous Federated Optimization (2019); FedBuff: Nguyen et al. (2022)"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when clients differ much in speed, so that a round would wait for the slowest.",
+)
 def fedasync(
     lr: Lr, server_lr: ServerLr = 1.0, staleness: Stale = None, **options: Unpack[WithoutServer]
 ) -> Algorithm:
-    """One global model without rounds: each client's delta is applied as soon as it arrives.
-
-    Use it when clients differ much in speed, so that a round would wait for the slowest.
-    """
+    """One global model without rounds: each client's delta is applied as soon as it arrives."""
     made = fedavg(lr, server=sgd(server_lr), **options)
     return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it instead of fedasync with many clients at work: a mean is less noisy than its deltas.",
+)
 def fedbuff(
     lr: Lr,
     server_lr: ServerLr = 1.0,
@@ -45,9 +50,6 @@ def fedbuff(
     staleness: Stale = "sqrt",
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """One global model without rounds: the server steps along the mean of each `buffer` arrivals.
-
-    Use it instead of fedasync with many clients at work: a mean is less noisy than its deltas.
-    """
+    """One global model without rounds: the server steps along the mean of each `buffer` arrivals."""
     made = fedavg(lr, server=sgd(server_lr), **options)
     return replace(made, asynchronous={"buffer": buffer, "staleness": staleness})

@@ -1,4 +1,4 @@
-"""Federated averaging: McMahan et al., *Communication-Efficient Learning of Deep Networks* (2017).
+"""Federated averaging.
 
     client:  w ← w − η ∇f_i(w; batch), from w = w^t
     server:  w^{t+1} = w^t − Σ_i n_i (w^t − w_i) / Σ_i n_i
@@ -15,12 +15,14 @@ from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
+PAPER = "Federated averaging: McMahan et al., Communication-Efficient Learning of Deep Networks (2017)"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when clients resemble each other, and as the model to beat when they do not.",
+)
 def fedavg(lr: Lr, **options: Unpack[Common]) -> Algorithm:
-    """One global model: local SGD, then the mean.
-
-    Use it when clients resemble each other, and as the model to beat when they do not.
-    """
+    """One global model: local SGD, then the mean."""
     common, eta = settings(options), as_rate(lr)
     return compose(lambda problem: together(problem, eta, common.optimizer), common)

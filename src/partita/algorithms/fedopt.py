@@ -1,4 +1,4 @@
-"""Server optimizers: Reddi et al., *Adaptive Federated Optimization* (2021); FedAvgM: Hsu et al. (2019).
+"""Server optimizers.
 
     client:  as fedavg; Δ is the mean of the deltas
     server:  m ← β m + Δ,               w ← w − η_s m                      (fedavgm)
@@ -20,22 +20,27 @@ from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 from partita.optim import optimizers
 
+PAPER = "Server optimizers: Reddi et al., Adaptive Federated Optimization (2021); FedAvgM: Hsu et al. (2019)"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when the cohort changes a lot from round to round.",
+)
 def fedavgm(
     lr: Lr,
     server_lr: optimizers.Lr = 1.0,
     server_momentum: optimizers.Momentum = 0.9,
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """fedavg with momentum at the server: m ← β m + Δ, w ← w − η_s m.
-
-    Use it when the cohort changes a lot from round to round.
-    """
+    """fedavg with momentum at the server: m ← β m + Δ, w ← w − η_s m."""
     return fedavg(lr, server=server.sgd(server_lr, server_momentum), **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it for sparse or badly scaled gradients, such as in language models.",
+)
 def fedadam(
     lr: Lr,
     server_lr: optimizers.Lr,
@@ -44,14 +49,14 @@ def fedadam(
     tau: optimizers.Tau = 1e-3,
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """fedavg with Adam at the server.
-
-    Use it for sparse or badly scaled gradients, such as in language models.
-    """
+    """fedavg with Adam at the server."""
     return fedavg(lr, server=server.adam(server_lr, beta1, beta2, tau), **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it where Adam's step size jumps.",
+)
 def fedyogi(
     lr: Lr,
     server_lr: optimizers.Lr,
@@ -60,14 +65,14 @@ def fedyogi(
     tau: optimizers.Tau = 1e-3,
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """fedavg with Yogi at the server: as Adam, but the second moment changes more slowly.
-
-    Use it where Adam's step size jumps.
-    """
+    """fedavg with Yogi at the server: as Adam, but the second moment changes more slowly."""
     return fedavg(lr, server=server.yogi(server_lr, beta1, beta2, tau), **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it for sparse gradients when the run is short.",
+)
 def fedadagrad(
     lr: Lr,
     server_lr: optimizers.Lr,
@@ -75,8 +80,5 @@ def fedadagrad(
     tau: optimizers.Tau = 1e-3,
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """fedavg with Adagrad at the server: the second moment only grows.
-
-    Use it for sparse gradients when the run is short.
-    """
+    """fedavg with Adagrad at the server: the second moment only grows."""
     return fedavg(lr, server=server.adagrad(server_lr, beta1, tau), **options)

@@ -1,4 +1,4 @@
-"""Fed+: Kundu et al., *Robustness and Personalization in Federated Learning* (2022), Algorithm 1.
+"""Fed+.
 
     client:  θ_k = prox_{Ψ/σ}(w_k − w̃)                     once a round
              w ← (1 − λ) w_k + λ w̃                         where its steps begin
@@ -23,16 +23,7 @@ from torch import Tensor, nn
 
 from partita.aggregate.statistics import with_statistics
 from partita.algorithms import psi as penalties
-from partita.algorithms.base import (
-    Choices,
-    Equal,
-    Lr,
-    compose,
-    counted,
-    method,
-    serve_with,
-    settings,
-)
+from partita.algorithms.base import Choices, Common, Lr, compose, counted, method, serve_with, settings
 from partita.algorithms.local.sgd import Carry, finish, move, start
 from partita.algorithms.psi import Penalty
 from partita.core.device import put
@@ -40,6 +31,8 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate, ServerRule
 from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
 from partita.optim.rates import as_rate
+
+PAPER = "Fed+: Kundu et al., Robustness and Personalization in Federated Learning (2022), Algorithm 1"
 
 Psi = Annotated[
     Penalty,
@@ -62,14 +55,16 @@ Over = Annotated[
 REMEMBERS = "with over='all' the server keeps every client's last model, which a stale delta does not tell"
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it to choose the penalty yourself, or one for each layer; its special cases have names of "
+    "their own.",
+    weighting="uniform",
+)
 def fedplus(
-    psi: Psi, lr: Lr, sigma: Sigma, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Equal]
+    psi: Psi, lr: Lr, sigma: Sigma, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Common]
 ) -> Algorithm:
-    """Every client keeps its own model, pulled towards the others as far as the penalty `psi` asks.
-
-    Use it to choose the penalty yourself, or one for each layer; its special cases have names of their own.
-    """
+    """Every client keeps its own model, pulled towards the others as far as the penalty `psi` asks."""
     common = settings(options)
     common = replace(common, aggregate=options["aggregate"] or psi.aggregator)
     eta = as_rate(lr)
@@ -93,51 +88,54 @@ def fedplus(
     return algorithm
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when clients differ and none is an outlier.",
+    weighting="uniform",
+)
 def fedavg_plus(
     lr: Lr,
     sigma: Sigma,
     delta: penalties.Delta = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """FedAvg+: every client keeps its own model, drawn to the mean of all.
-
-    Use it when clients differ and none is an outlier.
-    """
+    """FedAvg+: every client keeps its own model, drawn to the mean of all."""
     return fedplus(penalties.avg(delta), lr, sigma, lam, over, **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when some clients are outliers: they neither move the others nor are moved far themselves.",
+    weighting="uniform",
+)
 def fedgeomed_plus(
     lr: Lr,
     sigma: Sigma,
     delta: penalties.Radius = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """FedGeoMed+: every client keeps its own model, drawn to the smoothed geometric median of all.
-
-    Use it when some clients are outliers: they neither move the others nor are moved far themselves.
-    """
+    """FedGeoMed+: every client keeps its own model, drawn to the smoothed geometric median of all."""
     return fedplus(penalties.geomed(delta), lr, sigma, lam, over, **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when clients are outliers in some coordinates only.",
+    weighting="uniform",
+)
 def fedcomed_plus(
     lr: Lr,
     sigma: Sigma,
     delta: penalties.Radius = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """FedCoMed+: every client keeps its own model, drawn to the smoothed median of each coordinate.
-
-    Use it when clients are outliers in some coordinates only.
-    """
+    """FedCoMed+: every client keeps its own model, drawn to the smoothed median of each coordinate."""
     return fedplus(penalties.comed(delta), lr, sigma, lam, over, **options)
 
 

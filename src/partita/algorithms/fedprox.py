@@ -1,4 +1,4 @@
-"""FedProx: Li et al., *Federated Optimization in Heterogeneous Networks* (2020).
+"""FedProx.
 
     client:  SGD on f_i(w) + (μ/2) ‖w − w^t‖²
     server:  the mean
@@ -16,16 +16,18 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
+PAPER = "FedProx: Li et al., Federated Optimization in Heterogeneous Networks (2020)"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when clients do many local steps, or very different numbers of them.",
+)
 def fedprox(
     lr: Lr,
     mu: Annotated[float, Option("μ, the weight of the pull to the global model", low=0, example=0.1)],
     **options: Unpack[Common],
 ) -> Algorithm:
-    """One global model; a proximal term of weight `mu` keeps clients near it.
-
-    Use it when clients do many local steps, or very different numbers of them.
-    """
+    """One global model; a proximal term of weight `mu` keeps clients near it."""
     common, eta = settings(options), as_rate(lr)
     return compose(lambda problem: together(problem, eta, common.optimizer, pull=mu), common)

@@ -1,4 +1,4 @@
-"""FedSim: Pillutla et al., *Federated Learning with Partial Model Personalization* (2022), Algorithm 3.
+"""FedSim.
 
     client:  (u, v_i) ← (u − η_u ∇_u f_i(u, v_i), v_i − η_v ∇_v f_i(u, v_i))     both at the same point
     server:  the mean of u; v_i stays with the client
@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from partita.algorithms.base import (
-    Common,
-    Lr,
-    Part,
-    PersonalLr,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
 from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
+PAPER = "FedSim: Pillutla et al., Federated Learning with Partial Model Personalization (2022), Algorithm 3"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it like fedalt when a round must stay short: it passes over the data once, not twice.",
+)
 def fedsim(personal: Part, lr: Lr, personal_lr: PersonalLr = None, **options: Unpack[Common]) -> Algorithm:
-    """A shared model with a personal part, both trained simultaneously.
-
-    Use it like fedalt when a round must stay short: it passes over the data once, not twice.
-    """
+    """A shared model with a personal part, both trained simultaneously."""
     common, eta = settings(options), as_rate(lr)
     eta_v = eta if personal_lr is None else as_rate(personal_lr)
     return compose(

@@ -1,4 +1,4 @@
-"""FFGG: Mishchenko et al., *Partially Personalized Federated Learning* (2023), Algorithms 1 to 5.
+"""FFGG.
 
     client:  w⁰ drawn anew;   w ≈ argmin_w f_m(θ, w)               by a solver, θ fixed
              ffgg             Δ_m = γ_θ ∇₁f_m(θ, w)                over all training data of the client
@@ -23,11 +23,11 @@ from partita.aggregate.bucketing import bucketing
 from partita.aggregate.coordinate_median import coordinate_median
 from partita.algorithms.base import (
     Choices,
-    Equal,
-    EqualWithoutAggregate,
+    Common,
     Lr,
     Part,
     PersonalLr,
+    WithoutAggregate,
     compose,
     method,
     settings,
@@ -43,6 +43,8 @@ from partita.core.parts import Aggregator, Algorithm, LocalRule, Personalize, Ph
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
 
+PAPER = "FFGG: Mishchenko et al., Partially Personalized Federated Learning (2023), Algorithms 1 to 5"
+
 SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
 Solves = Annotated[
     Solver,
@@ -54,14 +56,16 @@ Start = Annotated[
 ]
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when clients cannot keep a state, or when the personal part is so large that it fits "
+    "every client.",
+    weighting="uniform",
+)
 def ffgg(
-    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Equal]
+    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
-    """Fine-tuning followed by a global gradient: each client solves for its part, then sends one gradient.
-
-    Use it when clients cannot keep a state, or when the personal part is so large that it fits every client.
-    """
+    """Fine-tuning followed by a global gradient: each client solves for its part, then sends one gradient."""
     common, gamma = settings(options), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:
@@ -72,7 +76,11 @@ def ffgg(
     return _stateless(local, common, personal, solver, start)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it instead of ffgg when rounds are expensive: many local steps, one upload.",
+    weighting="uniform",
+)
 def ffgg_local(
     personal: Part,
     lr: Lr,
@@ -84,12 +92,9 @@ def ffgg_local(
         ),
     ] = None,
     start: Start = "random",
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """FFGG with local steps: each client solves for its part, then both parts take steps in turn.
-
-    Use it instead of ffgg when rounds are expensive: many local steps, one upload.
-    """
+    """FFGG with local steps: each client solves for its part, then both parts take steps in turn."""
     common, gamma = settings(options), as_rate(lr)
     gamma_w = gamma if personal_lr is None else as_rate(personal_lr)
     first = solver or gd(None, gamma_w)
@@ -104,7 +109,11 @@ def ffgg_local(
     return _stateless(local, common, personal, first, start)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when some clients may be faulty or hostile.",
+    weighting="uniform",
+)
 def ffgg_robust(
     personal: Part,
     lr: Lr,
@@ -117,24 +126,22 @@ def ffgg_robust(
             allowed="an aggregator such as partita.aggregate.coordinate_median()",
         ),
     ] = None,
-    **options: Unpack[EqualWithoutAggregate],
+    **options: Unpack[WithoutAggregate],
 ) -> Algorithm:
-    """FFGG with a robust aggregator: where the personal part fits every client, liars cannot hide.
-
-    Use it when some clients may be faulty or hostile.
-    """
+    """FFGG with a robust aggregator: where the personal part fits every client, liars cannot hide."""
     chosen = aggregate or bucketing(2, coordinate_median())
     return ffgg(personal, lr, solver, start, aggregate=chosen, **options)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it instead of ffgg when clients differ much in speed.",
+    weighting="uniform",
+)
 def ffgg_async(
-    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Equal]
+    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
-    """FFGG without rounds: the server takes a step along each client's gradient as soon as it arrives.
-
-    Use it instead of ffgg when clients differ much in speed.
-    """
+    """FFGG without rounds: the server takes a step along each client's gradient as soon as it arrives."""
     return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})
 
 

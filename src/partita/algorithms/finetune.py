@@ -1,4 +1,4 @@
-"""Fine-tuning: stage (c) of the pipeline of Pillutla et al. (2022), appendix B.2.
+"""Fine-tuning.
 
     client:  v_i ← v_i − η (∇_v f_i(u, v_i) + λ (v_i − v))      u fixed; v is the global model's part
     server:  nothing changes
@@ -15,14 +15,7 @@ from typing import Annotated, Unpack
 
 from torch import nn
 
-from partita.algorithms.base import (
-    Common,
-    Lr,
-    Part,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.sgd import finish, move, start
 from partita.algorithms.partition import personal_names
 from partita.core.options import Option
@@ -30,8 +23,13 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import Partition
 from partita.optim.rates import as_rate
 
+PAPER = "Fine-tuning: stage (c) of the pipeline of Pillutla et al. (2022), appendix B.2"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it as the last stage of a pipeline, or alone on a model trained elsewhere.",
+)
 def finetune(
     personal: Part,
     lr: Lr,
@@ -39,8 +37,6 @@ def finetune(
     **options: Unpack[Common],
 ) -> Algorithm:
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.
-
-    Use it as the last stage of a pipeline, or alone on a model trained elsewhere.
 
     By its name (`compare --algorithms finetune`, `--set algorithm=finetune`) it is a pipeline: fedavg for the
     rounds of the run, with the same options, then five passes of every client over its data; the global score

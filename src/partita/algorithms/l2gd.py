@@ -1,4 +1,4 @@
-"""L2GD: Hanzely & Richtárik, *Federated Learning of a Mixture of Global and Local Models* (2020), Alg. 1.
+"""L2GD.
 
     all clients toss one coin; with probability
     1 − p:   x_i ← x_i − α/(n (1 − p)) ∇f_i(x_i)              a local step
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
-from partita.algorithms.base import Equal, Lr, compose, method, settings
+from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, everything
 from partita.algorithms.local.sgd import Carry, finish, move, start
 from partita.core import check, draws
@@ -26,6 +26,8 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.core.types import Batch, Moment, Work
 from partita.optim.rates import as_rate
+
+PAPER = "L2GD: Hanzely & Richtárik, Federated Learning of a Mixture of Global and Local Models (2020), Alg. 1"
 
 ONCE = Work(steps=1, batch=1, shuffle=False)
 """The pull looks at no data; a client without data has no model to pull."""
@@ -38,7 +40,11 @@ def _inside(field: str, value: Any) -> float:
     return float(number)
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it to go from local models (λ = 0) to nearly one global model (large λ) with a single number.",
+    weighting="uniform",
+)
 def l2gd(
     lr: Lr,
     lam: Annotated[
@@ -53,12 +59,9 @@ def l2gd(
             example=0.2,
         ),
     ],
-    **options: Unpack[Equal],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """Every client has its own model; λ says how much the models may differ.
-
-    Use it to go from local models (λ = 0) to nearly one global model (large λ) with a single number.
-    """
+    """Every client has its own model; λ says how much the models may differ."""
     common, eta = settings(options), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:

@@ -1,4 +1,4 @@
-"""Per-FedAvg: Fallah et al., *Personalized Federated Learning: A Meta-Learning Approach* (2020), Algorithm 1.
+"""Per-FedAvg.
 
     client:  w ← w − η [I − α ∇²f̃_i(w, D'')] ∇f̃_i(w − α ∇f̃_i(w, D'), D)      from w = w^t
     server:  the mean
@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import Equal, Lr, compose, method, settings
+from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local.meta import HESSIANS, adapted, meta
 from partita.algorithms.local.sgd import finish, start
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Problem
 from partita.optim.rates import as_rate
+
+PAPER = (
+    "Per-FedAvg: Fallah et al., Personalized Federated Learning: A Meta-Learning Approach (2020), Algorithm 1"
+)
 
 Alpha = Annotated[
     float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)
@@ -28,14 +32,15 @@ Delta = Annotated[
 ]
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when clients keep nothing, or new ones come later: one step on their data is all they need.",
+    weighting="uniform",
+)
 def perfedavg(
-    lr: Lr, alpha: Alpha, hessian: Hessian = "exact", hf_delta: Delta = 1e-3, **options: Unpack[Equal]
+    lr: Lr, alpha: Alpha, hessian: Hessian = "exact", hf_delta: Delta = 1e-3, **options: Unpack[Common]
 ) -> Algorithm:
-    """A global model from which one gradient step leads to a good model of any client (MAML).
-
-    Use it when clients keep nothing, or new ones come later: one step on their data is all they need.
-    """
+    """A global model from which one gradient step leads to a good model of any client (MAML)."""
     common, eta = settings(options), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:

@@ -1,4 +1,4 @@
-"""PersA-FL: Toghani, Lee & Uribe, *Personalized Asynchronous Federated Learning* (2022), Algorithms 1, 2.
+"""PersA-FL.
 
     client:  Q steps from w = w^{t−τ}, the newest model when it asked
              w ← w − η [I − α ∇²f̃_i(w, D'')] ∇f̃_i(w − α ∇f̃_i(w, D'), D)       persafl_maml, option B
@@ -23,15 +23,7 @@ from typing import Annotated, Unpack
 
 from torch import Tensor
 
-from partita.algorithms.base import (
-    EqualWithoutServer,
-    Lr,
-    ServerLr,
-    as_is,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import Lr, ServerLr, WithoutServer, as_is, compose, method, settings
 from partita.algorithms.local.prox import Solve, descent, proximal
 from partita.algorithms.local.sgd import Carry, finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
@@ -44,11 +36,17 @@ from partita.optim import sgd
 from partita.optim.rates import as_rate, until_the_end
 from partita.schedule.staleness import Stale
 
+PAPER = "PersA-FL: Toghani, Lee & Uribe, Personalized Asynchronous Federated Learning (2022), Algorithms 1, 2"
+
 MOST = 100
 """Inner steps with `nu` alone, where ν is not reached before."""
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it like perfedavg, when clients differ much in speed.",
+    weighting="uniform",
+)
 def persafl_maml(
     lr: Lr,
     alpha: Alpha,
@@ -56,17 +54,18 @@ def persafl_maml(
     hessian: Hessian = "exact",
     hf_delta: Delta = 1e-3,
     staleness: Stale = None,
-    **options: Unpack[EqualWithoutServer],
+    **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """perfedavg without rounds: a global model that is one gradient step from a good one of any client.
-
-    Use it like perfedavg, when clients differ much in speed.
-    """
+    """perfedavg without rounds: a global model that is one gradient step from a good one of any client."""
     made = perfedavg(lr, alpha, hessian, hf_delta, server=sgd(server_lr), **options)
     return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.",
+    weighting="uniform",
+)
 def persafl_me(
     lr: Lr,
     lam: Lam,
@@ -81,12 +80,9 @@ def persafl_me(
     ] = None,
     server_lr: ServerLr = 1.0,
     staleness: Stale = None,
-    **options: Unpack[EqualWithoutServer],
+    **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """pfedme without rounds and without a state: a client's model is its minimizer near the shared one.
-
-    Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.
-    """
+    """pfedme without rounds and without a state: a client's model is its minimizer near the shared one."""
     if inner_steps is None and nu is None:
         raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
     common = settings({**options, "server": sgd(server_lr)})

@@ -1,4 +1,4 @@
-"""pFedMe: T. Dinh et al., *Personalized Federated Learning with Moreau Envelopes* (2020), Algorithm 1.
+"""pFedMe.
 
     client:  θ̃ ≈ argmin_θ f̃_i(θ) + (λ/2) ‖θ − w‖²      K gradient steps on one minibatch, from θ = w
              w ← w − η λ (w − θ̃)                        from w = w^t
@@ -14,14 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import (
-    RATE,
-    EqualWithoutServer,
-    Lr,
-    compose,
-    method,
-    settings,
-)
+from partita.algorithms.base import RATE, Lr, WithoutServer, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
 from partita.algorithms.local.prox import envelope
 from partita.core.options import Option
@@ -29,26 +22,29 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
 from partita.optim.rates import as_rate
 
+PAPER = "pFedMe: T. Dinh et al., Personalized Federated Learning with Moreau Envelopes (2020), Algorithm 1"
+
 Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
 InnerLr = Annotated[
     float | Rate, Option("the step size of the inner gradient steps", low=0, allowed=RATE, example=0.05)
 ]
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when personal models should stay close to a common one, and gradients "
+    "are cheap: each local step takes `inner_steps` of them.",
+    weighting="uniform",
+)
 def pfedme(
     lr: Lr,
     lam: Lam,
     inner_lr: InnerLr,
     inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
     beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
-    **options: Unpack[EqualWithoutServer],
+    **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """A shared model whose clients each keep their own minimizer near it.
-
-    Use it when personal models should stay close to a common one, and gradients are cheap: each local step
-    takes `inner_steps` of them.
-    """
+    """A shared model whose clients each keep their own minimizer near it."""
     common = settings({**options, "server": sgd(beta)})
     rates = (as_rate(lr), as_rate(inner_lr))
 

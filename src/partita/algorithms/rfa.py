@@ -1,4 +1,4 @@
-"""RFA: Pillutla, Kakade & Harchaoui, *Robust Aggregation for Federated Learning* (2022), Algorithm 1.
+"""RFA.
 
     client:  as fedavg
     server:  w^{t+1} = argmin_z Σ_i n_i ‖z − w_i‖      the geometric median
@@ -15,11 +15,13 @@ from partita.algorithms.base import Lr, WithoutAggregate, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
+PAPER = "RFA: Pillutla, Kakade & Harchaoui, Robust Aggregation for Federated Learning (2022), Algorithm 1"
 
-@method
+
+@method(
+    paper=PAPER,
+    use="Use it when a part of the clients, less than half by weight, may send anything.",
+)
 def rfa(lr: Lr, **options: Unpack[WithoutAggregate]) -> Algorithm:
-    """fedavg with the geometric median of the clients' models in place of their mean.
-
-    Use it when a part of the clients, less than half by weight, may send anything.
-    """
+    """fedavg with the geometric median of the clients' models in place of their mean."""
     return fedavg(lr, aggregate=geometric_median(), **options)

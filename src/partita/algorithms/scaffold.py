@@ -1,4 +1,4 @@
-"""SCAFFOLD: Karimireddy et al., *Stochastic Controlled Averaging for Federated Learning* (2020), Algorithm 1.
+"""SCAFFOLD.
 
     client:  y ← y − η (∇f_i(y) − c_i + c), from y = x
              c_i⁺ = ∇f_i(x), over all of its data                       option I
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from partita.algorithms.base import (
     Choices,
-    EqualWithoutServer,
     Lr,
+    WithoutServer,
     aggregate_with,
     compose,
     method,
@@ -41,6 +41,10 @@ from partita.core.parts import Aggregation, Algorithm, LocalRule, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
 from partita.optim import optimizers
 from partita.optim.rates import as_rate
+
+PAPER = (
+    "SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (2020), Algorithm 1"
+)
 
 
 class Controlled(NamedTuple):
@@ -62,19 +66,20 @@ class Controlled(NamedTuple):
     seen: Tensor
 
 
-@method
+@method(
+    paper=PAPER,
+    use="Use it when clients differ and take many local steps, and each of them comes back often.",
+    weighting="uniform",
+)
 def scaffold(
     lr: Lr,
     option: Annotated[
         int, Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2)
     ] = 2,
     server_lr: optimizers.Lr = 1.0,
-    **options: Unpack[EqualWithoutServer],
+    **options: Unpack[WithoutServer],
 ) -> Algorithm:
-    """One global model; control variates take the drift out of the clients' steps.
-
-    Use it when clients differ and take many local steps, and each of them comes back often.
-    """
+    """One global model; control variates take the drift out of the clients' steps."""
     common, eta = settings({**options, "server": optimizers.sgd(server_lr)}), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:

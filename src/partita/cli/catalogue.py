@@ -26,6 +26,7 @@ from partita import (
     schedule,
 )
 from partita.algorithms import METHODS, finetune, psi, stage, tuned
+from partita.algorithms.base import ABOUT
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import declared, signature, words
@@ -309,15 +310,16 @@ def needed(part: Callable[..., Any]) -> list[inspect.Parameter]:
 def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    own = ABOUT.get(name) if kind == "methods" else None
     about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
     return {
         "kind": kind,
         "name": name,
         "line": _line(name, part),
         "about": "" if _is_real(part) else _about(text, part),
-        "when": " ".join(when[0].split()) if when else None,
+        "when": own.use if own else " ".join(when[0].split()) if when else None,
         "equation": _equation(module, name if kind == "delays" else "") if about_module else None,
-        "paper": _paper(module) if about_module else None,
+        "paper": own.paper if own else _paper(module) if about_module else None,
         "options": options(part),
         "file": str(_file(part)),
         "python": _python(chapter, name, part),

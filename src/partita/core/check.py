@@ -16,11 +16,26 @@ from typing import Any
 LARGEST = 2**63 - 1  # of whole numbers in tensors and arrays
 
 
-def fail(field: str, value: object, allowed: str) -> ValueError:
-    """The error that every check raises."""
+class Refused(ValueError):
+    """Raised for a wrong argument: its `field`, the `value` that was given, and what is `allowed`."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}={_cut(value)}: expected {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str]]:
+        return Refused, (self.field, self.value, self.allowed)
+
+
+def fail(field: str, value: object, allowed: str) -> Refused:
+    """Return the error that a check raises."""
+    return Refused(field, value, allowed)
+
+
+def _cut(value: object) -> str:
+    """A value as a message shows it."""
     shown, most = _shown(value), 300 if isinstance(value, str) else 80  # paths are long
-    shown = shown if len(shown) <= most else shown[: most - 3] + "..."
-    return ValueError(f"{field}={shown}: expected {allowed}")
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
 
 
 def warn(text: str) -> None:

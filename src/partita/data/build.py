@@ -105,7 +105,7 @@ def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0
     if not xs:
         raise check.fail("datasets", datasets, "at least one sample")
     read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
-    warn_about_chance("datasets", [partial(_first, part) for part in read], stacklevel=2)
+    warn_about_chance("datasets", [partial(_first, part) for part in read])
     mask = np.array(tests) if isinstance(test, Mapping) else test
     source = {"name": "from_datasets"}
     who = np.array(owner, dtype=np.int64)

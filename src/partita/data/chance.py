@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partita.core import check
+
 FEW = 3  # datasets that are looked at, and samples of each
 
 
-def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]], stacklevel: int) -> None:
+def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]]) -> None:
     """Warns if what one of these functions reads is drawn at random; they are called twice each.
 
     The user's random states are afterwards what they were.
@@ -27,11 +28,10 @@ def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]], stacklevel
     finally:
         _restore(before)
     if drawn:
-        warnings.warn(
+        check.warn(
             f"{field}: the same sample is drawn anew each time it is read (a random transform?). The data "
             "are read once, so that each sample keeps one draw for the whole run; transform in the model's "
-            "forward (`if self.training:`), or give several copies, each with draws of its own",
-            stacklevel=stacklevel + 1,
+            "forward (`if self.training:`), or give several copies, each with draws of its own"
         )
 
 

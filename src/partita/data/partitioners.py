@@ -6,7 +6,6 @@ Nothing here repeats a draw until it suits: one draw, then at most a bounded rep
 from __future__ import annotations
 
 import heapq
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,10 +76,9 @@ def dirichlet(alpha: float, minimum: int = 1) -> Partitioner:
             owner[rows] = deal(len(rows), rng.dirichlet(np.full(clients, alpha)))
         short = int((np.bincount(owner, minlength=clients) < minimum).sum())
         if short:
-            warnings.warn(
+            check.warn(
                 f"dirichlet(alpha={alpha:g}): {short} of {clients} clients had fewer than {minimum} rows "
-                "and received rows of the largest clients",
-                stacklevel=3,
+                "and received rows of the largest clients"
             )
         return _top_up(owner, clients, minimum, rng)
 
@@ -107,7 +105,7 @@ def label_skew(classes: int) -> Partitioner:
             )
         if not holders.all():
             lost = ", ".join(map(str, names[holders == 0]))
-            warnings.warn(f"label_skew(classes={classes}): no client holds the labels {lost}", stacklevel=3)
+            check.warn(f"label_skew(classes={classes}): no client holds the labels {lost}")
         held: list[list[int]] = [[] for _ in names]
         # Taking the classes that still need most holders always works out (Gale-Ryser).
         for client in rng.permutation(clients):

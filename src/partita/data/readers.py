@@ -107,7 +107,7 @@ def from_huggingface(
     ids = np.concatenate([np.asarray(list(_values(part, client))) for part in parts])
     few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
     reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (x, y)]]
-    warn_about_chance("dataset", reads, stacklevel=2)
+    warn_about_chance("dataset", reads)
     held: Any
     if len(parts) == 2:
         held = np.arange(len(ids)) >= len(dataset)

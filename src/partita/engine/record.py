@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,9 +195,8 @@ def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise
-        warnings.warn(
-            f"{path.name} was not written: plotly is not installed; later: partita report {path.parent}",
-            stacklevel=3,
+        check.warn(
+            f"{path.name} was not written: plotly is not installed; later: partita report {path.parent}"
         )
 
 

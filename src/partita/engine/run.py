@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +71,8 @@ class Client:
 
     def _warn(self) -> None:
         if self._run.holdings.own and not self.trained:
-            warnings.warn(
-                f"client {self.name!r} never had a turn: its personal part is the one that all start with",
-                stacklevel=3,
+            check.warn(
+                f"client {self.name!r} never had a turn: its personal part is the one that all start with"
             )
 
     def __repr__(self) -> str:

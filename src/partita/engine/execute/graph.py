@@ -12,7 +12,6 @@ pays for it; the fastest form is kept.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partita.core import check
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase
 from partita.core.types import ClientState, Group, Moment, Upload
@@ -100,7 +100,7 @@ class Graph(Vmap):
         except Exception as error:  # a rule that looks at values, what cannot be recorded, no memory
             reason = _reason(error)
         self.made.clear()  # their memory, now that the failed attempt is gone
-        warnings.warn(f"executor='graph': steps are not recorded but stacked ({reason})", stacklevel=2)
+        check.warn(f"executor='graph': steps are not recorded but stacked ({reason})")
         self.picks[role] = {"picked": "vmap", "why": reason}
         return super()._phase(phase, carry, found, moment)
 
@@ -186,7 +186,7 @@ class Graph(Vmap):
             made.compile(unroll=form == UNROLLED)
         except Exception as error:
             made.plainly()
-            warnings.warn(f"executor='graph': steps are not compiled ({_reason(error)})", stacklevel=2)
+            check.warn(f"executor='graph': steps are not compiled ({_reason(error)})")
             return _reason(error)
         finally:
             self.tell("")

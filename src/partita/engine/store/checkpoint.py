@@ -17,7 +17,6 @@ import json
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +84,7 @@ def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint
             raise  # not damage: an older checkpoint would hide it
         except (_Damaged, OSError) as e:
             problems.append(str(e))
-            warnings.warn(f"checkpoint skipped: {e}", stacklevel=2)
+            check.warn(f"checkpoint skipped: {e}")
     if problems:
         reasons = f"it has no valid checkpoint: {'; '.join(problems)}"
         raise check.fail("checkpoint", str(folder), f"at least one that is whole; {reasons}")
