@@ -60,17 +60,51 @@ from partita.algorithms import (
     stage,
     tuned,
 )
-from partita.algorithms.local.solvers import adam, cg, exact, gd
+from partita.algorithms.base import Common, Lr, Part, compose, method, settings
+from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
 from partita.api import federate
+from partita.core import draws, tree
+from partita.core.check import Refused
 from partita.core.metrics import Metric
+from partita.core.options import Option
+from partita.core.parts import (
+    Aggregator,
+    Algorithm,
+    Attack,
+    Capacity,
+    Combined,
+    LocalRule,
+    Measure,
+    Personalize,
+    Phase,
+    Problem,
+    ServerOptimizer,
+    ServerRule,
+    Share,
+)
+from partita.core.types import (
+    Batch,
+    ClientState,
+    Cohort,
+    Download,
+    Group,
+    Partition,
+    ServerState,
+    Tensors,
+    Upload,
+    Work,
+)
 from partita.engine import callbacks
 from partita.engine.record import Record
 from partita.engine.run import Run, load
 from partita.engine.stopping import Stopped
+from partita.optim.rates import as_rate
 
 __version__ = "0.1.0"
+# what runs are made of
 __all__ = [
     "Metric",
+    "Refused",
     "Run",
     "Stopped",
     "adam",
@@ -123,6 +157,43 @@ __all__ = [
     "stage",
     "track",
     "tuned",
+]
+# what a method, an aggregator, an attack, a schedule or a measure of your own is made of
+__all__ += [
+    "Aggregator",
+    "Algorithm",
+    "Attack",
+    "Batch",
+    "Capacity",
+    "ClientState",
+    "Cohort",
+    "Combined",
+    "Common",
+    "Download",
+    "Group",
+    "LocalRule",
+    "Lr",
+    "Measure",
+    "Option",
+    "Part",
+    "Partition",
+    "Personalize",
+    "Phase",
+    "Problem",
+    "ServerOptimizer",
+    "ServerRule",
+    "ServerState",
+    "Share",
+    "Solver",
+    "Tensors",
+    "Upload",
+    "Work",
+    "as_rate",
+    "compose",
+    "draws",
+    "method",
+    "settings",
+    "tree",
 ]
 
 

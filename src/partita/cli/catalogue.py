@@ -27,6 +27,7 @@ from partita import (
 )
 from partita.algorithms import METHODS, finetune, psi, stage, tuned
 from partita.algorithms.base import ABOUT
+from partita.algorithms.known import KNOWN, Known
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import declared, signature, words
@@ -241,6 +242,22 @@ KINDS = {
         "measures=[{}]",
     ),
 }
+
+
+ELSEWHERE = "methods by other names"
+"""Title of the methods that are expressions of others; there is nothing more to be shown of them."""
+
+
+def known() -> list[Facts]:
+    """Methods of the literature, and the expressions under which they run here."""
+    return [
+        {"name": name, **one._asdict(), "line": f"{_written(one)}: {one.note}. {one.paper}"}
+        for name, one in KNOWN.items()
+    ]
+
+
+def _written(one: Known) -> str:
+    return one.expression + (f" with {one.settings}" if one.settings else "")
 
 
 def entries(kind: str | None = None) -> list[Facts]:

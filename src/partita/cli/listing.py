@@ -74,6 +74,8 @@ def list_(
         console, wide = screen.console(), max(len(entry["name"]) for entry in found)
         for each in dict.fromkeys(entry["kind"] for entry in found):
             console.print(_table([e for e in found if e["kind"] == each], KINDS[each].title, wide))
+            if each == "methods":
+                console.print(_table(catalogue.known(), catalogue.ELSEWHERE, wide))
         console.print("More about one of them: [bold]partita show NAME[/bold]")
 
 
