@@ -17,7 +17,7 @@ def test_a_screen_of_names_and_no_private_module() -> None:
     assert not [name for name in pt.__all__ if name.startswith("_") or name in ("check", "engine", "core")]
 
 
-ALIASES = ("Lr", "Part", "Tensors")  # of types, for annotations
+ALIASES = ("Lr", "Part", "Tensors", "EXECUTORS")  # types for annotations, and a dictionary
 
 
 @pytest.mark.parametrize("name", [n for n in pt.__all__ if n not in ALIASES])

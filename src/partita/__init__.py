@@ -95,6 +95,7 @@ from partita.core.types import (
     Work,
 )
 from partita.engine import callbacks
+from partita.engine.execute import EXECUTORS, Task
 from partita.engine.record import Record
 from partita.engine.run import Run, load
 from partita.engine.stopping import Stopped
@@ -160,6 +161,7 @@ __all__ = [
 ]
 # what a method, an aggregator, an attack, a schedule or a measure of your own is made of
 __all__ += [
+    "EXECUTORS",
     "Aggregator",
     "Algorithm",
     "Attack",
@@ -185,6 +187,7 @@ __all__ += [
     "ServerState",
     "Share",
     "Solver",
+    "Task",
     "Tensors",
     "Upload",
     "Work",

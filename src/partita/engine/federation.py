@@ -24,7 +24,17 @@ from partita.algorithms.partition import keep_norms
 from partita.core import check, draws, tree
 from partita.core.device import put
 from partita.core.parts import Algorithm, Stage
-from partita.core.types import ClientState, Cohort, Download, Group, Partition, ServerState, Tensors, Upload
+from partita.core.types import (
+    ClientState,
+    Cohort,
+    Download,
+    Group,
+    Moment,
+    Partition,
+    ServerState,
+    Tensors,
+    Upload,
+)
 from partita.data import FederatedData
 from partita.data.federated import SPLITS
 from partita.engine import measuring, statistics
@@ -35,7 +45,7 @@ from partita.engine.execute import (
     Executor,
     Findings,
     ModelProblem,
-    Moment,
+    Task,
     budget,
     examine,
     make_executor,
@@ -219,8 +229,7 @@ class Federation:
         part = self.stages[number]
         self.stage, self.first, self.algorithm = number, first, part.algorithm
         self.partition = self.partition_of(part.algorithm)
-        whole, self.problem = make_executor(
-            self.settings.executor,
+        task = Task(
             self.model,
             self.data,
             self.partition,
@@ -234,6 +243,8 @@ class Federation:
             half=self.settings.precision == "bf16",
             tell=self.tell,
         )
+        whole = make_executor(self.settings.executor, task)
+        self.problem = whole.bound.problem
         self.execute_group = self.devices.executor(whole)
         self.rule = self.algorithm.local(self.problem)
         self.aggregate = self.devices.aggregate(self.algorithm.aggregate(self.problem))
@@ -262,12 +273,9 @@ class Federation:
         one = 2 * tree.nbytes(tree.pick(self.base, self.partition.shared))  # a delta, and what it is made of
         room = budget(self.settings.memory_bytes, self.data.x.device)
         self.deltas = max(1, room // 4 // max(1, one))
+        folder = None if self.folder is None else self._states_folder(number)
         self.store = open_store(
-            new,
-            self.data.clients,
-            kind=self._store_kind(),
-            folder=None if self.folder is None else self._states_folder(number),
-            device=self.home,
+            new, self.data.clients, kind=self._store_kind(), folder=folder, device=self.home
         )
         self.ahead = Ahead()
         self.schedule = self._schedule(part).begin(
@@ -292,7 +300,7 @@ class Federation:
         found = [self._schedule(part) for part in self.stages]
         return found[:1] if all(s == found[0] for s in found) else found
 
-    def _store_kind(self) -> str:
+    def _store_kind(self) -> str | Callable[..., Store]:
         kind, every = self.settings.store, self.settings.checkpoint_every
         return "memory" if kind == "auto" and every == 0 else kind  # on disk, states need checkpoints
 
@@ -395,7 +403,7 @@ class Federation:
         if self.keeps_state and isinstance(self.store, DiskStore):
             with self.phases("states"):
                 here = set(cohort.clients)
-                self.store.expect([c for c in self.soon() if c not in here])
+                self.store.prefetch([c for c in self.soon() if c not in here])
 
     def soon(self) -> Sequence[int]:
         """Who comes after this cohort, as far as the schedule can tell; a user's may not."""

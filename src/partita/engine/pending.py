@@ -18,7 +18,6 @@ from torch import Tensor
 from partita.core.device import Coming
 from partita.core.sound import examined, lengths, sound
 from partita.core.types import ClientState, Cohort, Group, Tensors, Upload
-from partita.engine.execute import Auto, Vmap
 
 if TYPE_CHECKING:
     from partita.engine.federation import Federation
@@ -135,10 +134,10 @@ def _draw(run: Federation, cohort: Cohort) -> None:
         return
     with run.phases("cohort"):
         clients = np.asarray(run.soon(), dtype=np.int64)
-    if len(clients) == len(cohort.clients) and isinstance(run.execute_group, Vmap | Auto):
+    if len(clients) == len(cohort.clients):
         moment = run.moment()._replace(round=version, stage_round=version - run.first)
         with run.phases("steps"):
-            run.execute_group.expect(run.algorithm.local, clients, moment)
+            run.execute_group.prefetch(run.algorithm.local, clients, moment)
 
 
 def _rows(stack: Tensors, n: int) -> list[Tensors]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,11 +32,13 @@ from partita.core.parts import (
 from partita.core.types import Work
 from partita.engine import digest as code
 from partita.engine.callbacks import Callback
+from partita.engine.execute import EXECUTORS, Runner, Task
 from partita.engine.record import Record
+from partita.engine.store import Store
 from partita.schedule import Schedule, synchronous, usual
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
-STORES, EXECUTORS = ("auto", "memory", "disk"), ("auto", "loop", "pool", "vmap", "graph", "compiled")
+STORES = ("auto", "memory", "disk")
 
 ENOUGH = 200
 """Rounds in which a client alone comes close to where it ends: with a few steps in each and usual rates,
@@ -87,6 +89,20 @@ def _device(field: str, device: Any) -> str:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise check.fail(field, device, "'auto' or 'cpu': this machine has no CUDA device")
     return str(chosen)
+
+
+def _executor(field: str, executor: Any) -> str | Callable[[Task], Runner]:
+    """A name, or a function that makes one."""
+    if callable(executor):
+        return check.takes(field, executor, 1, "a function of a Task that returns an executor")  # type: ignore[no-any-return]
+    return check.choice(field, executor, EXECUTORS)  # type: ignore[no-any-return]
+
+
+def _store(field: str, store: Any) -> str | Callable[..., Store]:
+    if callable(store):
+        allowed = "a function of (state of a new client, clients, folder, device) that returns a store"
+        return check.takes(field, store, 4, allowed)  # type: ignore[no-any-return]
+    return check.choice(field, store, STORES)  # type: ignore[no-any-return]
 
 
 def _measures(field: str, measures: Any) -> Sequence[Measure]:
@@ -249,12 +265,13 @@ class Machine:
     """What computes, and where states are kept."""
 
     executor: Annotated[
-        str,
+        str | Callable[[Task], Runner],
         Option(
             "'auto' (measures and picks), 'graph' (a stacked step is recorded once and replayed), "
             "'compiled' (and compiled, however long that takes), 'vmap' (clients stacked), 'pool' (one "
-            "client on each core), 'loop' (one after another)",
-            choices=EXECUTORS,
+            "client on each core), 'loop' (one after another); or a function of a `partita.Task` that "
+            "returns an executor",
+            check=_executor,
         ),
     ] = "auto"
     device: Annotated[str, Option("'auto', 'cpu' or 'cuda'", check=_device)] = "auto"
@@ -286,9 +303,11 @@ class Machine:
         ),
     ] = False
     store: Annotated[
-        str,
+        str | Callable[..., Store],
         Option(
-            "clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size", choices=STORES
+            "clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size; or a function of "
+            "(state of a new client, clients, folder, device) that returns a store",
+            check=_store,
         ),
     ] = "auto"
 

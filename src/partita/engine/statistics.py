@@ -22,7 +22,7 @@ from partita.algorithms.local.evaluation import BATCH
 from partita.core import tree
 from partita.core.parts import LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Group, Moment, Tensors, Upload, Work
-from partita.engine.devices.classes import Classes
+from partita.engine.devices.classes import Classes, Part
 
 if TYPE_CHECKING:
     from partita.engine.execute import Executor
@@ -54,7 +54,7 @@ def refresh(run: Federation) -> None:
             part.statistics.update(_of(run, part, clients[run.devices.kinds[clients] == kind]))
 
 
-def _of(run: Federation, executor: Executor, clients: np.ndarray) -> Tensors:
+def _of(run: Federation, executor: Executor | Part, clients: np.ndarray) -> Tensors:
     """Over all samples of these clients."""
     download = Download(run.server.shared, run.server.extra, run.server.version)
     total: Tensors = {}

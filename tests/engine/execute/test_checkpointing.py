@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import partita as pt
 from partita.core.types import Batch, Partition
 from partita.data import FederatedData
-from partita.engine.execute import examine, make_executor
+from partita.engine.execute import Task, examine, make_executor
 from partita.engine.execute.problem import ModelProblem
 
 SIZES = (9, 7, 1, 5)
@@ -94,7 +94,8 @@ def problem_of(model: nn.Module, samples: FederatedData) -> tuple[ModelProblem, 
     there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     params = {k: there[k].detach() for k in (*names, *findings.buffers)}
     partition = Partition((*names, *findings.buffers), ())
-    return make_executor("loop", model, samples, partition, findings, params)[1], params, names
+    runner = make_executor("loop", Task(model, samples, partition, findings, params))
+    return runner.bound.problem, params, names
 
 
 # ---- checkpointing

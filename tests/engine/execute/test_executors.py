@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch import nn
 import partita as pt
 from partita import models
 from partita.data import FederatedData
-from partita.engine.execute import probe
+from partita.engine.execute import EXECUTORS, Runner, Task, probe
 from partita.engine.execute.vmap import Vmap
+from partita.engine.store import MemoryStore, Store
 
 RAGGED = (9, 5, 1, 0, 6)  # short batches, one sample, none
 LM = {"length": 5, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
@@ -588,3 +590,38 @@ def test_double_precision_decides_where_single_cannot_tell(monkeypatch: pytest.M
 
 def _mixing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target) + output.std()
+
+
+def test_executors_are_a_registry_and_take_a_function() -> None:
+    """A factory of one's own gets the task, may use the ones that are there, and has the same result."""
+    tasks = []
+
+    def mine(task: Task) -> Runner:
+        tasks.append(task)
+        return EXECUTORS["loop"](task)
+
+    one, other = (run(executor, models.mlp(6, 5, 4), numbers(6), ALT) for executor in (mine, "loop"))
+    for name, x in other.shared.items():
+        assert torch.equal(one.shared[name], x)
+    assert [type(task.model).__name__ for task in tasks] == ["Blocks"]
+    assert one.config["settings"]["executor"].startswith("test_executors_are_a_registry")
+    assert set(EXECUTORS) == {"auto", "loop", "pool", "vmap", "graph", "compiled"}
+    for wrong in (lambda: None, "lop", 3):
+        with pytest.raises(ValueError, match="executor"):
+            run(wrong, models.mlp(6, 5, 4), numbers(6), ALT)
+
+
+def test_a_store_of_ones_own() -> None:
+    made = []
+
+    def mine(template: Any, clients: int, folder: Any, device: Any) -> Store:
+        made.append((clients, folder))
+        return MemoryStore(template, clients, device)
+
+    one, other = (
+        run("loop", models.mlp(6, 5, 4), numbers(6), ALT, store=store) for store in (mine, "memory")
+    )
+    for i in range(5):
+        for name, x in other.client(i).personal.items():
+            assert torch.equal(one.client(i).personal[name], x)
+    assert made == [(5, None)]

@@ -20,7 +20,7 @@ from partita.core import types
 from partita.core.types import Batch, Group, Partition
 from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
-from partita.engine.execute import examine, make_executor
+from partita.engine.execute import Task, examine, make_executor
 from partita.engine.execute.pool import Pool
 
 SIZES = (9, 7, 6, 5, 4)
@@ -188,7 +188,8 @@ def test_who_comes_first_does_not_matter() -> None:
     findings = examine(model, samples, None, None)
     names = tuple(k for k, _ in model.named_parameters())
     params = {k: v.detach() for k, v in model.named_parameters()}
-    loop, problem = make_executor("loop", model, samples, Partition(names, ()), findings, params)
+    loop = make_executor("loop", Task(model, samples, Partition(names, ()), findings, params))
+    problem = loop.bound.problem
     method = pt.fedavg(lr=0.1)
     work = types.Work(steps=2, batch=4)
     moment = types.Moment(seed=0, round=1, stage=0, stage_round=1, stage_rounds=2, work=work)
@@ -237,7 +238,8 @@ def test_every_look_at_a_batch_sees_the_same_draws(noise) -> None:
     params = {k: v.detach() for k, v in model.named_parameters()}
     samples = FederatedData.make(samples.x.double(), samples.y, samples.train, samples.test)
     findings = examine(model, samples, None, None)
-    _, problem = make_executor("loop", model, samples, Partition(names, ()), findings, params)
+    loop = make_executor("loop", Task(model, samples, Partition(names, ()), findings, params))
+    problem = loop.bound.problem
     batch = Batch(*samples.gather(torch.arange(6)), None, torch.tensor(77))
     g = torch.Generator().manual_seed(1)
     d = {k: torch.randn(v.shape, generator=g, dtype=torch.float64) for k, v in params.items()}

@@ -279,10 +279,10 @@ def test_reading_ahead_asks_for_the_rows_and_changes_nothing(tmp_path, monkeypat
     template = ClientState({"w": torch.zeros(3)}, {})
     store = DiskStore(template, 10, tmp_path)
     store.save([1, 2, 5, 7], ClientState({"w": torch.arange(12.0).view(4, 3)}, {}))
-    store.expect([7, 0, 2, 1])
+    store.prefetch([7, 0, 2, 1])
     width = store.layout.width
     assert [length for _, length in asked] == [2 * width, width]
     assert asked[1][0] - asked[0][0] == 3 * width
     assert store.load([5]).personal["w"].tolist() == [[6.0, 7.0, 8.0]]
-    store.expect([0, 9])
+    store.prefetch([0, 9])
     assert len(asked) == 2

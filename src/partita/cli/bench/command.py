@@ -19,7 +19,7 @@ from partita.cli.bench.plot import checked, plot
 from partita.cli.common import announcer
 from partita.cli.options import Executor, Precision, Quiet, path
 from partita.core import check
-from partita.engine.settings import EXECUTORS
+from partita.engine.execute import EXECUTORS
 from partita.engine.store.files import json_text
 from partita.report.words import shorten, units
 

@@ -28,7 +28,7 @@ from partita.engine.devices.holders import (
     over_holders,
 )
 from partita.engine.devices.ordered import ordered
-from partita.engine.execute import Executor, budget, make_executor
+from partita.engine.execute import Executor, Task, budget, make_executor
 from partita.engine.execute.normalize import by_batch
 from partita.engine.execute.probe import saved_bytes
 from partita.engine.execute.stackable import stackable
@@ -165,8 +165,7 @@ class Devices:
         )
         held = part.held(run.base, stacked=False)
         data = part.trial(run.data, run.base) if share.pieces else run.data
-        runner, _ = make_executor(
-            run.settings.executor,
+        task = Task(
             share.model,
             data,
             partition,
@@ -182,6 +181,7 @@ class Devices:
             half=run.settings.precision == "bf16",
             tell=run.tell,
         )
+        runner = make_executor(run.settings.executor, task)
         fits = budget(run.settings.memory_bytes, run.data.x.device)
         return replace(
             part,

@@ -16,7 +16,6 @@ from partita.core.types import ClientState, Download, Group, Moment, Upload
 from partita.data import FederatedData
 from partita.engine.execute.base import Bound, Build, Executor, Runner, client_steps
 from partita.engine.execute.graph import Graph
-from partita.engine.execute.vmap import Vmap
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
 FEWEST, MOST = 8, 64  # clients of a trial
@@ -58,12 +57,12 @@ class Auto:
         picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
         return picked(build, clients, group, states, moment)
 
-    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
         """Whoever was picked may draw ahead."""
         picked = self.picks.get(f"{self.label}{moment.role}, stage {moment.stage}", {}).get("picked")
         for executor in self.candidates:
-            if executor.name == picked and isinstance(executor, Vmap):
-                executor.expect(build, clients, moment)
+            if executor.name == picked:
+                executor.prefetch(build, clients, moment)
 
     def _measure(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment

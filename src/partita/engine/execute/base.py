@@ -30,6 +30,10 @@ class Executor(Protocol):
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
     ) -> tuple[Upload, ClientState]: ...
 
+    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Prepare what these clients will do next, while a device is at work."""
+        ...
+
 
 class Runner(Executor, Protocol):
     """An executor on data that may be exchanged."""

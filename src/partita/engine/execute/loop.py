@@ -67,6 +67,9 @@ class Loop:
         own = clients[i : i + 1], download, tree.row(states, i), moment.of(slice(i, i + 1))
         return self._client(self.bound.bind(build), *own)
 
+    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Nothing: clients are prepared one by one."""
+
     def on(self, data: FederatedData) -> Loop:
         """The same on other samples."""
         return replace(self, bound=self.bound.on(data))

@@ -37,6 +37,9 @@ class Pool:
         """What they work on."""
         return self.workers[0].bound
 
+    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+        """Nothing: clients are prepared one by one."""
+
     def on(self, data: FederatedData) -> Pool:
         """The same on other samples."""
         return replace(self, workers=tuple([w.on(data) for w in self.workers]))

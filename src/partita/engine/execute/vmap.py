@@ -41,7 +41,7 @@ class Vmap:
     sample_bytes: int
     name: str = "vmap"
     steps: Steps = field(default_factory=Steps)
-    drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `expect`
+    drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `prefetch`
 
     def __call__(
         self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
@@ -64,7 +64,7 @@ class Vmap:
         uploads, states = tree.rows(joined, back)
         return uploads, states
 
-    def expect(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
         """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
         rule = self.bound.bind(build)
         self.drawn.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ def open_store(
     template: ClientState,
     clients: int,
     *,
-    kind: str = "auto",
+    kind: str | Callable[..., Store] = "auto",
     folder: str | Path | None = None,
     device: torch.device | str = "cpu",
     limit: int = 1 << 30,
@@ -28,7 +29,10 @@ def open_store(
     """The store of a run: `template` is the state of a client that was never saved.
 
     'auto' keeps states on disk when a folder is given and all clients together would exceed `limit` bytes.
+    A function makes a store of the user's own.
     """
+    if not isinstance(kind, str):
+        return kind(template, clients, folder, device)
     check.choice("kind", kind, ("auto", "memory", "disk"))
     if kind == "disk" and folder is None:
         raise ValueError("kind='disk': expected a folder to keep the clients' states in")

@@ -43,7 +43,7 @@ class Store(Protocol):
         """The states of these clients, stacked in this order. No later call changes them."""
         ...
 
-    def expect(self, clients: Clients) -> None:
+    def prefetch(self, clients: Clients) -> None:
         """These are likely to be loaded next. Whether they are or not, nothing changes but the speed."""
         ...
 

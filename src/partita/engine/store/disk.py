@@ -83,9 +83,9 @@ class DiskStore:
         self._file.read(numbers[there], places[there], [array[i] for i in there])
         return self.layout.unpack(rows, self._device)
 
-    def expect(self, clients: Clients) -> None:
+    def prefetch(self, clients: Clients) -> None:
         places = self._places[indices(clients, self._clients)]
-        self._file.expect(slots_of(places[places > 0]))
+        self._file.prefetch(slots_of(places[places > 0]))
 
     def save(self, clients: Clients, states: ClientState) -> None:
         self._check_ours()

@@ -41,7 +41,7 @@ class MemoryStore:
     def load(self, clients: Clients) -> ClientState:
         return self.layout.unpack(self._rows(indices(clients, self._clients)), self._device)
 
-    def expect(self, clients: Clients) -> None:
+    def prefetch(self, clients: Clients) -> None:
         """They are here."""
 
     def save(self, clients: Clients, states: ClientState) -> None:

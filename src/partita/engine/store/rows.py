@@ -77,7 +77,7 @@ class RowFile:
                     "restore the file from a copy, or start the run again"
                 )
 
-    def expect(self, slots: IntArray) -> None:
+    def prefetch(self, slots: IntArray) -> None:
         """These are likely to be read soon: the system may fetch them from the disk meanwhile."""
         if not hasattr(os, "posix_fadvise"):
             return
