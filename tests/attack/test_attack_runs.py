@@ -19,7 +19,7 @@ from algorithms.test_every_algorithm import CASES, make
 from partita.algorithms import METHODS
 from partita.core.parts import Algorithm, Attack
 from partita.core.types import Cohort, ServerState, Upload
-from partita.engine.settings import liars
+from partita.engine.settings import byzantine_clients
 from partita.schedule import Stint, Turns
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
@@ -74,11 +74,11 @@ def rows(run: pt.Run) -> list[dict[str, Any]]:
 
 def test_a_share_is_drawn_by_the_seed() -> None:
     names = [str(i) for i in range(40)]
-    found = [liars(0.25, ATTACKS["alie"], names, seed) for seed in (0, 0, 1)]
+    found = [byzantine_clients(0.25, ATTACKS["alie"], names, seed) for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
     assert [len(set(f)) for f in found] == [10, 10, 10]
     for share in (np.float32(0.25), np.float64(0.25), torch.tensor(0.25)):
-        assert liars(share, ATTACKS["alie"], names, 0) == found[0]
+        assert byzantine_clients(share, ATTACKS["alie"], names, 0) == found[0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_share_is_drawn_by_the_seed() -> None:
     ids=str,
 )
 def test_liars_by_number_or_name(byzantine: Any) -> None:
-    assert liars(byzantine, ATTACKS["alie"], NAMES, 0) == (1, 4)
+    assert byzantine_clients(byzantine, ATTACKS["alie"], NAMES, 0) == (1, 4)
 
 
 def test_a_share_counts_clients() -> None:
@@ -217,7 +217,7 @@ def test_a_share_of_nobody() -> None:
     with pytest.raises(
         ValueError, match=r"byzantine=0\.1: expected a share of at least one of the 4 clients"
     ):
-        liars(0.1, ATTACKS["alie"], NAMES[:4], 0)
+        byzantine_clients(0.1, ATTACKS["alie"], NAMES[:4], 0)
 
 
 def test_liars_with_many_samples_are_not_called_greedy() -> None:
