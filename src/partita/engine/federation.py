@@ -1,4 +1,4 @@
-"""The state of a run, and what the loop in `federate.py` asks of it.
+"""The state of a run, and what the loop in `loop.py` asks of it.
 
 A `Federation` knows the model, the data, the method in force, the server's state and the clients' states.
 It can enter the next stage and score every client; `snapshot.py` writes it down and brings it back.
