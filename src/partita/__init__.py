@@ -48,7 +48,6 @@ from partita.algorithms import (
     ffgg_robust,
     finetune,
     l2gd,
-    local,
     perfedavg,
     persafl_maml,
     persafl_me,
@@ -60,6 +59,7 @@ from partita.algorithms import (
     stage,
     tuned,
 )
+from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
 from partita.api import federate

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import partita as pt
+from partita.algorithms.base import ABOUT, METHODS
 from partita.algorithms.by_name import EPOCHS, by_name
 from partita.cli import catalogue
 from partita.cli.run import NEXT
@@ -153,3 +154,23 @@ def test_no_warning_where_the_model_is_trained() -> None:
         little = experiment(pt.fedavg(lr=1e-6), rounds=1)
         study = Study({"a": Variant(little), "b": Variant(experiment(tune, rounds=1), start="a")})
         run_study(lambda seed: study, [0], about={}, out=None, executor="vmap")  # noqa: ARG005
+
+
+def test_a_name_is_registered_once_and_a_weighting_is_its_authors() -> None:
+    @pt.method(paper="none", use="Use it here.")
+    def of_ones_own(lr: pt.Lr, weighting: str = "uniform") -> pt.Algorithm:
+        """Its own default."""
+        return pt.fedavg(lr, weighting=weighting)
+
+    try:
+        assert of_ones_own(lr=0.1).options["weighting"] == "uniform"
+        with pytest.raises(pt.Refused, match="method='fedavg': expected a new name"):
+
+            @pt.method()
+            def fedavg(lr: pt.Lr) -> pt.Algorithm:
+                """The name of another."""
+                return pt.local(lr)
+    finally:
+        del METHODS["of_ones_own"], ABOUT["of_ones_own"]
+    assert pt.scaffold(lr=0.1).options["weighting"] == "uniform"
+    assert pt.fedalt("output", lr=0.1).options["weighting"] == "samples"

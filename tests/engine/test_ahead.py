@@ -67,7 +67,7 @@ def test_samples_drawn_while_a_device_works(
     given = {"schedule": None, "executor": executor, "rounds": 4, "evaluate_every": 9, **options}
     expected, drawn, hits = tensors(**given), [], 0
     monkeypatch.setattr(ahead, "DEVICES", ("cpu",))
-    expect = vmap.Vmap.expect
+    expect = vmap.Vmap.prefetch
 
     def counted(self: vmap.Vmap, *args: Any) -> None:
         nonlocal hits
@@ -75,6 +75,6 @@ def test_samples_drawn_while_a_device_works(
         expect(self, *args)
         drawn[:] = list(self.drawn)
 
-    monkeypatch.setattr(vmap.Vmap, "expect", counted)
+    monkeypatch.setattr(vmap.Vmap, "prefetch", counted)
     assert all(map(torch.equal, tensors(**given), expected))
     assert hits + len(drawn) == used

@@ -13,18 +13,18 @@ from partita.engine.store import DiskStore
 def test_states_of_the_next_cohort_are_read_ahead(order, tmp_path, monkeypatch) -> None:
     """Expected are those whom the next round loads, but for those who change in this one."""
     told: list[tuple[str, list[int]]] = []
-    load, expect = DiskStore.load, DiskStore.expect
+    load, expect = DiskStore.load, DiskStore.prefetch
 
     def loads(store, clients):
         told.append(("load", sorted(clients)))
         return load(store, clients)
 
     def expects(store, clients):
-        told.append(("expect", sorted(clients)))
+        told.append(("prefetch", sorted(clients)))
         expect(store, clients)
 
     monkeypatch.setattr(DiskStore, "load", loads)
-    monkeypatch.setattr(DiskStore, "expect", expects)
+    monkeypatch.setattr(DiskStore, "prefetch", expects)
     options = {
         "rounds": 6,
         "cohort": 3,
@@ -36,9 +36,9 @@ def test_states_of_the_next_cohort_are_read_ahead(order, tmp_path, monkeypatch) 
     data, method = pt.data.digits(clients=12), pt.fedalt(personal="output", lr=0.1)
     model = pt.models.mlp(64, 8, 10)
     found = pt.federate(model, data, method, store="disk", out=tmp_path, **options)
-    rounds = [clients for what, clients in told if what == "expect"]
+    rounds = [clients for what, clients in told if what == "prefetch"]
     assert len(rounds) == 6
-    loaded = [told[i + 1][1] for i, (what, _) in enumerate(told[:-1]) if what == "expect"]
+    loaded = [told[i + 1][1] for i, (what, _) in enumerate(told[:-1]) if what == "prefetch"]
     for now, soon, expected in zip(loaded, loaded[1:], rounds):
         assert expected == [c for c in soon if c not in now]
     memory = pt.federate(model, data, method, store="memory", **options)

@@ -1,6 +1,6 @@
 """One short file per paper or method: equation, hyper-parameters, composition."""
 
-from partita.algorithms.alone import local
+import partita.algorithms.alone as _alone  # noqa: F401 (its method has the name of a folder here)
 from partita.algorithms.apfl import apfl
 from partita.algorithms.base import METHODS
 from partita.algorithms.coordinate_median_fedavg import coordinate_median_fedavg
@@ -48,7 +48,6 @@ __all__ = [
     "ffgg_robust",
     "finetune",
     "l2gd",
-    "local",
     "perfedavg",
     "persafl_maml",
     "persafl_me",

@@ -33,6 +33,7 @@ from partita.optim import sgd
 P = ParamSpec("P")
 
 WEIGHTINGS = ("samples", "uniform")
+BY_SAMPLES = "clients count by samples, or equally"
 
 RATE = "a rate such as partita.optim.linear(0.1)"
 Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1)]
@@ -68,9 +69,7 @@ class Client(TypedDict, total=False):
     max_grad_norm: Annotated[
         float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
     ]
-    weighting: Annotated[
-        str, Option("clients count by samples, or equally", choices=WEIGHTINGS, default="samples")
-    ]
+    weighting: Annotated[str, Option(BY_SAMPLES, choices=WEIGHTINGS, default="samples")]
 
 
 class WithoutServer(Client, total=False):
@@ -135,13 +134,13 @@ ABOUT: dict[str, About] = {}
 
 
 def method(
-    *, paper: str = "", use: str = "", weighting: str = "samples"
+    *, paper: str = "", use: str = "", weighting: str | None = None
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """Register a method under its function's name, check its options and record them.
+    """Register a method under its function's name, check its options and record them: `@method(...)`.
 
     paper      where it comes from
     use        when to use it, in a sentence
-    weighting  how clients count unless the user says otherwise: by 'samples', or 'uniform'
+    weighting  how clients count unless the user says otherwise, where that is not by 'samples'
     """
 
     def register(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
@@ -163,10 +162,17 @@ def method(
     return register
 
 
-def _signature(build: Callable[..., Algorithm], weighting: str) -> inspect.Signature:
-    """The arguments of a method, with its own weighting."""
+def _signature(build: Callable[..., Algorithm], weighting: str | None) -> inspect.Signature:
+    """The arguments of a method; its paper may weight clients in another way than most."""
     known = signature(build)
-    own = [p.replace(default=weighting) if p.name == "weighting" else p for p in known.parameters.values()]
+    if weighting is None:
+        return known
+    text = "clients count equally, or by samples" if weighting == "uniform" else BY_SAMPLES
+    kind = Annotated[str, Option(text, choices=WEIGHTINGS, default=weighting)]
+    own = [
+        p.replace(default=weighting, annotation=kind) if p.name == "weighting" else p
+        for p in known.parameters.values()
+    ]
     return known.replace(parameters=own)
 
 

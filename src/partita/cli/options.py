@@ -20,9 +20,10 @@ def path(text: str) -> Path:
 
 
 def told(setting: str) -> str:
-    """What a setting of `federate` means, as its declaration says it."""
-    text = declarations(Settings)[setting][1].text
-    return text[:1].upper() + text[1:] + "."
+    """What a setting of `federate` means, as its declaration says it, in the words of a shell."""
+    text = declarations(Settings)[setting][1].text.partition("; or a function of")[0]
+    text = text.replace("`out`", "--out").replace("(None: ", "(default: ")
+    return text[:1].upper() + text[1:].translate(str.maketrans("", "", "'`")) + "."
 
 
 Seed = Annotated[int, typer.Option(help=told("seed"))]

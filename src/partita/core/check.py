@@ -24,7 +24,15 @@ class Refused(ValueError):
         self.field, self.value, self.allowed = field, value, allowed
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str]]:
-        return Refused, (self.field, self.value, self.allowed)
+        plain = self.value is None or isinstance(self.value, str | int | float)
+        return Refused, (self.field, self.value if plain else _Shown(_cut(self.value)), self.allowed)
+
+
+class _Shown(str):
+    """What a value looked like, in another process."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def fail(field: str, value: object, allowed: str) -> Refused:

@@ -164,5 +164,7 @@ def _number(field: str, value: Any, real: bool, option: Option) -> float:
         if real:
             return check.number(field, value, open_low=option.open_low, **ends)
         return check.integer(field, value, **ends)
-    except ValueError as error:
-        raise ValueError(f"{error}, or {option.allowed}" if option.allowed else str(error)) from None
+    except check.Refused as error:
+        if not option.allowed:
+            raise
+        raise check.fail(field, value, f"{error.allowed}, or {option.allowed}") from None

@@ -66,7 +66,7 @@ from partita.engine.settings import (
     stage_work,
     steps_of,
 )
-from partita.engine.store import Clients, DiskStore, Store, open_store
+from partita.engine.store import Clients, MemoryStore, Store, open_store
 from partita.schedule import Schedule, Stint, Turns, synchronous
 
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
@@ -400,7 +400,7 @@ class Federation:
 
     def read_ahead(self, cohort: Cohort) -> None:
         """The states of those who come next, from the disk, while these train; theirs will be new ones."""
-        if self.keeps_state and isinstance(self.store, DiskStore):
+        if self.keeps_state and not isinstance(self.store, MemoryStore):
             with self.phases("states"):
                 here = set(cohort.clients)
                 self.store.prefetch([c for c in self.soon() if c not in here])

@@ -329,7 +329,7 @@ class Watch:
             },
             "trial": run.origin.trial,
             "executor": {
-                "requested": run.settings.executor,
+                "requested": describe(run.settings.executor),
                 "picks": run.picks,
                 "threads": self.threads,
             },

@@ -60,8 +60,8 @@ def _every(field: str, every: Any) -> int | float:
         return check.number(field, every, low=0, open_low=True)
     try:
         return check.integer(field, every, low=1)
-    except ValueError as error:
-        raise ValueError(f"{error}, or virtual time such as 2.5") from None
+    except check.Refused as error:
+        raise check.fail(field, every, f"{error.allowed}, or virtual time such as 2.5") from None
 
 
 def _baselines(field: str, baselines: Any) -> bool | Mapping[str, Record]:
@@ -92,7 +92,10 @@ def _device(field: str, device: Any) -> str:
 
 
 def _executor(field: str, executor: Any) -> str | Callable[[Task], Runner]:
-    """A name, or a function that makes one."""
+    """A name, or a function that makes one; those of the registry have names."""
+    named = next((name for name, factory in EXECUTORS.items() if factory is executor), None)
+    if named is not None:
+        return named
     if callable(executor):
         return check.takes(field, executor, 1, "a function of a Task that returns an executor")  # type: ignore[no-any-return]
     return check.choice(field, executor, EXECUTORS)  # type: ignore[no-any-return]

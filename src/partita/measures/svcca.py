@@ -128,8 +128,8 @@ def _samples(field: str, value: Any) -> Any:
         return value
     try:
         return check.integer(field, value, low=2)
-    except ValueError as error:
-        raise ValueError(f"{error}, or {ALLOWED}") from None
+    except check.Refused as error:
+        raise check.fail(field, value, f"{error.allowed}, or {ALLOWED}") from None
 
 
 def _names(field: str, value: Any) -> tuple[str, ...]:

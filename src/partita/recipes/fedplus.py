@@ -23,12 +23,12 @@ from partita.algorithms import (
     fedcomed_plus,
     fedgeomed_plus,
     fedprox,
-    local,
     perfedavg,
     pfedme,
     rfa,
     scaffold,
 )
+from partita.algorithms.alone import local
 from partita.core import check, draws
 from partita.core.parts import Algorithm
 from partita.data import FederatedData

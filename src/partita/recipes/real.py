@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from partita.algorithms import ffgg_local, local, pipeline, stage
+from partita.algorithms import ffgg_local, pipeline, stage
+from partita.algorithms.alone import local
 from partita.core import check
 from partita.core.parts import Algorithm
 from partita.engine.record import Record

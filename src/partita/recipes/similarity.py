@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from partita import measures, models
-from partita.algorithms import fedavg, fedsim, local
+from partita.algorithms import fedavg, fedsim
+from partita.algorithms.alone import local
 from partita.core.parts import Algorithm, LocalRule, Personalize, Problem
 from partita.core.types import ClientState, Download, Partition, Tensors
 from partita.engine.record import Record

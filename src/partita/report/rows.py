@@ -19,7 +19,7 @@ NAMES = {"local": "each alone", "global": "one global model", "personal": "perso
 
 
 class Result(Protocol):
-    """A finished run, as far as a report is concerned: `partita.run.Run`, or anything with the same rows."""
+    """A finished run, as far as a report is concerned: a `Run`, or anything with the same rows."""
 
     @property
     def metrics(self) -> list[Row]:

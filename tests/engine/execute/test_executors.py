@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -606,9 +607,22 @@ def test_executors_are_a_registry_and_take_a_function() -> None:
     assert [type(task.model).__name__ for task in tasks] == ["Blocks"]
     assert one.config["settings"]["executor"].startswith("test_executors_are_a_registry")
     assert set(EXECUTORS) == {"auto", "loop", "pool", "vmap", "graph", "compiled"}
-    for wrong in (lambda: None, "lop", 3):
+    for wrong in (lambda: None, lambda _: None, "lop", 3):
         with pytest.raises(ValueError, match="executor"):
             run(wrong, models.mlp(6, 5, 4), numbers(6), ALT)
+
+
+def test_an_executor_of_ones_own_is_written_down(tmp_path: Path) -> None:
+    def mine(task: Task) -> Runner:
+        return EXECUTORS["loop"](task)
+
+    for executor, name in ((mine, "test_an_executor"), (EXECUTORS["loop"], "loop")):
+        out = tmp_path / name
+        run(executor, models.mlp(6, 5, 4), numbers(6), ALT, out=out, report=False)
+        run(executor, models.mlp(6, 5, 4), numbers(6), ALT, out=out, report=False, resume=True)
+        config = json.loads((out / "config.json").read_text())
+        assert config["executor"]["requested"].startswith(name)
+        assert config["settings"]["executor"] == config["executor"]["requested"]
 
 
 def test_a_store_of_ones_own() -> None:

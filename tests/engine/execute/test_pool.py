@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.engine import execute
+from partita.engine.execute import task
 from partita.engine.execute.pool import Pool
 
 SIZES = (9, 5, 1, 0, 6, 12)
@@ -161,10 +161,8 @@ def test_channels_are_last_where_the_model_bears_it(
 ) -> None:
     """The same model and scores as by the reference, and tensors in the usual order."""
     found: list[bool] = []
-    trial = execute.takes_channels_last
-    monkeypatch.setattr(
-        execute, "takes_channels_last", lambda *given: found.append(trial(*given)) or found[-1]
-    )
+    trial = task.takes_channels_last
+    monkeypatch.setattr(task, "takes_channels_last", lambda *given: found.append(trial(*given)) or found[-1])
     loop, pool = (federate(kind, model, 3, 8, 8, norm="global") for kind in ("loop", "pool"))
     assert set(found) == {last}
     for k, v in loop.shared.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from partita.core import check
 from partita.engine.execute.auto import Auto
 from partita.engine.execute.base import Bound, Build, Executor, Runner
 from partita.engine.execute.graph import Graph
@@ -87,4 +88,11 @@ EXECUTORS: dict[str, Factory] = {
 
 def make_executor(executor: str | Factory, task: Task) -> Runner:
     """The executor of this name, or what a function of the user's makes, for a task."""
-    return EXECUTORS[executor](task) if isinstance(executor, str) else executor(task)
+    if isinstance(executor, str):
+        return EXECUTORS[executor](task)
+    made = executor(task)
+    missing = [name for name in ("name", "bound", "on", "prefetch", "__call__") if not hasattr(made, name)]
+    if missing:
+        lack = f"one that has {', '.join(missing)}, too"
+        raise check.fail("executor", made, f"a function that returns an executor: {lack}")
+    return made
