@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,8 @@ def told(setting: str) -> str:
     """What a setting of `federate` means, as its declaration says it, in the words of a shell."""
     text = declarations(Settings)[setting][1].text.partition("; or a function of")[0]
     text = text.replace("`out`", "--out").replace("(None: ", "(default: ")
-    return text[:1].upper() + text[1:].translate(str.maketrans("", "", "'`")) + "."
+    text = text if text.startswith("'") else text[:1].upper() + text[1:]
+    return re.sub(r"'([\w.]+)'|`([^`]*)`", r"\1\2", text) + "."
 
 
 Seed = Annotated[int, typer.Option(help=told("seed"))]
