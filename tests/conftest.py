@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 import torch
 
-import partita.engine.settings
+import partita.engine.description
 from partita.engine.execute import Auto
 
 torch.set_num_threads(1)
@@ -56,7 +56,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # every run notes the versions of its libraries: they are read from disk once
-partita.engine.settings.version = functools.cache(partita.engine.settings.version)  # type: ignore[attr-defined]
+partita.engine.description.version = functools.cache(partita.engine.description.version)  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

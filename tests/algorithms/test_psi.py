@@ -14,7 +14,7 @@ from torch.func import vmap
 
 import partita as pt
 from partita.algorithms.psi import Penalty
-from partita.engine.settings import describe
+from partita.engine.description import describe
 
 Scalar = Callable[[np.ndarray], float]
 DELTA = 0.3

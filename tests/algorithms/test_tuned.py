@@ -15,8 +15,8 @@ import partita as pt
 from partita.algorithms.base import as_is
 from partita.core.parts import Algorithm
 from partita.core.types import Moment, Work
+from partita.engine.description import describe
 from partita.engine.execute.plan import draw
-from partita.engine.settings import describe
 from partita.recipes import Experiment
 from partita.recipes.experiment import changed
 from partita.recipes.versus import versus

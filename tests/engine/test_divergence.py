@@ -18,8 +18,8 @@ from partita import cli
 from partita.algorithms.by_name import by_name
 from partita.core import parts
 from partita.engine.callbacks import Callback, Event, ProgressBar
+from partita.engine.description import describe
 from partita.engine.divergence import Tally, rates, sentences
-from partita.engine.settings import describe
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import partita as pt
 from partita import cli
 from partita.engine import digest as code
+from partita.engine.description import describe
 from partita.engine.folder import parts
-from partita.engine.settings import describe
 from partita.recipes import Experiment, Study, Variant
 from partita.recipes.study import run_study
 

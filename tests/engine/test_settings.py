@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.engine.settings import Settings, describe, stage_work
+from partita.engine.description import describe
+from partita.engine.settings import Settings, stage_work
 
 CLIENTS = 3
 

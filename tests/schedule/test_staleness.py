@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import partita as pt
 from partita import schedule
-from partita.engine.settings import describe
+from partita.engine.description import describe
 from partita.schedule.staleness import NAMED, as_staleness
 
 ages = st.integers(0, 10_000)

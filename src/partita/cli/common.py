@@ -15,9 +15,9 @@ from rich.text import Text
 from partita.cli import screen, tables
 from partita.core import check
 from partita.engine.callbacks import Callback
+from partita.engine.description import describe
 from partita.engine.divergence import headlines, learned_nothing
 from partita.engine.record import Record
-from partita.engine.settings import describe
 from partita.engine.stopping import Stopped, Terminated, terminable
 from partita.engine.store.files import json_text, plain
 from partita.recipes import Experiment, Study, Table, find

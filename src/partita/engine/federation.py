@@ -58,14 +58,7 @@ from partita.engine.execute.seeding import kept, set_all
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.pending import Ahead
 from partita.engine.phases import Phases
-from partita.engine.settings import (
-    Settings,
-    as_alone,
-    as_one,
-    schedule_of,
-    stage_work,
-    steps_of,
-)
+from partita.engine.settings import Settings, as_alone, as_one, schedule_of, stage_work, steps_of
 from partita.engine.store import Clients, MemoryStore, Store, open_store
 from partita.schedule import Schedule, Stint, Turns, synchronous
 

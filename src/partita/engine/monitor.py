@@ -15,11 +15,11 @@ from partita.core.parts import Algorithm
 from partita.core.types import Cohort, Tensors, Upload
 from partita.engine import snapshot
 from partita.engine.callbacks import Callback, Event
+from partita.engine.description import describe, versions
 from partita.engine.divergence import Tally, advice, divergence, who
 from partita.engine.federation import Federation
 from partita.engine.measuring import measured
 from partita.engine.record import CLIENT_COLUMNS, Record
-from partita.engine.settings import describe, versions
 from partita.engine.store import checkpoint
 from partita.engine.store.checkpoint import Checkpoint
 from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
