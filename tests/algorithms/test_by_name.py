@@ -170,6 +170,9 @@ def test_a_name_is_registered_once_and_a_weighting_is_its_authors() -> None:
             def fedavg(lr: pt.Lr) -> pt.Algorithm:
                 """The name of another."""
                 return pt.local(lr)
+
+        with pytest.raises(pt.Refused, match=r"brackets: @method\(\)"):
+            pt.method(of_ones_own)
     finally:
         del METHODS["of_ones_own"], ABOUT["of_ones_own"]
     assert pt.scaffold(lr=0.1).options["weighting"] == "uniform"

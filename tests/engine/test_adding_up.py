@@ -140,3 +140,16 @@ def test_parts_are_of_one_size() -> None:
     assert [len(part.clients) for part in cohorts.parts(cohort, 97)] == [50, 50]
     assert [len(part.clients) for part in cohorts.parts(cohort, 40)] == [34, 34, 32]
     assert [len(part.clients) for part in cohorts.parts(cohort, 100)] == [100]
+
+
+def test_each_part_of_a_cohort_has_draws_of_its_own(sizes) -> None:
+    """A mean that adds noise, say, may not add the same noise to every part."""
+    keys = []
+
+    def combine(deltas, weight, key):
+        keys.append(int(key))
+        return aggregate.mean().combine(deltas, weight, key)
+
+    run(pt.fedavg(lr=0.1, aggregate=pt.Aggregator("watched", combine, {}, linear=True)), "5KiB")
+    assert sizes
+    assert len(set(keys)) == len(keys) > len(sizes)

@@ -134,7 +134,7 @@ ABOUT: dict[str, About] = {}
 
 
 def method(
-    *, paper: str = "", use: str = "", weighting: str | None = None
+    *given: Any, paper: str = "", use: str = "", weighting: str | None = None
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
     """Register a method under its function's name, check its options and record them: `@method(...)`.
 
@@ -142,6 +142,8 @@ def method(
     use        when to use it, in a sentence
     weighting  how clients count unless the user says otherwise, where that is not by 'samples'
     """
+    if given:
+        raise check.fail("method", given[0], "brackets: @method() or @method(paper=..., use=...)")
 
     def register(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         name, known = build.__name__, _signature(build, weighting)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from partita import optim as server
+from partita import optim
 from partita.algorithms.base import Lr, WithoutServer, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
@@ -34,7 +34,7 @@ def fedavgm(
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
     """fedavg with momentum at the server: m ← β m + Δ, w ← w − η_s m."""
-    return fedavg(lr, server=server.sgd(server_lr, server_momentum), **options)
+    return fedavg(lr, server=optim.sgd(server_lr, server_momentum), **options)
 
 
 @method(
@@ -50,7 +50,7 @@ def fedadam(
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
     """fedavg with Adam at the server."""
-    return fedavg(lr, server=server.adam(server_lr, beta1, beta2, tau), **options)
+    return fedavg(lr, server=optim.adam(server_lr, beta1, beta2, tau), **options)
 
 
 @method(
@@ -66,7 +66,7 @@ def fedyogi(
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
     """fedavg with Yogi at the server: as Adam, but the second moment changes more slowly."""
-    return fedavg(lr, server=server.yogi(server_lr, beta1, beta2, tau), **options)
+    return fedavg(lr, server=optim.yogi(server_lr, beta1, beta2, tau), **options)
 
 
 @method(
@@ -81,4 +81,4 @@ def fedadagrad(
     **options: Unpack[WithoutServer],
 ) -> Algorithm:
     """fedavg with Adagrad at the server: the second moment only grows."""
-    return fedavg(lr, server=server.adagrad(server_lr, beta1, tau), **options)
+    return fedavg(lr, server=optim.adagrad(server_lr, beta1, tau), **options)

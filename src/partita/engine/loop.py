@@ -57,7 +57,8 @@ def one_round(run: Federation, watch: Watch) -> None:
     run.ahead.forget(cohort.late)
     run.read_ahead(cohort)
     many = run.adds_up(cohort)
-    done = [_work(run, part, many, cohort.quorum) for part in run.parts(cohort)] or [NOTHING]
+    parts = enumerate(run.parts(cohort))
+    done = [_work(run, part, cohort.quorum, i if many else None) for i, part in parts] or [NOTHING]
     uploads, why = tree.cat([d.uploads for d in done]), [w for d in done for w in d.why]
     with run.phases("screening"):
         uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; faults are named
@@ -73,8 +74,9 @@ def one_round(run: Federation, watch: Watch) -> None:
     watch.after(cohort, uploads, why, sent, notes, seconds)  # metrics, progress, checkpoint
 
 
-def _work(run: Federation, cohort: Cohort, many: bool, quorum: int) -> Done:
-    """Clients train, as many at once as fit; of many only the sum of their deltas is kept.
+def _work(run: Federation, cohort: Cohort, quorum: int, part: int | None) -> Done:
+    """Clients train, as many at once as fit; where they are a `part` of many, only the sum of their deltas
+    is kept.
 
     With a quorum, what they keep waits until all have trained: too many of them may yet be set aside.
     """
@@ -87,9 +89,9 @@ def _work(run: Federation, cohort: Cohort, many: bool, quorum: int) -> Done:
             done = done._replace(kept=[(clients, tree.to(states, run.home))])
         else:
             run.save(clients, states)
-    if not many:
+    if part is None:
         return done
-    found = _combined(run, _only(good, run.discounted(cohort, uploads)))
+    found = _combined(run, _only(good, run.discounted(cohort, uploads)), part)
     return done._replace(uploads=uploads._replace(delta={}, extra={}), sum=[found] if found else [])
 
 
@@ -97,11 +99,12 @@ def _only(good: list[bool], stacks: Any) -> Any:
     return stacks if all(good) else tree.rows(stacks, [i for i, g in enumerate(good) if g])
 
 
-def _combined(run: Federation, uploads: Upload) -> Upload | None:
-    """One upload of all that were accepted, if any was."""
+def _combined(run: Federation, uploads: Upload, part: int | None = None) -> Upload | None:
+    """One upload of all that were accepted, if any was; a `part` of a cohort has draws of its own."""
     if uploads.weight is None or not len(uploads.weight):
         return None
     key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
+    key = key if part is None else draws.branch(key, "part", part)
     with run.phases("aggregation"):
         return run.aggregate(uploads, key)
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from partita import data, models
-from partita import optim as server
+from partita import data, models, optim
 from partita.core import check
 from partita.core.parts import Rate, ServerOptimizer
 from partita.data import FederatedData
@@ -117,11 +116,11 @@ def _femnist(size: str, seed: int, clients: int | None) -> Task:
         cohort=10,
         batch=32,
         lr=(
-            (server.constant(0.2), server.halving(0.5, every=100), server.halving(0.5, every=500))[i],
+            (optim.constant(0.2), optim.halving(0.5, every=100), optim.halving(0.5, every=500))[i],
             _LR,
             0.01,
         ),
-        server=(server.sgd(), server.sgd()),
+        server=(optim.sgd(), optim.sgd()),
     )
 
 
@@ -136,8 +135,8 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
         epochs=(2, 5, 5)[i],
         cohort=(10, 20, 50)[i],
         batch=(16, 32, 64)[i],
-        lr=(server.linear(1.0, warmup=0.1), server.linear(0.1, warmup=0.1), 0.1),
-        server=tuple(server.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
+        lr=(optim.linear(1.0, warmup=0.1), optim.linear(0.1, warmup=0.1), 0.1),
+        server=tuple(optim.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
         max_grad_norm=0.1,
         ditto=1e-3,
     )
@@ -154,12 +153,12 @@ def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
         epochs=(2, 5, 5)[i],
         cohort=6,
         batch=32,
-        lr=(server.linear(0.1, warmup=0.1), _LR, 0.01),
-        server=(server.sgd(), server.sgd()),
+        lr=(optim.linear(0.1, warmup=0.1), _LR, 0.01),
+        server=(optim.sgd(), optim.sgd()),
     )
 
 
-_LR = server.constant(0.01)
+_LR = optim.constant(0.01)
 TASKS: dict[str, Callable[[str, int, int | None], Task]] = {
     "femnist": _femnist,
     "shakespeare": _shakespeare,
