@@ -150,7 +150,7 @@ def test_many_passes_are_ordered_like_few(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_turns_are_even() -> None:
     turns = pt.schedule.synchronous(order="turns").begin(
-        pt.schedule.Stint(clients=7, cohort=3, first=0, rounds=6, seed=0, time=0.0, steps=lambda _: 1)
+        pt.schedule.StageSpec(clients=7, cohort=3, first=0, rounds=6, seed=0, time=0.0, steps=lambda _: 1)
     )
     from partita.core.types import ServerState
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import partita as pt
 from partita.cli.bench.workloads import METHODS
-from partita.core.device import Coming
-from partita.core.types import Moment, Work
+from partita.core.device import HostCopy
+from partita.core.types import RoundContext, Work
 from partita.engine.execute.plan import draw
 
 pytestmark = pytest.mark.skipif(
@@ -61,9 +61,9 @@ def of_kind(kind: str) -> tuple[nn.Module, pt.data.FederatedData, str | None]:
 
 def test_the_same_draws() -> None:
     data = make_data((3,))
-    moment = Moment(1, 2, 0, 2, 5, Work(epochs=2, batch=4))
-    here = draw(data, np.arange(6), moment.work, 0, moment)
-    there = draw(data.to("cuda"), np.arange(6), moment.work, 0, moment)
+    context = RoundContext(1, 2, 0, 2, 5, Work(epochs=2, batch=4))
+    here = draw(data, np.arange(6), context.work, 0, context)
+    there = draw(data.to("cuda"), np.arange(6), context.work, 0, context)
     assert torch.equal(here.rows, there.rows.cpu())
     assert torch.equal(here.keys, there.keys.cpu())
 
@@ -135,8 +135,8 @@ def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str, m
     model, data, _ = of_kind("mlp")
     method, strict = METHODS[name], Strict(6)
     reads = []
-    read = Coming.read
-    monkeypatch.setattr(Coming, "read", lambda coming: reads.append(strict.rounds) or read(coming))
+    read = HostCopy.read
+    monkeypatch.setattr(HostCopy, "read", lambda coming: reads.append(strict.rounds) or read(coming))
     work = {**OPTIONS, "rounds": 6, "cohort": 6, "evaluate_every": 6}
     try:
         pt.federate(

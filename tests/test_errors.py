@@ -114,7 +114,7 @@ def at(schedule: object, **changed: Any) -> Call:
 
 def waiting(**delays: Any) -> Call:
     """The run with delays."""
-    return at(pt.schedule.usual(pt.schedule.delays(**delays)))
+    return at(pt.schedule.preferred(pt.schedule.delays(**delays)))
 
 
 def traced(out: Path) -> object:
@@ -484,7 +484,7 @@ TABLE = [
     make("until before the beginning", lambda: S.asynchronous(until=0), "until=0: ", "a number above 0"),
     make("until the end of time", lambda: S.synchronous(until=INF), "until=inf: ", "a number above 0"),
     make("delays is a number", lambda: S.asynchronous(delays=2.0), "delays=2.0: ", DELAYS),
-    make("delays is one delay", lambda: S.usual(S.exponential(1)), "delays=Exponential(", DELAYS),
+    make("delays is one delay", lambda: S.preferred(S.exponential(1)), "delays=Exponential(", DELAYS),
     make("delays not called", lambda: S.synchronous(delays=S.delays), "delays=<function delays", DELAYS),
     make(
         "a deadline of nothing", lambda: S.synchronous(deadline=2), "deadline=2.0: ", "None without delays="
@@ -1524,15 +1524,25 @@ COMMANDS = [
     sets("schedules", "schedule=[synchronous()]", "schedule=[Synchronous(", SCHEDULE),
     sets("schedule is a delay", "schedule=gamma(1)", "schedule='gamma': ", "one of 'asynchronous', 'sync"),
     sets("a wrong option of a schedule", "schedule=asynchronous(buffer=0)", "schedule: buffer=0: ", "from 1"),
-    sets("a schedule's option misspelt", "schedule=usual(untl=1)", "schedule: usual: ", "mean 'until'?)"),
-    sets("too many at work", "schedule=asynchronous(99)", "concurrency=99: ", "from 1 up to 40"),
-    sets("no such delay", "schedule=usual(delays(gama(1)))", "schedule: function='gama': ", "'gamma'?)"),
-    sets("a wrong delay", "schedule=usual(delays(gamma(-1)))", "schedule: gamma mean=-1: ", "from 0"),
     sets(
-        "no such file of delays", "schedule=usual(delays(trace('x')))", "delay path='x': ", "a readable file"
+        "a schedule's option misspelt",
+        "schedule=preferred(untl=1)",
+        "schedule: preferred: ",
+        "mean 'until'?)",
+    ),
+    sets("too many at work", "schedule=asynchronous(99)", "concurrency=99: ", "from 1 up to 40"),
+    sets("no such delay", "schedule=preferred(delays(gama(1)))", "schedule: function='gama': ", "'gamma'?)"),
+    sets("a wrong delay", "schedule=preferred(delays(gamma(-1)))", "schedule: gamma mean=-1: ", "from 0"),
+    sets(
+        "no such file of delays",
+        "schedule=preferred(delays(trace('x')))",
+        "delay path='x': ",
+        "a readable file",
     ),
     sets("no such staleness", "schedule=asynchronous(staleness='sqt')", "staleness='sqt': ", "mean 'sqrt'?)"),
-    sets("a part of Python", "schedule=usual(delays(open('x')))", "schedule: function='open': ", "one of"),
+    sets(
+        "a part of Python", "schedule=preferred(delays(open('x')))", "schedule: function='open': ", "one of"
+    ),
     sets("evaluation every -2.5", "evaluate_every=-2.5", "evaluate_every=-2.5: ", "a number above 0"),
     Mistyped(
         "compared methods that keep step",

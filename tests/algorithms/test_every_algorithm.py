@@ -20,11 +20,11 @@ from partita.algorithms import METHODS
 from partita.algorithms.l2gd import tails
 from partita.core import draws
 from partita.core.parts import Algorithm
-from partita.core.types import Cohort, Moment, ServerState, Work
+from partita.core.types import Cohort, RoundContext, ServerState, Work
 from partita.data import FederatedData
 from partita.engine.execute.plan import Plan, draw, start_keys
 from partita.engine.store.files import read_jsonl
-from partita.schedule import Stint, Turns
+from partita.schedule import Running, StageSpec
 from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl
 
 # ---- the methods
@@ -128,7 +128,7 @@ ROUNDS, COHORT, SEED = 3, 5, 3
 
 def alone_by_coins(lr: float, p: float) -> Algorithm:
     """`local` with as many steps in each round as the coins of l2gd say, for 7 clients."""
-    steps = [tails(Moment(SEED, t, 0, 0, 0, Work(steps=1)), p) for t in range(ROUNDS)]
+    steps = [tails(RoundContext(SEED, t, 0, 0, 0, Work(steps=1)), p) for t in range(ROUNDS)]
     return pt.pipeline(*(pt.stage(pt.local(lr / (7 * (1 - p))), rounds=1, steps=(k,) * 7) for k in steps))
 
 
@@ -889,7 +889,7 @@ def plainly(
 
         def batches(client: int, phase: int, steps: int | None) -> list[np.ndarray]:
             work = part.work if steps is None else replace(part.work, steps=steps, epochs=None)
-            plan = draw(DOUBLE, np.array([client]), work, phase, moment(version, work))
+            plan = draw(DOUBLE, np.array([client]), work, phase, context(version, work))
             return [plan.rows[0, k, : plan.size[0, k]].numpy() for k in range(plan.steps[0])]
 
         def rows(client: int) -> np.ndarray:
@@ -897,7 +897,7 @@ def plainly(
             return np.arange(begin, begin + n)
 
         def noise(client: int) -> plain.Params:
-            key = start_keys(np.array([client]), moment(version, part.work), DOUBLE.x.device)[0]
+            key = start_keys(np.array([client]), context(version, part.work), DOUBLE.x.device)[0]
             return {k: normals(key, k, v.shape) for k, v in start.items()}
 
         def order(n: int) -> np.ndarray:
@@ -917,7 +917,7 @@ def plainly(
             noise=noise,
             order=order,
             after=lambda: given(s, t + 1),
-            coins=lambda p: tails(moment(version, part.work), p),
+            coins=lambda p: tails(context(version, part.work), p),
         )
 
     return list(plain.run(start, todo, given))
@@ -957,14 +957,14 @@ def normals(key: Tensor, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return draws.normal(keys).double().numpy().reshape(shape)
 
 
-def moment(version: int, work: Work) -> Moment:
-    return Moment(SEED, version, 0, 0, 0, work)
+def context(version: int, work: Work) -> RoundContext:
+    return RoundContext(SEED, version, 0, 0, 0, work)
 
 
 def cohort(version: int, size: int) -> tuple[int, ...]:
     """Who takes part in a round."""
     turns = pt.schedule.synchronous().begin(
-        Stint(DOUBLE.clients, size, version, rounds=1, seed=SEED, time=0.0, steps=lambda client: 1)  # noqa: ARG005
+        StageSpec(DOUBLE.clients, size, version, rounds=1, seed=SEED, time=0.0, steps=lambda client: 1)  # noqa: ARG005
     )
     return turns.next(ServerState({}, {}, {}, version)).clients
 
@@ -981,9 +981,9 @@ def rows_of(plan: Plan, i: int) -> tuple[list[list[int]], list[int]]:
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> None:
     asked = Work(**work)
-    everyone = draw(SINGLE, np.arange(7), asked, 1, moment(2, asked))
+    everyone = draw(SINGLE, np.arange(7), asked, 1, context(2, asked))
     for some in ([3, 6, 0, 5, 1, 4, 2], [4, 0], [2], [5, 4, 3]):
-        plan = draw(SINGLE, np.array(some), asked, 1, moment(2, asked))
+        plan = draw(SINGLE, np.array(some), asked, 1, context(2, asked))
         for place, client in enumerate(some):
             assert rows_of(plan, place) == rows_of(everyone, client)
 
@@ -997,8 +997,8 @@ class Reversed:
     def of(self, algorithm: Algorithm) -> Reversed:  # noqa: ARG002
         return self
 
-    def begin(self, stint: Stint) -> Turns:
-        turns = pt.schedule.synchronous().begin(stint)
+    def begin(self, spec: StageSpec) -> Running:
+        turns = pt.schedule.synchronous().begin(spec)
         forward = turns.next
 
         def backward(server: ServerState) -> Cohort:

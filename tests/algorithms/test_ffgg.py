@@ -184,8 +184,8 @@ def schedule_turns(schedule: Any, clients: int, rounds: int) -> list[Any]:
 
 
 def begun(schedule: Any, clients: int) -> Any:
-    stint = pt.schedule.Stint(clients, clients, 0, 10**6, 0, 0.0, lambda _: 1)
-    return schedule.of(pt.fedavg(0.1)).begin(stint)
+    spec = pt.schedule.StageSpec(clients, clients, 0, 10**6, 0, 0.0, lambda _: 1)
+    return schedule.of(pt.fedavg(0.1)).begin(spec)
 
 
 def at_start(schedule: Any, clients: int) -> list[int]:

@@ -257,17 +257,17 @@ def test_methods_run_asynchronously_or_say_why_not(name: str) -> None:
     given = {p.name: declared(p.annotation)[1].example for p in needed(METHODS[name])}
     method = METHODS[name](**given, **({"buffer": 3} if name == "fedbuff" else {}))
     if name in ONLY_IN_STEP:
-        assert ONLY_IN_STEP[name] in method.in_step
+        assert ONLY_IN_STEP[name] in method.synchronous_only
         with pytest.raises(ValueError, match=f"{name}.*{ONLY_IN_STEP[name]}"):
             federate(method, **STALE)
     else:
-        assert not method.in_step
+        assert not method.synchronous_only
         assert np.isfinite(federate(method, **{**STALE, "rounds": 2}).metrics[-1]["test.personal"])
 
 
 def test_the_last_models_of_all_need_rounds() -> None:
     for build in (pt.fedavg_plus, pt.fedgeomed_plus, pt.fedcomed_plus):
-        assert "stale" in build(0.1, 0.1, over="all").in_step
+        assert "stale" in build(0.1, 0.1, over="all").synchronous_only
     with pytest.raises(ValueError, match="fedavg_plus: with over='all'"):
         federate(pt.fedavg_plus(0.1, 0.1, over="all"), **STALE)
 

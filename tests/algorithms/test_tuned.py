@@ -14,7 +14,7 @@ from torch import Tensor
 import partita as pt
 from partita.algorithms.base import as_is
 from partita.core.parts import Algorithm
-from partita.core.types import Moment, Work
+from partita.core.types import RoundContext, Work
 from partita.engine.description import describe
 from partita.engine.execute.plan import draw
 from partita.recipes import Experiment
@@ -51,7 +51,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def descended(w: dict[str, Tensor], client: int, steps: int, batch: int | None) -> plain.Params:
     """Plain SGD on the rows that an evaluation after the last round sees."""
     work = Work(steps=steps, batch=batch)
-    plan = draw(DATA, np.array([client]), work, 0, Moment(SEED, ROUNDS, 0, ROUNDS, ROUNDS, work))
+    plan = draw(DATA, np.array([client]), work, 0, RoundContext(SEED, ROUNDS, 0, ROUNDS, ROUNDS, work))
     batches = [plan.rows[0, k, : plan.size[0, k]].numpy() for k in range(steps)]
     given = plain.Given(DATA.x.numpy(), DATA.y.numpy(), DATA.sizes(), [], None, 0, 0, True)
     return plain.descend({k: v.numpy() for k, v in w.items()}, given, batches, dict.fromkeys(w, LR), {})[0]
@@ -116,7 +116,7 @@ def test_the_last_stage_of_a_pipeline_is_tuned() -> None:
 
 def test_it_keeps_what_the_method_wants_of_a_schedule() -> None:
     assert pt.tuned(pt.fedbuff(0.1, buffer=2), LR).asynchronous == {"buffer": 2, "staleness": "sqrt"}
-    assert pt.tuned(pt.l2gd(0.1, 1.0, 0.2), LR).in_step == pt.l2gd(0.1, 1.0, 0.2).in_step
+    assert pt.tuned(pt.l2gd(0.1, 1.0, 0.2), LR).synchronous_only == pt.l2gd(0.1, 1.0, 0.2).synchronous_only
 
 
 def test_a_method_with_other_options_is_tuned_still() -> None:

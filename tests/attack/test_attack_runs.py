@@ -20,7 +20,7 @@ from partita.algorithms import METHODS
 from partita.core.parts import Algorithm, Attack
 from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.settings import byzantine_clients
-from partita.schedule import Stint, Turns
+from partita.schedule import Running, StageSpec
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
 LR = 0.2
@@ -135,8 +135,8 @@ class Only:
     def of(self, algorithm: Algorithm) -> Only:  # noqa: ARG002
         return self
 
-    def begin(self, stint: Stint) -> Turns:
-        turns = pt.schedule.synchronous().begin(stint)
+    def begin(self, spec: StageSpec) -> Running:
+        turns = pt.schedule.synchronous().begin(spec)
         whole = turns.next
 
         def one(server: ServerState) -> Cohort:

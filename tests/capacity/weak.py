@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import partita as pt
 from partita.core import tree
 from partita.core.parts import Algorithm
-from partita.core.types import ClientState, Cohort, Moment, Upload, Work
+from partita.core.types import ClientState, Cohort, RoundContext, Upload, Work
 from partita.data import FederatedData
 from partita.engine.execute.plan import draw
 from partita.engine.federation import Federation
@@ -138,7 +138,7 @@ def rounds(
 def batches(data: FederatedData, client: int, round: int = 0, **work: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """What a client sees in the steps of its first phase, under seed 0."""
     now = Work(**work)
-    plan = draw(data, np.array([client]), now, 0, Moment(0, round, 0, round, 1, now))
+    plan = draw(data, np.array([client]), now, 0, RoundContext(0, round, 0, round, 1, now))
     for rows, size in zip(plan.rows[0], plan.size[0]):
         yield data.gather(rows[: int(size)])
 

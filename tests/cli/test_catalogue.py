@@ -242,7 +242,7 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     assert of("schedules") | of("delays") | of("staleness") == {
         n for n in pt.schedule.__all__ if n[0].islower()
     }
-    assert of("schedules") == {"asynchronous", "synchronous", "usual"} == set(SCHEDULES)
+    assert of("schedules") == {"asynchronous", "synchronous", "preferred"} == set(SCHEDULES)
     assert of("aggregators") == set(pt.aggregate.__all__)
     assert of("penalties") == set(pt.psi.__all__)
     assert of("attacks") == set(pt.attack.__all__)
@@ -590,7 +590,7 @@ S = pt.schedule
         ("None", None),
         ("asynchronous", S.asynchronous()),
         ("synchronous('turns')", S.synchronous("turns")),
-        ("pt.schedule.usual(until=9)", S.usual(until=9)),
+        ("pt.schedule.preferred(until=9)", S.preferred(until=9)),
         (
             'asynchronous(concurrency=16, buffer=4, staleness="sqrt", delays=delays(download=exponential(1), '
             "upload=scaled(exponential(1), uniform(4, 6)), dropout=0.05))",
@@ -664,12 +664,12 @@ def test_set_a_schedule_in_every_recipe_of_one_experiment(tmp_path: Path) -> Non
         ("asynchronous(delays=exponential(1))", "schedule: delays=Exponential(mean=1.0): ", "delays(downl"),
         ("asynchronous(delays=delays(uplod=1))", "schedule: delays: got an", "(did you mean 'upload'?)"),
         ("asynchronous(delays=delays(upload=-1))", "schedule: delays upload=-1: ", "a number from 0"),
-        ("usual(delays(upload=exponental(1)))", "schedule: function='exponental': ", "'exponential'?)"),
-        ("usual(delays(upload=exponential(-1)))", "schedule: exponential mean=-1: ", "a number from 0"),
-        ("usual(delays(upload=exponential()))", "schedule: exponential: missing a required", "'mean'"),
-        ("usual(delays(upload=open('x')))", "schedule: function='open': expected one of 'asynchr", ""),
-        ("usual(delays(upload=1 + 1))", "schedule: argument='1 + 1': expected a number", ""),
-        ("usual(delays(upload=trace('no.csv')))", "schedule: delay path='no.csv': expected a rea", ""),
+        ("preferred(delays(upload=exponental(1)))", "schedule: function='exponental': ", "'exponential'?)"),
+        ("preferred(delays(upload=exponential(-1)))", "schedule: exponential mean=-1: ", "a number from 0"),
+        ("preferred(delays(upload=exponential()))", "schedule: exponential: missing a required", "'mean'"),
+        ("preferred(delays(upload=open('x')))", "schedule: function='open': expected one of 'asynchr", ""),
+        ("preferred(delays(upload=1 + 1))", "schedule: argument='1 + 1': expected a number", ""),
+        ("preferred(delays(upload=trace('no.csv')))", "schedule: delay path='no.csv': expected a rea", ""),
         ("synchronous(quorum=2.5)", "schedule: quorum=2.5: expected a number of clients from 1", ""),
         ("synchronous(deadline=1)", "schedule: deadline=1.0: expected None without delays=", ""),
     ],

@@ -337,7 +337,7 @@ def test_compare_marks_the_best_and_pairs_the_clients(tmp_path: Path, partita: C
         (None, "synchronous random", "synchronous random", "asynchronous random"),
         ("asynchronous(2, order='same')", "synchronous random", *["asynchronous same"] * 2),
         ("synchronous", "synchronous random", "synchronous random", "synchronous random"),
-        ("usual(delays(upload=2.0))", "synchronous random", "synchronous random", "asynchronous random"),
+        ("preferred(delays(upload=2.0))", "synchronous random", "synchronous random", "asynchronous random"),
     ],
 )
 def test_compare_under_a_schedule(

@@ -41,7 +41,7 @@ def tensors(schedule: Any, **options: Any) -> list[torch.Tensor]:
 def test_ahead_in_parts_and_at_arrival(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tensors(SCHEDULES[name])
     with monkeypatch.context() as patch:
-        patch.setattr(Clock, "flying", lambda clock: Cohort((), (), (), clock.now))
+        patch.setattr(Clock, "in_flight", lambda clock: Cohort((), (), (), clock.now))
         assert all(map(torch.equal, tensors(SCHEDULES[name]), expected))
     monkeypatch.setattr(federation, "BLOCK_CLIENTS", 2)
     assert all(map(torch.equal, tensors(SCHEDULES[name]), expected))

@@ -19,7 +19,7 @@ from partita.core.sound import NOT_FINITE, TOO_LARGE, faults
 from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.callbacks import Callback
 from partita.engine.screen import screen
-from partita.schedule import Stint, Turns
+from partita.schedule import Running, StageSpec
 
 SIZES, BAD = [9, 7, 5, 8], 2
 
@@ -320,8 +320,8 @@ class Without:
     def of(self, algorithm: Any) -> Without:  # noqa: ARG002
         return self
 
-    def begin(self, stint: Stint) -> Turns:
-        turns = pt.schedule.synchronous().begin(stint)
+    def begin(self, spec: StageSpec) -> Running:
+        turns = pt.schedule.synchronous().begin(spec)
         whole = turns.next
 
         def others(server: ServerState) -> Cohort:

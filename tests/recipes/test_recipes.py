@@ -1,4 +1,4 @@
-"""The recipes of the papers at their smallest: they run, their tables are filled, their findings show."""
+"""The recipes of the papers at their smallest: they run, their tables are filled, their profile show."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from algorithms.test_every_algorithm import (
 )
 from partita.core import draws
 from partita.core.parts import Algorithm
-from partita.core.types import Cohort, Moment, Work
+from partita.core.types import Cohort, RoundContext, Work
 from partita.engine import pending as ahead
 from partita.engine.execute.plan import draw
 from reference import plain
@@ -47,7 +47,7 @@ def test_the_synchronous_twin(case: Case) -> None:
     algorithm = make(case.name, case.options)
     schedule = S.asynchronous(concurrency=N, buffer=N, delays=S.delays(download=1.0, upload=2.5))
     several = [s.algorithm for s in algorithm.stages if s.rounds]  # the others are one round of everyone
-    if any(a.in_step for a in several or [algorithm]):
+    if any(a.synchronous_only for a in several or [algorithm]):
         with pytest.raises(ValueError, match="synchronous\\(\\) for"):
             federate(algorithm, cohort=None, schedule=schedule)
         return
@@ -83,7 +83,7 @@ def textbook(
     now, number, fills, times, ages = 0.0, 0, 0, [], []
 
     def given(client: int, version: int) -> plain.Given:
-        at = Moment(SEED, version, 0, version, rounds, work)
+        at = RoundContext(SEED, version, 0, version, rounds, work)
 
         def batches(i: int, phase: int, count: int | None) -> list[np.ndarray]:
             own = work if count is None else replace(work, steps=count)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 import partita as pt
 from partita.core.types import Cohort, ServerState
-from partita.schedule import Stint
+from partita.schedule import StageSpec
 
 S = pt.schedule
 
 
 def begin(schedule: Any, clients: int, cohort: int | None = None, rounds: int = 10**6, seed: int = 0) -> Any:
-    stint = Stint(clients, cohort or clients, 0, rounds, seed, 0.0, lambda _: 10)
+    spec = StageSpec(clients, cohort or clients, 0, rounds, seed, 0.0, lambda _: 10)
     schedule.check(clients, cohort or clients)
-    return schedule.of(pt.fedavg(lr=0.1)).begin(stint)
+    return schedule.of(pt.fedavg(lr=0.1)).begin(spec)
 
 
 def server(version: int) -> ServerState:
@@ -111,7 +111,7 @@ def test_rounds_in_step_end_when_they_should(
             assert not cohort.late
         if late == "drop":
             assert set(cohort.staleness) <= {0}
-            assert not turns.flying().clients
+            assert not turns.in_flight().clients
         now = cohort.time
 
 

@@ -20,7 +20,7 @@ from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
 from partita.engine.callbacks import Callback, Event
 from partita.schedule import asynchronous, delays, exponential, synchronous
-from partita.schedule.base import OnClock
+from partita.schedule.base import ClockedSchedule
 from partita.schedule.clock import Clock
 
 CLIENTS, HALF = 10, 5
@@ -110,7 +110,7 @@ def test_uploads_of_earlier_rounds_count_where_few_are_free() -> None:
     """late='apply': the server asks those who are free, and waits for so many uploads all the same."""
     waits = delays(upload=[1.0] * 3 + [7.0] * 7)
     made = synchronous(delays=waits, deadline=1.0, quorum=3, late="apply")
-    turns = made.begin(schedule.Stint(CLIENTS, 8, 0, 20, 0, 0.0, steps=lambda _: 1))
+    turns = made.begin(schedule.StageSpec(CLIENTS, 8, 0, 20, 0, 0.0, steps=lambda _: 1))
     for version in range(20):
         cohort = turns.next(ServerState({}, {}, {}, version))
         assert cohort.quorum == 3
@@ -226,11 +226,11 @@ class Twice:
     def of(self, algorithm: Algorithm) -> Twice:  # noqa: ARG002
         return self
 
-    def begin(self, stint: schedule.Stint) -> TwiceTurns:
-        return TwiceTurns(self, stint, Clock(stint.clients, stint.seed, self.delays, stint.steps, stint.time))
+    def begin(self, spec: schedule.StageSpec) -> RunningTwice:
+        return RunningTwice(self, spec, Clock(spec.clients, spec.seed, self.delays, spec.steps, spec.time))
 
 
-class TwiceTurns(OnClock[Twice]):
+class RunningTwice(ClockedSchedule[Twice]):
     def next(self, server: ServerState) -> Cohort:
         landed = self.clock.send(server, [2, 7, 4, 7])
         return self.clock.cohort(server.version, [self.clock.land() for _ in landed], [], [])

@@ -26,4 +26,4 @@ def local(lr: Lr, **options: Unpack[Common]) -> Algorithm:
     """Each client trains its own model on its own data and never communicates."""
     common, eta = settings(options), as_rate(lr)
     made = compose(lambda problem: together(problem, eta, common.optimizer), common, personal="all")
-    return replace(made, in_step="clients send nothing")
+    return replace(made, synchronous_only="clients send nothing")

@@ -17,7 +17,7 @@ from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, metho
 from partita.algorithms.local.sgd import finish, move, start
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
-from partita.core.types import Moment, Work
+from partita.core.types import RoundContext, Work
 from partita.optim.rates import as_rate
 
 PAPER = "FedAlt: Pillutla et al., Federated Learning with Partial Model Personalization (2022), Algorithm 2"
@@ -52,5 +52,5 @@ def fedalt(
     return compose(local, common, personal=personal)
 
 
-def _work(steps: int | None) -> Callable[[Moment], Work] | None:
+def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:
     return None if steps is None else lambda now: replace(now.work, steps=steps, epochs=None)

@@ -82,8 +82,8 @@ def fedplus(
             algorithm,
             aggregate=_all_of(common.weighting),
             server=remember(common),
-            in_step=REMEMBERS,
-            whole_models="with over='all' the server keeps every client's last whole model",
+            synchronous_only=REMEMBERS,
+            needs_full_model="with over='all' the server keeps every client's last whole model",
         )
     return algorithm
 

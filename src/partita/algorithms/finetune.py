@@ -52,4 +52,4 @@ def finetune(
         return LocalRule(start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=()))
 
     made = compose(local, common, personal=personal, partition=partition)
-    return replace(made, in_step="clients send nothing")
+    return replace(made, synchronous_only="clients send nothing")

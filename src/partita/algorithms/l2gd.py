@@ -24,7 +24,7 @@ from partita.algorithms.local.sgd import Carry, finish, move, start
 from partita.core import check, draws
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
-from partita.core.types import Batch, Moment, Work
+from partita.core.types import Batch, RoundContext, Work
 from partita.optim.rates import as_rate
 
 PAPER = "L2GD: Hanzely & Richtárik, Federated Learning of a Mixture of Global and Local Models (2020), Alg. 1"
@@ -73,10 +73,10 @@ def l2gd(
         return LocalRule(start(problem, common.optimizer), (*pull, steps), finish(problem))
 
     made = compose(local, common, partition=all_twice)
-    return replace(made, in_step="all clients toss one coin in each round")
+    return replace(made, synchronous_only="all clients toss one coin in each round")
 
 
-def tails(now: Moment, p: float) -> int:
+def tails(now: RoundContext, p: float) -> int:
     """How often the coin of this round says "local step" before it says p: the same for all clients."""
     assert isinstance(now.round, int)  # it runs in step only
     return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1

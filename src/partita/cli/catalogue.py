@@ -102,7 +102,7 @@ AROUND = ("pipeline", "stage", "tuned")  # methods that are made of methods: wri
 CALLS = {
     "asynchronous": "asynchronous(concurrency=5, buffer=2, delays=delays(upload=exponential(2.0)))",
     "synchronous": "synchronous(delays=delays(upload=exponential(2.0)), deadline=3.0, quorum=0.5)",
-    "usual": "usual(delays=delays(upload=exponential(2.0)), until=30.0)",
+    "preferred": "preferred(delays=delays(upload=exponential(2.0)), until=30.0)",
     "delays": "delays(download=0.5, upload=lognormal(1.0, sigma=1.0), dropout=0.05)",
     "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
     "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
@@ -200,7 +200,7 @@ KINDS = {
     ),
     "schedules": Kind(
         "schedules",
-        lambda: _public(schedule, "asynchronous", "synchronous", "usual"),
+        lambda: _public(schedule, "asynchronous", "synchronous", "preferred"),
         TIMED,
         "{}",
         "schedule={}",

@@ -52,7 +52,7 @@ def beside(tensors: Iterable[Tensor], x: np.ndarray) -> dict[torch.device, Tenso
     return {device: put(x, device) for device in {tensor.device for tensor in tensors}}
 
 
-class Coming:
+class HostCopy:
     """Tensors on their way to the host. What a device is given later does not hold them up."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -15,8 +15,8 @@ from partita.core.types import (
     Batch,
     ClientState,
     Download,
-    Moment,
     Partition,
+    RoundContext,
     Scores,
     ServerState,
     Tensors,
@@ -39,7 +39,7 @@ class Phase(NamedTuple):
 
     step: Callable[[Any, Any, Any], Any]
     lr: tuple[Rate, ...] = ()
-    work: Callable[[Moment], Work] | None = None
+    work: Callable[[RoundContext], Work] | None = None
     batches: int = 1
 
 
@@ -225,8 +225,8 @@ class Algorithm:
     stateful     whether clients keep a state between rounds, if the run lets them
     asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
                  may be empty) runs under one unless the run says otherwise
-    in_step      why it cannot run under an asynchronous schedule ('': it can)
-    whole_models why every client must hold the whole model ('': it need not)
+    synchronous_only  why it cannot run under an asynchronous schedule ('': it can)
+    needs_full_model  why every client must hold the whole model ('': it need not)
     """
 
     name: str
@@ -238,8 +238,8 @@ class Algorithm:
     personalize: Callable[[Problem], Personalize]
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
-    in_step: str = ""
-    whole_models: str = ""
+    synchronous_only: str = ""
+    needs_full_model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
 

@@ -154,7 +154,7 @@ class Work:
     shuffle: bool = True
 
 
-class Moment(NamedTuple):
+class RoundContext(NamedTuple):
     """Where in a run something is executed: all that draws and rates depend on, but for the client.
 
     Clients that received the model at different times have a row each in `round` and `stage_round`.
@@ -168,7 +168,7 @@ class Moment(NamedTuple):
     work: Work
     role: str = "training"
 
-    def of(self, rows: Any) -> Moment:
+    def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""
         if isinstance(self.round, int):
             return self

@@ -21,7 +21,7 @@ ADVICE = {  # by the kind of a NumPy dtype
     "c": "real numbers: real and imaginary part as two features, for example",
     "O": f"{TEXT} of one type: fill in what is missing, then astype('float32') or astype('int64')",
     "V": "a plain array: numpy.lib.recfunctions.structured_to_unstructured makes one of named columns",
-    "M": "numbers: days or seconds since some moment, for example",
+    "M": "numbers: days or seconds since some context, for example",
     "m": "numbers: astype('float64') gives how many of its unit",
 }
 

@@ -17,8 +17,8 @@ NEAR_GUESS = 0.1  # of the way from a guess to no error
 
 def warn_about_buffers(run: Federation) -> None:
     """A model with statistics, and nothing said about them."""
-    if run.findings.buffers and run.settings.norm is None:
-        shown = ", ".join(run.findings.buffers[:3])
+    if run.profile.buffers and run.settings.norm is None:
+        shown = ", ".join(run.profile.buffers[:3])
         check.warn(
             f"the model keeps statistics while it trains ({shown}, ...) and norm= was not chosen: they "
             "are averaged like the layers they belong to (norm='global'); norm='static' measures them before "
@@ -52,7 +52,7 @@ def warn_about_untrained(run: Federation) -> None:
     if run.given.name != "finetune" or run.given.stages or run.server.version:
         return
     y, shown = run.source.y, ""
-    if run.findings.metric.name == "accuracy" and not y.is_floating_point() and y.dim() == 1:
+    if run.profile.metric.name == "accuracy" and not y.is_floating_point() and y.dim() == 1:
         scores, weight = run.scores("global"), run.test_weight
         there = (weight > 0) & ~np.isnan(scores)
         guess = float(np.unique(y.cpu().numpy(), return_counts=True)[1].max()) / len(y)

@@ -12,7 +12,7 @@ from torch import Tensor
 from partita.aggregate.mean import mean
 from partita.core import check, tree
 from partita.core.device import beside, put
-from partita.core.types import Cohort, Download, Group, Moment, Tensors, Upload
+from partita.core.types import Cohort, Download, Group, RoundContext, Tensors, Upload
 
 
 def check_once(cohort: Cohort, names: Sequence[str]) -> None:
@@ -49,24 +49,24 @@ def _between(group: Group, a: int, b: int) -> Group:
     return group._replace(positions=places, download=download)
 
 
-def joined(groups: Sequence[Group], moment: Moment, first: int) -> tuple[Group, Moment]:
+def joined(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[Group, RoundContext]:
     """All groups as one, in the cohort's order, and the moment at which each client received its model.
 
     Where these are several, the group has a model in each row and the moment a round. `first` is the version
     at which the stage began.
     """
-    events = [moment.round if g.event is None else g.event for g in groups]
+    events = [context.round if g.event is None else g.event for g in groups]
     since = [g.download.version - first for g in groups]
     if len(groups) == 1:
-        return groups[0], moment._replace(round=events[0], stage_round=since[0])
+        return groups[0], context._replace(round=events[0], stage_round=since[0])
     owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
     which = [g for _, g in owner]
     shared, extra = tree.stack([groups[g].download[:2] for g in which])
-    moment = moment._replace(
+    context = context._replace(
         round=torch.tensor([events[g] for g in which]),
         stage_round=torch.tensor([since[g] for g in which]),
     )
-    return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), moment
+    return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), context
 
 
 def merged(parts: Sequence[Upload]) -> Upload | None:

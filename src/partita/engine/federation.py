@@ -29,8 +29,8 @@ from partita.core.types import (
     Cohort,
     Download,
     Group,
-    Moment,
     Partition,
+    RoundContext,
     ServerState,
     Tensors,
     Upload,
@@ -43,8 +43,8 @@ from partita.engine.cohorts import discounted, joined, parts, rebased
 from partita.engine.devices.devices import Devices
 from partita.engine.execute import (
     Executor,
-    Findings,
     ModelProblem,
+    ModelProfile,
     Task,
     budget,
     examine,
@@ -60,7 +60,7 @@ from partita.engine.pending import Ahead
 from partita.engine.phases import Phases
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, stage_work, steps_of
 from partita.engine.store import Clients, MemoryStore, Store, open_store
-from partita.schedule import Schedule, Stint, Turns, synchronous
+from partita.schedule import Running, Schedule, StageSpec, synchronous
 
 BLOCK_CLIENTS, BLOCK_BYTES = 4096, 1 << 28  # whose states are held at once
 FEWER, MUCH = 1024, 1 << 24  # so many, where the states of more would take this much
@@ -71,7 +71,7 @@ class Federation:
 
     server: ServerState
     store: Store
-    schedule: Turns
+    schedule: Running
     algorithm: Algorithm
     partition: Partition
     problem: ModelProblem
@@ -96,12 +96,12 @@ class Federation:
         computed = origin.code if origin else computed_by(self.model, loss, metric)  # before it computes
         with kept(self.data.x.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, self.data.x.device)
-            self.findings: Findings = examine(self.model, self.data, loss, metric)
-        check_real(self.model, self.findings.buffers)
+            self.profile: ModelProfile = examine(self.model, self.data, loss, metric)
+        check_real(self.model, self.profile.buffers)
         if settings.norm == "static":
             refuse_own_statistics(self.model, self.data)
-        self.names = names_of(self.model, self.data, self.findings.buffers)
-        trial = origin.trial if origin else tried(self.findings, self.model, self.data, settings.seed)
+        self.names = names_of(self.model, self.data, self.profile.buffers)
+        trial = origin.trial if origin else tried(self.profile, self.model, self.data, settings.seed)
         self.origin = origin or Origin.of(self.model, self.names, computed, trial)
         self.stages = settings.stages(algorithm)
         for part in self.stages:  # a wrong split or cohort is refused before any work
@@ -226,12 +226,12 @@ class Federation:
             self.model,
             self.data,
             self.partition,
-            self.findings,
+            self.profile,
             self.base,
             memory=self.settings.memory_bytes,
             picks=self.picks,
             tracks=self.settings.norm != "static",
-            usual={part.cohort or self.data.clients, *self.devices.sizes},
+            cohort_sizes={part.cohort or self.data.clients, *self.devices.sizes},
             batch=part.batch,
             half=self.settings.precision == "bf16",
             tell=self.tell,
@@ -272,14 +272,14 @@ class Federation:
         )
         self.ahead = Ahead()
         self.schedule = self._schedule(part).begin(
-            Stint(
+            StageSpec(
                 clients=self.data.clients,
                 cohort=part.cohort or self.data.clients,
                 first=first,
                 rounds=part.rounds or 0,
                 seed=self.settings.seed,
                 time=time,
-                steps=lambda client: client_steps(self.rule, np.array([client]), self.data, self.moment()),
+                steps=lambda client: client_steps(self.rule, np.array([client]), self.data, self.context()),
                 received=None if self.devices.alike else self.devices.received,
             )
         )
@@ -314,7 +314,7 @@ class Federation:
         """How a method splits this model."""
         partition = algorithm.partition(self.model, self.names)
         if self.settings.norm == "personal":
-            partition = keep_norms(self.model, partition, self.findings.buffers)
+            partition = keep_norms(self.model, partition, self.profile.buffers)
         return partition
 
     # ---- what the loop calls
@@ -354,7 +354,7 @@ class Federation:
             return "clients keep no personal part between rounds"
         if self.devices.narrow or self.devices.lacks(own):
             return "clients hold personal parts of different sizes"
-        if self.settings.norm == "static" and set(own) & set(self.findings.buffers):
+        if self.settings.norm == "static" and set(own) & set(self.profile.buffers):
             return "statistics are measured for a model (norm='static'), and a mean has none"
         return ""
 
@@ -369,11 +369,11 @@ class Federation:
         keep = self.algorithm.stateful and self.stages[self.stage].state == "keep"
         return keep and bool(self.store_names)
 
-    def moment(self, role: str = "training") -> Moment:
+    def context(self, role: str = "training") -> RoundContext:
         """Where the run is now."""
         part = self.stages[self.stage]
         version = self.server.version
-        return Moment(
+        return RoundContext(
             seed=self.settings.seed,
             round=version,
             stage=self.stage,
@@ -396,11 +396,11 @@ class Federation:
         if self.keeps_state and not isinstance(self.store, MemoryStore):
             with self.phases("states"):
                 here = set(cohort.clients)
-                self.store.prefetch([c for c in self.soon() if c not in here])
+                self.store.prefetch([c for c in self.upcoming() if c not in here])
 
-    def soon(self) -> Sequence[int]:
+    def upcoming(self) -> Sequence[int]:
         """Who comes after this cohort, as far as the schedule can tell; a user's may not."""
-        tell = getattr(self.schedule, "soon", None)
+        tell = getattr(self.schedule, "upcoming", None)
         return () if tell is None else tell(self.server)
 
     def save(self, clients: Sequence[int], states: ClientState) -> None:
@@ -432,9 +432,9 @@ class Federation:
     def execute(self, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
         """The local rule for every client of the cohort, as one batch."""
         clients = np.asarray(cohort.clients)
-        group, moment = joined(cohort.groups, self.moment(), self.first)
+        group, context = joined(cohort.groups, self.context(), self.first)
         with self.phases("steps"):
-            uploads, states = self.execute_group(self.algorithm.local, clients, group, states, moment)
+            uploads, states = self.execute_group(self.algorithm.local, clients, group, states, context)
         return self.signed(uploads, cohort.clients), states
 
     def signed(self, uploads: Upload, clients: Sequence[int]) -> Upload:
@@ -445,7 +445,7 @@ class Federation:
 
     def work_done(self, cohort: Cohort) -> int:
         """Local steps of a cohort, all clients and phases together."""
-        return client_steps(self.rule, np.asarray(cohort.clients, dtype=np.int64), self.data, self.moment())
+        return client_steps(self.rule, np.asarray(cohort.clients, dtype=np.int64), self.data, self.context())
 
     def scores(self, role: str, split: str = "test") -> np.ndarray:
         """Each client's mean metric on its samples, by the 'global' or its 'personal' model."""
@@ -459,7 +459,7 @@ class Federation:
             some = with_data[i : i + self.block]
             states = self.load(some) if role == "personal" else ClientState({}, {})
             group = Group(tuple(range(len(some))), download)
-            upload, _ = self.execute_group(rule, some, group, states, self.moment(role))
+            upload, _ = self.execute_group(rule, some, group, states, self.context(role))
             metric, weight = (upload.metrics[k].double().cpu().numpy() for k in ("metric", "weight"))
             found[some] = np.divide(metric, weight, out=np.full(len(some), np.nan), where=weight > 0)
         return found
@@ -467,7 +467,7 @@ class Federation:
     def personal_model(self, client: int) -> Tensors:
         """The tensors of the model that a client is evaluated with."""
         group = Group((0,), Download(self.server.shared, self.server.extra, self.server.version))
-        states, moment = self.load([client]), self.moment("model")
-        upload, _ = self.execute_group(self.deployment, np.array([client]), group, states, moment)
+        states, context = self.load([client]), self.context("model")
+        upload, _ = self.execute_group(self.deployment, np.array([client]), group, states, context)
         tensors: Tensors = tree.row({**upload.delta}, 0)
         return {**self.base, **self.server.shared, **tensors}

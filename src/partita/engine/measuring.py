@@ -96,15 +96,15 @@ def _execute(
 ) -> dict[str, Any]:
     """The rule for these clients, as many at once as their states and uploads (and a probe's outputs) fit."""
     found: list[Upload] = []
-    moment, build = run.moment(f"measure {measure.name}"), run.measure_rules[measure.name]
+    context, build = run.context(f"measure {measure.name}"), run.measure_rules[measure.name]
     width = tree.nbytes(run.base)
     if measure.probe is not None:
-        width += measure.probe.batch * run.findings.sample_bytes
+        width += measure.probe.batch * run.profile.sample_bytes
     some = max(1, min(run.block, BLOCK_BYTES // max(1, width)))
     for a in range(0, len(clients), some):
         places = list(range(a, min(a + some, len(clients))))
         group, states = block(places)
-        upload = run.execute_group(build, clients[places], group, states, moment)[0]
+        upload = run.execute_group(build, clients[places], group, states, context)[0]
         found.append(upload if measure.reduce is None else measure.reduce(upload))
     samples = torch.as_tensor(run.data.train[clients, 1], device=run.settings.device)
     return measure.summarize(tree.cat(found), samples) if found else {}

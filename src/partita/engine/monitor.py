@@ -23,7 +23,7 @@ from partita.engine.record import CLIENT_COLUMNS, Record
 from partita.engine.store import checkpoint
 from partita.engine.store.checkpoint import Checkpoint
 from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
-from partita.engine.timing import Timing, Turns
+from partita.engine.timing import ClientCounters, Timing
 
 CHECKPOINT_SECONDS = 30.0
 SCORES, TRAIN_SCORES, TURNS = "scores/global", "scores/global_train", "turns/"
@@ -51,7 +51,7 @@ class Watch:
         self.excluded = Tally()  # whose uploads were set aside
         self.diverged: set[int] = set()  # the honest ones among them
         self.notes: dict[str, Any] = {}  # of the last aggregation
-        self.timing = Timing(Turns(run.data.clients))
+        self.timing = Timing(ClientCounters(run.data.clients))
         self.global_scores: np.ndarray | None = None
         self.global_train_scores: np.ndarray | None = None
         self.personal_scores: np.ndarray | None = None
@@ -312,8 +312,8 @@ class Watch:
             "attack": describe(run.attack),
             "capacity": describe(run.devices.capacity),
             "measures": describe(run.measures),
-            "loss": run.findings.loss.name,
-            "metric": run.findings.metric.name,
+            "loss": run.profile.loss.name,
+            "metric": run.profile.metric.name,
             "model": {
                 "class": type(run.model).__name__,
                 "tensors": {k: list(v.shape) for k, v in run.base.items()},

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.core.device import Coming
+from partita.core.device import HostCopy
 from partita.core.sound import examined, lengths, sound
 from partita.core.types import ClientState, Cohort, Group, Tensors, Upload
 
@@ -36,10 +36,10 @@ class Ahead:
     def take(self, run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list[str]]:
         """What these clients send now, their new states and faults; whoever has not trained yet does."""
         if any(c not in self.waiting for c in cohort.clients):
-            flying = run.schedule.flying()
-            if not self.waiting and not flying.clients:
+            in_flight = run.schedule.in_flight()
+            if not self.waiting and not in_flight.clients:
                 return _trained(run, cohort)
-            for part in run.parts(self._untrained(cohort, flying)):
+            for part in run.parts(self._untrained(cohort, in_flight)):
                 self._train(run, part)
         rows = [self.waiting.pop(c) for c in cohort.clients]
         delta, extra, metrics, personal, memory = (_stacked(parts) for parts in zip(*rows))
@@ -116,7 +116,7 @@ def _trained(run: Federation, cohort: Cohort) -> tuple[Upload, ClientState, list
     uploads, states = run.execute(cohort, run.load(cohort.clients))
     names, kept = list(uploads.metrics), (uploads.metrics, states)
     with run.phases("screening"):
-        coming = Coming([*uploads.metrics.values(), *lengths(uploads, kept)])
+        coming = HostCopy([*uploads.metrics.values(), *lengths(uploads, kept)])
     _draw(run, cohort)
     with run.phases("steps"):  # a device may be at work on them still
         here = coming.read()
@@ -133,11 +133,11 @@ def _draw(run: Federation, cohort: Cohort) -> None:
     if run.data.x.device.type not in DEVICES or last:
         return
     with run.phases("cohort"):
-        clients = np.asarray(run.soon(), dtype=np.int64)
+        clients = np.asarray(run.upcoming(), dtype=np.int64)
     if len(clients) == len(cohort.clients):
-        moment = run.moment()._replace(round=version, stage_round=version - run.first)
+        context = run.context()._replace(round=version, stage_round=version - run.first)
         with run.phases("steps"):
-            run.execute_group.prefetch(run.algorithm.local, clients, moment)
+            run.execute_group.prefetch(run.algorithm.local, clients, context)
 
 
 def _rows(stack: Tensors, n: int) -> list[Tensors]:

@@ -140,7 +140,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
     weight, honest = run.test_weight, run.honest
     counters = watch.counters
     seconds = counters["training_seconds"]
-    better = 1.0 if run.findings.metric.higher_is_better else -1.0
+    better = 1.0 if run.profile.metric.higher_is_better else -1.0
     shared, personal = (tree.pick(run.base, names) for names in run.partition)
     return Summary(
         algorithm=run.given.name,
@@ -148,8 +148,8 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         rounds=run.server.version,
         clients=run.data.clients,
         scored=int((weight > 0).sum()),
-        metric=run.findings.metric.name,
-        higher_is_better=run.findings.metric.higher_is_better,
+        metric=run.profile.metric.name,
+        higher_is_better=run.profile.metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
         hurt={f"vs_{kind}": _hurt(scores, kind, better, honest) for kind in ("global", "local")},
         seconds=round(watch.elapsed, 3),
@@ -167,7 +167,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
             "parameters": _count(personal),
             "of": _count(run.base),
         },
-        client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.findings.sample_bytes),
+        client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.profile.sample_bytes),
         peak_memory=_peak_memory(run.settings.device),
     )
 

@@ -27,7 +27,7 @@ from partita.engine.callbacks import Callback
 from partita.engine.execute import EXECUTORS, Runner, Task
 from partita.engine.record import Record
 from partita.engine.store import Store
-from partita.schedule import Schedule, synchronous, usual
+from partita.schedule import Schedule, preferred, synchronous
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES = ("auto", "memory", "disk")
@@ -458,7 +458,7 @@ def as_alone(
 
 def schedule_of(stage: Stage, schedule: Schedule | None) -> Schedule:
     """What a stage runs under: its own schedule, the run's, or what its method wants."""
-    chosen: Schedule = stage.schedule or schedule or usual()
+    chosen: Schedule = stage.schedule or schedule or preferred()
     return chosen.of(stage.algorithm)
 
 

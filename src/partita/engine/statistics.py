@@ -21,7 +21,7 @@ from torch import Tensor
 from partita.algorithms.local.evaluation import BATCH
 from partita.core import tree
 from partita.core.parts import LocalRule, Personalize, Phase, Problem
-from partita.core.types import Batch, ClientState, Download, Group, Moment, Tensors, Upload, Work
+from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Tensors, Upload, Work
 from partita.engine.devices.classes import Classes, Part
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _of(run: Federation, executor: Executor | Part, clients: np.ndarray) -> Tens
     for i in range(0, len(clients), run.block):
         some = clients[i : i + run.block]
         group = Group(tuple(range(len(some))), download)
-        states, moment = run.load(some.tolist()), run.moment(ROLE)
-        upload, _ = executor(run.statistics_rule, some, group, states, moment)
+        states, context = run.load(some.tolist()), run.context(ROLE)
+        upload, _ = executor(run.statistics_rule, some, group, states, context)
         sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
         samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)
@@ -167,6 +167,6 @@ def _inside(step: Callable[[Any, Any, Any], Any]) -> Callable[[Own, Any, Any], O
     return lambda c, batch, lr: c._replace(inner=step(c.inner, batch, lr))
 
 
-def _once(now: Moment) -> Work:  # noqa: ARG001
+def _once(now: RoundContext) -> Work:  # noqa: ARG001
     """One pass over the training samples, in batches of the evaluation's size."""
     return Work(epochs=1, batch=BATCH, split="train", shuffle=False)

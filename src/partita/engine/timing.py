@@ -18,7 +18,7 @@ BINS = 4
 """Bins of delays for each doubling: bin b holds those from 2^(b/4) up to 2^((b+1)/4)."""
 
 
-class Turns:
+class ClientCounters:
     """For each client how often it reported, its delays together, and how often it was late or lost."""
 
     def __init__(self, clients: int) -> None:
@@ -64,7 +64,7 @@ PLAIN = ("time", "activity", "total_delay", "longest", "abandoned", "row")
 class Timing:
     """Counted over a run; `row` since the last row of metrics."""
 
-    turns: Turns
+    turns: ClientCounters
     time: float = 0.0
     activity: float = 0.0  # time at work, of all clients together
     staleness: Counter[int] = field(default_factory=Counter)  # uploads by their age
@@ -138,7 +138,7 @@ class Timing:
         }
 
     @staticmethod
-    def of(facts: dict[str, Any], turns: Turns) -> Timing:
+    def of(facts: dict[str, Any], turns: ClientCounters) -> Timing:
         """What `facts` wrote."""
         kinds: dict[str, Callable[[Iterable[Any]], Any]] = {"staleness": _counter, "delays": _counter}
         return Timing(turns, **{k: kinds[k](v) if k in kinds else v for k, v in facts.items()})

@@ -59,7 +59,7 @@ MODULES = {
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
 TAKES = {"server": "optim"}  # options whose functions are those of another word
-SCHEDULES = ("asynchronous", "synchronous", "usual")
+SCHEDULES = ("asynchronous", "synchronous", "preferred")
 DEEPEST = 50  # nesting of what is written on the command line
 
 

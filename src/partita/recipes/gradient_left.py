@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from partita.algorithms.local.solvers import Solver
 from partita.core import tree
 from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
-from partita.core.types import ClientState, Download, Moment, Tensors, Upload, Work
+from partita.core.types import ClientState, Download, RoundContext, Tensors, Upload, Work
 from partita.measures import gradient_norm
 from partita.report.rows import number
 
@@ -76,7 +76,7 @@ def _measure(name: str, solver: Solver, parts: Names, change: Callable[[LocalRul
 
 
 def _at_the_end(phase: Phase) -> Phase:
-    def work(now: Moment) -> Work:
+    def work(now: RoundContext) -> Work:
         if now.stage_round < now.stage_rounds:
             return Work(steps=0)
         return now.work if phase.work is None else phase.work(now)

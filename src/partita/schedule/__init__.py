@@ -1,7 +1,7 @@
 """Who reports when. The loop asks the schedule for the next cohort until it is done."""
 
 from partita.schedule.asynchronous import Asynchronous, asynchronous
-from partita.schedule.base import Schedule, Stint, Turns
+from partita.schedule.base import Running, Schedule, StageSpec
 from partita.schedule.delay import (
     Delays,
     classes,
@@ -14,18 +14,18 @@ from partita.schedule.delay import (
     trace,
     uniform,
 )
+from partita.schedule.preferred import Preferred, preferred
 from partita.schedule.staleness import hinge, polynomial
 from partita.schedule.synchronous import Synchronous, synchronous
-from partita.schedule.usual import Usual, usual
 
 __all__ = [
     "Asynchronous",
     "Delays",
+    "Preferred",
+    "Running",
     "Schedule",
-    "Stint",
+    "StageSpec",
     "Synchronous",
-    "Turns",
-    "Usual",
     "asynchronous",
     "classes",
     "constant",
@@ -35,9 +35,9 @@ __all__ = [
     "hinge",
     "lognormal",
     "polynomial",
+    "preferred",
     "scaled",
     "synchronous",
     "trace",
     "uniform",
-    "usual",
 ]

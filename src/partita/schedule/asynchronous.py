@@ -13,7 +13,7 @@ from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
-from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
+from partita.schedule.base import ClockedSchedule, Discount, StageSpec, Until, Waits
 from partita.schedule.clock import Clock, Flight
 from partita.schedule.delay import Delays, as_delays
 from partita.schedule.staleness import Staleness
@@ -47,24 +47,26 @@ class Asynchronous:
 
     def of(self, algorithm: Algorithm) -> Asynchronous:
         """With the method's own buffer and staleness where the user has left them open."""
-        if algorithm.in_step:
+        if algorithm.synchronous_only:
             raise check.fail(
-                "schedule", "asynchronous", f"synchronous() for {algorithm.name}: {algorithm.in_step}"
+                "schedule",
+                "asynchronous",
+                f"synchronous() for {algorithm.name}: {algorithm.synchronous_only}",
             )
         own = algorithm.asynchronous or {}
         buffer = self.buffer if self.buffer is not None else own.get("buffer", 1)
         staleness = self.staleness if self.staleness is not None else own.get("staleness")
         return replace(self, buffer=buffer, staleness=staleness)
 
-    def begin(self, stint: Stint) -> Arrivals:
+    def begin(self, spec: StageSpec) -> Arrivals:
         """At work."""
         delays = as_delays("delays", self.delays)
-        clock = Clock(stint.clients, stint.seed, delays, stint.steps, stint.time, received=stint.received)
-        return Arrivals(self, stint, clock)
+        clock = Clock(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
+        return Arrivals(self, spec, clock)
 
 
-class Arrivals(OnClock[Asynchronous]):
-    """See `partita.schedule.base.Turns`."""
+class Arrivals(ClockedSchedule[Asynchronous]):
+    """See `partita.schedule.base.Running`."""
 
     def next(self, server: ServerState) -> Cohort:
         """Time goes on until the buffer is full; who has reported is replaced when time goes on.
@@ -93,7 +95,7 @@ class Arrivals(OnClock[Asynchronous]):
 
     def _fill(self, server: ServerState) -> None:
         """Until as many as wanted are at work: anybody who is idle, or those who were there before."""
-        wanted = self.asked.concurrency or self.stint.cohort
+        wanted = self.asked.concurrency or self.spec.cohort
         free = wanted - len(self.clock.flights)
         if free <= 0:
             return

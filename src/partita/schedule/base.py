@@ -37,7 +37,7 @@ Until = Annotated[
 ]
 
 
-class Stint(NamedTuple):
+class StageSpec(NamedTuple):
     """What a schedule is put to work for: `rounds` server steps from version `first` and from `time` on.
 
     cohort  clients that the run wants at a time
@@ -55,7 +55,7 @@ class Stint(NamedTuple):
     received: Callable[[int], int] | None = None
 
 
-class Turns(Protocol):
+class Running(Protocol):
     """A schedule at work. All that it knows is in its facts and tensors: a checkpoint has them."""
 
     @property
@@ -76,11 +76,11 @@ class Turns(Protocol):
         """Who reports now, and what each of them had downloaded."""
         ...
 
-    def flying(self) -> Cohort:
+    def in_flight(self) -> Cohort:
         """Who is at work and will report later; they may train at any time from now on."""
         ...
 
-    def soon(self, server: ServerState) -> Sequence[int]:
+    def upcoming(self, server: ServerState) -> Sequence[int]:
         """Who is likely to train in the next round: a guess, which may be empty."""
         ...
 
@@ -112,7 +112,7 @@ class Schedule(Protocol):
         """With what the method wants where the user has left it open; a ValueError if it cannot run so."""
         ...
 
-    def begin(self, stint: Stint) -> Turns:
+    def begin(self, spec: StageSpec) -> Running:
         """At work."""
         ...
 
@@ -131,11 +131,11 @@ T = TypeVar("T", bound=Timed)
 
 
 @dataclass
-class OnClock(Generic[T]):
-    """Turns on the virtual clock; `next` is left to those who know whom the server waits for."""
+class ClockedSchedule(Generic[T]):
+    """Running on the virtual clock; `next` is left to those who know whom the server waits for."""
 
     asked: T
-    stint: Stint
+    spec: StageSpec
     clock: Clock
     peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
 
@@ -151,7 +151,7 @@ class OnClock(Generic[T]):
 
     def done(self, server: ServerState) -> bool:
         """After so many server steps, or when the next one would come too late."""
-        over = server.version >= self.stint.first + self.stint.rounds
+        over = server.version >= self.spec.first + self.spec.rounds
         return over or (self.asked.until is not None and self._peek(server) > self.asked.until)
 
     def next(self, server: ServerState) -> Cohort:
@@ -166,11 +166,11 @@ class OnClock(Generic[T]):
             self.peeked = (server.version, ahead.next(server).time)
         return self.peeked[1]
 
-    def flying(self) -> Cohort:
+    def in_flight(self) -> Cohort:
         """Who is at work and will report later."""
-        return self.clock.flying()
+        return self.clock.in_flight()
 
-    def soon(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
+    def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
         """Nobody knows, unless a schedule says more."""
         return ()
 

@@ -207,7 +207,7 @@ class Clock:
         if not self.users[version]:
             del self.users[version], self.models[version]
 
-    def flying(self) -> Cohort:
+    def in_flight(self) -> Cohort:
         """Those at work whose upload will arrive."""
         there = sorted((f for f in self.flights if not f.lost), key=lambda f: f.number)
         clients = tuple(f.client for f in there)

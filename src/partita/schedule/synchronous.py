@@ -13,7 +13,7 @@ from partita.core import check, draws
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
-from partita.schedule.base import Discount, OnClock, Stint, Until, Waits
+from partita.schedule.base import ClockedSchedule, Discount, StageSpec, Until, Waits
 from partita.schedule.clock import Clock, Flight
 from partita.schedule.delay import Delays, as_delays
 from partita.schedule.staleness import Staleness
@@ -43,19 +43,19 @@ class Synchronous:
 
     def of(self, algorithm: Algorithm) -> Synchronous:
         """Every method can run in step, but not all of them with uploads of earlier rounds."""
-        if self.late == "apply" and algorithm.in_step:
-            raise check.fail("late", self.late, f"'drop' for {algorithm.name}: {algorithm.in_step}")
+        if self.late == "apply" and algorithm.synchronous_only:
+            raise check.fail("late", self.late, f"'drop' for {algorithm.name}: {algorithm.synchronous_only}")
         return self
 
-    def begin(self, stint: Stint) -> Rounds:
+    def begin(self, spec: StageSpec) -> Rounds:
         """At work."""
         delays = as_delays("delays", self.delays)
-        clock = Clock(stint.clients, stint.seed, delays, stint.steps, stint.time, received=stint.received)
-        return Rounds(self, stint, clock)
+        clock = Clock(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
+        return Rounds(self, spec, clock)
 
 
-class Rounds(OnClock[Synchronous]):
-    """See `partita.schedule.base.Turns`."""
+class Rounds(ClockedSchedule[Synchronous]):
+    """See `partita.schedule.base.Running`."""
 
     def next(self, server: ServerState) -> Cohort:
         """A new cohort leaves; who of it reports, and who of earlier ones does."""
@@ -68,24 +68,24 @@ class Rounds(OnClock[Synchronous]):
         cohort = self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
         return cohort._replace(quorum=quorum)
 
-    def soon(self, server: ServerState) -> Sequence[int]:
+    def upcoming(self, server: ServerState) -> Sequence[int]:
         """The next cohort, unless some of it are late until then."""
         return self._choose(server.version + 1)
 
     def _choose(self, round: int) -> Sequence[int]:
         if self.asked.order == "random":
-            return self.clock.idle(self.stint.cohort, round)
+            return self.clock.idle(self.spec.cohort, round)
         # the next ones of a random order of all clients; a new order when everyone had a turn
         number, place = divmod(round, self._cohorts)
-        order = _order(self.stint.seed, number, self.stint.clients)
-        chosen = order[place * self.stint.cohort : (place + 1) * self.stint.cohort].tolist()
+        order = _order(self.spec.seed, number, self.spec.clients)
+        chosen = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
         busy = set(self.clock.busy)
         return [c for c in chosen if c not in busy]
 
     @property
     def _cohorts(self) -> int:
         """In which everyone has a turn."""
-        return -(-self.stint.clients // self.stint.cohort)
+        return -(-self.spec.clients // self.spec.cohort)
 
     def _end(self, sent: list[Flight], quorum: int) -> float:
         """When all have answered, or at the deadline if the quorum has; else as soon as the quorum has."""
@@ -109,8 +109,8 @@ class Rounds(OnClock[Synchronous]):
             return max(1, int(np.ceil(quorum * sent)))
         if self.asked.order == "random":
             return quorum
-        before = round % self._cohorts * self.stint.cohort
-        return min(quorum, self.stint.clients - before)
+        before = round % self._cohorts * self.spec.cohort
+        return min(quorum, self.spec.clients - before)
 
 
 @functools.lru_cache(maxsize=2)

@@ -87,7 +87,7 @@ class MLflow(Tracker):
                 self._client.set_tag(baseline, "mlflow.parentRunId", self._run)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Kept for a moment: a call per round would cost more than a round."""
+        """Kept for a context: a call per round would cost more than a round."""
         metric, now = self._library.entities.Metric, int(time.time() * 1000)
         for key, value in numbers.items():
             if step > self._last.get(key, -1):

@@ -89,12 +89,12 @@ def assert_same(a: pt.Run, b: pt.Run, tolerance: float = 0.0) -> None:
 
 
 def problem_of(model: nn.Module, samples: FederatedData) -> tuple[ModelProblem, dict[str, Tensor], Any]:
-    findings = examine(model, samples, None, None)
+    profile = examine(model, samples, None, None)
     names = tuple(k for k, _ in model.named_parameters())
     there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    params = {k: there[k].detach() for k in (*names, *findings.buffers)}
-    partition = Partition((*names, *findings.buffers), ())
-    runner = make_executor("loop", Task(model, samples, partition, findings, params))
+    params = {k: there[k].detach() for k in (*names, *profile.buffers)}
+    partition = Partition((*names, *profile.buffers), ())
+    runner = make_executor("loop", Task(model, samples, partition, profile, params))
     return runner.bound.problem, params, names
 
 

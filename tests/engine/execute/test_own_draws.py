@@ -185,18 +185,18 @@ def test_resumed_equals_straight(noise, tmp_path: Path) -> None:
 
 def test_who_comes_first_does_not_matter() -> None:
     samples, model = data(), Net(dropout)
-    findings = examine(model, samples, None, None)
+    profile = examine(model, samples, None, None)
     names = tuple(k for k, _ in model.named_parameters())
     params = {k: v.detach() for k, v in model.named_parameters()}
-    loop = make_executor("loop", Task(model, samples, Partition(names, ()), findings, params))
+    loop = make_executor("loop", Task(model, samples, Partition(names, ()), profile, params))
     problem = loop.bound.problem
     method = pt.fedavg(lr=0.1)
     work = types.Work(steps=2, batch=4)
-    moment = types.Moment(seed=0, round=1, stage=0, stage_round=1, stage_rounds=2, work=work)
+    context = types.RoundContext(seed=0, round=1, stage=0, stage_round=1, stage_rounds=2, work=work)
     found = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         group = Group(tuple(range(5)), types.Download(params, {}, 1))
-        upload, _ = loop(method.local, np.array(order), group, types.ClientState({}, {}), moment)
+        upload, _ = loop(method.local, np.array(order), group, types.ClientState({}, {}), context)
         found.append({c: upload.delta["hidden.weight"][i] for i, c in enumerate(order)})
     assert problem.draws.seeded
     for c in range(5):
@@ -237,8 +237,8 @@ def test_every_look_at_a_batch_sees_the_same_draws(noise) -> None:
     names = tuple(k for k, _ in model.named_parameters())
     params = {k: v.detach() for k, v in model.named_parameters()}
     samples = FederatedData.make(samples.x.double(), samples.y, samples.train, samples.test)
-    findings = examine(model, samples, None, None)
-    loop = make_executor("loop", Task(model, samples, Partition(names, ()), findings, params))
+    profile = examine(model, samples, None, None)
+    loop = make_executor("loop", Task(model, samples, Partition(names, ()), profile, params))
     problem = loop.bound.problem
     batch = Batch(*samples.gather(torch.arange(6)), None, torch.tensor(77))
     g = torch.Generator().manual_seed(1)

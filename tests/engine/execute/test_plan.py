@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.core.types import Moment, Work
+from partita.core.types import RoundContext, Work
 from partita.data import FederatedData
 from partita.engine.execute.plan import Plan, count_steps, draw
 
-MOMENT = Moment(seed=5, round=3, stage=0, stage_round=3, stage_rounds=9, work=Work(epochs=1))
+MOMENT = RoundContext(seed=5, round=3, stage=0, stage_round=3, stage_rounds=9, work=Work(epochs=1))
 
 
 def federated(sizes: list[int], test_sizes: list[int] | None = None) -> FederatedData:

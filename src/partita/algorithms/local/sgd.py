@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.parts import LocalRule, Phase, Problem, Rate
-from partita.core.types import Batch, ClientState, Download, Moment, Tensors, Upload, Work
+from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def finish(
     return end
 
 
-def one_pass(now: Moment) -> Work:
+def one_pass(now: RoundContext) -> Work:
     """Each of the client's samples once, in the run's batches: for a gradient over all of them."""
     return Work(epochs=1, batch=now.work.batch, shuffle=False)
 

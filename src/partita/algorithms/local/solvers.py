@@ -25,7 +25,7 @@ from partita.algorithms.local.sgd import Sgd
 from partita.core import check, tree
 from partita.core.options import Option, checked
 from partita.core.parts import Phase, Problem, Rate
-from partita.core.types import Batch, Moment, Tensors, Work
+from partita.core.types import Batch, RoundContext, Tensors, Work
 from partita.optim.rates import as_rate, until_the_end
 
 __all__ = ["adam", "cg", "exact", "gd"]
@@ -97,7 +97,7 @@ def solve(
     return lambda params: solver.remember(task, params) if names else (), phases
 
 
-def _phase(step: Step, work: Callable[[Moment], Work] | None, lr: float | Rate | None = None) -> Phase:
+def _phase(step: Step, work: Callable[[RoundContext], Work] | None, lr: float | Rate | None = None) -> Phase:
     def carried(carry: Any, batch: Any, lr: Any) -> Any:
         params, memory = step(carry.params, carry.memory, batch, lr)
         return carry._replace(params=params, memory=memory)
@@ -105,11 +105,11 @@ def _phase(step: Step, work: Callable[[Moment], Work] | None, lr: float | Rate |
     return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work)
 
 
-def _work(steps: int | None) -> Callable[[Moment], Work] | None:
+def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:
     return None if steps is None else lambda now: replace(now.work, steps=steps, epochs=None)
 
 
-def _full(steps: int) -> Callable[[Moment], Work]:
+def _full(steps: int) -> Callable[[RoundContext], Work]:
     return lambda now: Work(steps=steps)  # noqa: ARG005
 
 

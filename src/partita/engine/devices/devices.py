@@ -22,7 +22,7 @@ from partita.engine.devices.classes import Classes, Part
 from partita.engine.devices.holders import (
     Aggregate,
     Forge,
-    Held,
+    SharedRegion,
     forged_by_holders,
     held_by,
     over_holders,
@@ -87,7 +87,7 @@ class Devices:
         if capacity.record == "disk" and self.run.settings.device != "cpu":
             raise check.fail("capacity record", "disk", "'memory' with device='cuda'")
         for part in self.run.stages:
-            reason = part.algorithm.whole_models
+            reason = part.algorithm.needs_full_model
             if reason and not self.alike:
                 raise check.fail(
                     "capacity",
@@ -95,7 +95,7 @@ class Devices:
                     f"devices that hold the whole model for {part.algorithm.name}: {reason}",
                 )
             self._check_personal(self.run.partition_of(part.algorithm))
-        if self.narrow and self.run.findings.buffers and self.run.settings.norm not in ("static", "personal"):
+        if self.narrow and self.run.profile.buffers and self.run.settings.norm not in ("static", "personal"):
             check.warn(
                 "capacity: narrow models share statistics with wide ones, whose channels have other means; "
                 "use norm='static'",
@@ -151,7 +151,7 @@ class Devices:
         names, shapes = set(self.shapes[kind]), self.shapes[kind]
         region = {k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()}
         partition = Partition(*(tuple(k for k in part if k in names) for part in run.partition))
-        findings = run.findings._replace(buffers=tuple(k for k in run.findings.buffers if k in names))
+        profile = run.profile._replace(buffers=tuple(k for k in run.profile.buffers if k in names))
         part = Part(
             executor=None,  # type: ignore[arg-type]
             region=region,
@@ -169,14 +169,14 @@ class Devices:
             share.model,
             data,
             partition,
-            findings._replace(sample_bytes=saved_bytes(share.model, data)),
+            profile._replace(sample_bytes=saved_bytes(share.model, data)),
             held,
             memory=run.settings.memory_bytes,
             picks=run.picks,
             label=f"{share.name}, ",
             tracks=run.settings.norm != "static",
-            change=ordered(share.widths, held, findings.buffers) if share.widths else None,
-            usual=self.sizes,
+            change=ordered(share.widths, held, profile.buffers) if share.widths else None,
+            cohort_sizes=self.sizes,
             batch=run.stages[run.stage].batch,
             half=run.settings.precision == "bf16",
             tell=run.tell,
@@ -206,7 +206,7 @@ class Devices:
         return self.kinds.tolist()
 
     @functools.cached_property
-    def held(self) -> list[Held]:
+    def held(self) -> list[SharedRegion]:
         """Who holds what."""
         return held_by(self.full, self.shapes, self.run.settings.device)
 

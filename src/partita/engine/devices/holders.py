@@ -24,14 +24,16 @@ Aggregate = Callable[[Upload, Tensor], Upload]
 Forge = Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]]
 
 
-class Held(NamedTuple):
+class SharedRegion(NamedTuple):
     """Coordinates that the same classes hold: by name, which of the flattened tensor (None: all)."""
 
     classes: frozenset[int]
     columns: Mapping[str, Tensor | None]
 
 
-def held_by(whole: Shapes, classes: Sequence[Shapes], device: torch.device | str = "cpu") -> list[Held]:
+def held_by(
+    whole: Shapes, classes: Sequence[Shapes], device: torch.device | str = "cpu"
+) -> list[SharedRegion]:
     """Who holds what. A class has the leading part of a tensor, in the shape that it says, or none of it.
 
     What no class holds is among it, too, with no classes.
@@ -47,10 +49,10 @@ def held_by(whole: Shapes, classes: Sequence[Shapes], device: torch.device | str
             everywhere = len(columns) == kinds.numel()
             holders = frozenset(i for i in range(len(classes)) if bits >> i & 1)
             found.setdefault(holders, {})[name] = None if everywhere else columns.to(device)
-    return [Held(classes, columns) for classes, columns in found.items()]
+    return [SharedRegion(classes, columns) for classes, columns in found.items()]
 
 
-def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int]) -> Aggregate:
+def over_holders(aggregate: Aggregate, held: Sequence[SharedRegion], kinds: Sequence[int]) -> Aggregate:
     """The method's own aggregation, on each part of the model over those who hold it.
 
     kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
@@ -67,7 +69,7 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
         delta: Tensors = {}
         extra: Tensors = {}
         notes: Tensors = {}
-        parts = (*held, Held(frozenset(members), others)) if others else held
+        parts = (*held, SharedRegion(frozenset(members), others)) if others else held
         for number, part in enumerate(parts):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
             some = _part(uploads, part, rows) if rows else None
@@ -86,7 +88,7 @@ def over_holders(aggregate: Aggregate, held: Sequence[Held], kinds: Sequence[int
     return combine
 
 
-def forged_by_holders(forge: Forge, held: Sequence[Held], kinds: Sequence[int]) -> Forge:
+def forged_by_holders(forge: Forge, held: Sequence[SharedRegion], kinds: Sequence[int]) -> Forge:
     """What liars send: on each part of the model the attack sees those who hold it, as the aggregator does.
 
     Of what it does not hold, a liar sends what it would. What does not fit (`malformed`) is sent as it is.
@@ -126,7 +128,7 @@ def _row_of(uploads: Upload, i: int) -> Upload:
     return Upload(*tree.row(uploads[:3], i))
 
 
-def _replaced(own: Upload, lies: Upload, part: Held) -> Upload:
+def _replaced(own: Upload, lies: Upload, part: SharedRegion) -> Upload:
     """The upload with some columns of it replaced."""
     delta, extra = ({**x} for x in (own.delta, own.extra))
     for whole, values in ((delta, lies.delta), (extra, lies.extra)):
@@ -147,7 +149,7 @@ def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
     return torch.as_tensor(rows, device=value.device)[value]
 
 
-def _part(uploads: Upload, part: Held, rows: list[int]) -> Upload | None:
+def _part(uploads: Upload, part: SharedRegion, rows: list[int]) -> Upload | None:
     """Some columns of some clients; nothing if no one sends any of these names."""
     delta, extra = (tree.pick(x, [k for k in part.columns if k in x]) for x in (uploads.delta, uploads.extra))
     if not delta and not extra:
@@ -159,7 +161,7 @@ def _part(uploads: Upload, part: Held, rows: list[int]) -> Upload | None:
     return some._replace(delta=_columns(some.delta, part), extra=_columns(some.extra, part))
 
 
-def _columns(stacks: Tensors, part: Held) -> Tensors:
+def _columns(stacks: Tensors, part: SharedRegion) -> Tensors:
     found = {}
     for name, where in part.columns.items():
         if name in stacks:
@@ -168,7 +170,7 @@ def _columns(stacks: Tensors, part: Held) -> Tensors:
     return found
 
 
-def _fill(whole: Tensors, values: Tensors, stacks: Tensors, part: Held) -> None:
+def _fill(whole: Tensors, values: Tensors, stacks: Tensors, part: SharedRegion) -> None:
     """Puts what was aggregated in its place."""
     for name, value in values.items():
         where = part.columns[name]

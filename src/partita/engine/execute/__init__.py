@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from partita.core import check
 from partita.engine.execute.auto import Auto
-from partita.engine.execute.base import Bound, Build, Executor, Runner
+from partita.engine.execute.base import BoundProblem, Build, Executor, Runner
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.loop import Loop
-from partita.engine.execute.probe import Findings, examine, names_of
+from partita.engine.execute.probe import ModelProfile, examine, names_of
 from partita.engine.execute.problem import ModelProblem
 from partita.engine.execute.task import Task, budget
 from partita.engine.execute.vmap import Vmap
@@ -23,8 +23,8 @@ __all__ = [
     "Auto",
     "Build",
     "Executor",
-    "Findings",
     "ModelProblem",
+    "ModelProfile",
     "Runner",
     "Task",
     "Vmap",
@@ -38,7 +38,7 @@ Factory = Callable[[Task], Runner]
 
 
 def _loop(task: Task) -> Runner:
-    return Loop(Bound(replace(task.alone, half=task.half), task.data))  # images as they are given
+    return Loop(BoundProblem(replace(task.alone, half=task.half), task.data))  # images as they are given
 
 
 def _pool(task: Task) -> Runner:
@@ -58,7 +58,7 @@ def _compiled(task: Task) -> Runner:
 
 
 def _auto(task: Task) -> Runner:
-    def candidates(bound: Bound) -> Runner:
+    def candidates(bound: BoundProblem) -> Runner:
         stack = _stack(task, bound)
         on_cpu = task.data.x.device.type == "cpu"
         some = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
@@ -67,13 +67,13 @@ def _auto(task: Task) -> Runner:
     return task.stacked("auto", candidates)
 
 
-def _stack(task: Task, bound: Bound) -> Vmap:
+def _stack(task: Task, bound: BoundProblem) -> Vmap:
     return Vmap(bound, task.room, model_bytes=task.model_bytes, sample_bytes=task.sample_bytes)
 
 
-def _recorded(task: Task, bound: Bound) -> Graph:
+def _recorded(task: Task, bound: BoundProblem) -> Graph:
     graph = Graph(bound, task.room, task.model_bytes, task.sample_bytes, picks=task.picks, label=task.label)
-    return replace(graph, usual=frozenset(task.usual), tell=task.tell)
+    return replace(graph, cohort_sizes=frozenset(task.cohort_sizes), tell=task.tell)
 
 
 EXECUTORS: dict[str, Factory] = {

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from partita.core import tree
-from partita.core.types import ClientState, Download, Group, Moment, Upload
+from partita.core.types import ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import Bound, Build, Executor, Runner, client_steps
+from partita.engine.execute.base import BoundProblem, Build, Executor, Runner, client_steps
 from partita.engine.execute.graph import Graph
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
@@ -36,7 +36,7 @@ class Auto:
     label: str = ""  # of a class of devices: its picks are its own
 
     @property
-    def bound(self) -> Bound:
+    def bound(self) -> BoundProblem:
         """What the first of them works on."""
         return self.candidates[0].bound
 
@@ -45,31 +45,31 @@ class Auto:
         return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Run by the executor that was picked for this role."""
-        role = f"{self.label}{moment.role}, stage {moment.stage}"
+        role = f"{self.label}{context.role}, stage {context.stage}"
         if role not in self.picks:
             if len(clients) < 2:
-                return self.candidates[-1](build, clients, group, states, moment)
-            self.picks[role] = self._measure(build, clients, group, states, moment)
+                return self.candidates[-1](build, clients, group, states, context)
+            self.picks[role] = self._measure(build, clients, group, states, context)
         wanted = self.picks[role]["picked"]  # a resumed run may be on other cores than before
         picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
-        return picked(build, clients, group, states, moment)
+        return picked(build, clients, group, states, context)
 
-    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
         """Whoever was picked may draw ahead."""
-        picked = self.picks.get(f"{self.label}{moment.role}, stage {moment.stage}", {}).get("picked")
+        picked = self.picks.get(f"{self.label}{context.role}, stage {context.stage}", {}).get("picked")
         for executor in self.candidates:
             if executor.name == picked:
-                executor.prefetch(build, clients, moment)
+                executor.prefetch(build, clients, context)
 
     def _measure(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> dict[str, str]:
         def trial(executor: Executor, count: int, steps: int) -> float:
             few = slice(0, count)
-            short = moment.of(few)._replace(work=replace(moment.work, steps=steps, epochs=None))
+            short = context.of(few)._replace(work=replace(context.work, steps=steps, epochs=None))
             part = group._replace(download=_some(group, few))
             begin = time.perf_counter()
             executor(build, clients[few], part, tree.rows(states, few), short)
@@ -90,14 +90,16 @@ class Auto:
         if seconds[best] > min(seconds.values()):
             why += f"; a stack must be {CLEARLY} times faster"
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
-        if graph is None or moment.role != "training":
+        if graph is None or context.role != "training":
             return {"picked": best, "why": why}
-        work = client_steps(self.bound.bind(build), clients, self.bound.data, moment)
+        work = client_steps(self.bound.bind(build), clients, self.bound.data, context)
         usual = seconds[best] * work / (count * steps)
-        since = moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
-        if usual * (moment.stage_rounds - since) < SHORT:
+        since = (
+            context.stage_round if isinstance(context.stage_round, int) else int(context.stage_round.min())
+        )
+        if usual * (context.stage_rounds - since) < SHORT:
             return {"picked": best, "why": f"{why}; too little work for a graph"}
-        recorded = [self._round(graph, build, clients, group, states, moment) for _ in range(2)][-1]
+        recorded = [self._round(graph, build, clients, group, states, context) for _ in range(2)][-1]
         picked = graph.name if recorded < usual else best
         return {
             "picked": picked,
@@ -111,11 +113,11 @@ class Auto:
         clients: np.ndarray,
         group: Group,
         states: ClientState,
-        moment: Moment,
+        context: RoundContext,
     ) -> float:
         """Seconds of all clients' work, as it is."""
         begin = time.perf_counter()
-        executor(build, clients, group, states, moment)
+        executor(build, clients, group, states, context)
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 

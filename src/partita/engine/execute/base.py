@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase
-from partita.core.types import ClientState, Group, Moment, Upload, Work
+from partita.core.types import ClientState, Group, RoundContext, Upload, Work
 from partita.data import FederatedData
 from partita.engine.execute.plan import count_steps
 from partita.engine.execute.problem import ModelProblem
@@ -27,10 +27,10 @@ class Executor(Protocol):
     def name(self) -> str: ...
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]: ...
 
-    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
         """Prepare what these clients will do next, while a device is at work."""
         ...
 
@@ -39,7 +39,7 @@ class Runner(Executor, Protocol):
     """An executor on data that may be exchanged."""
 
     @property
-    def bound(self) -> Bound: ...
+    def bound(self) -> BoundProblem: ...
 
     def on(self, data: FederatedData) -> Runner:
         """The same on other samples."""
@@ -47,7 +47,7 @@ class Runner(Executor, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundProblem:
     """A problem, the data it is solved on, and the rules bound to it so far."""
 
     problem: ModelProblem
@@ -60,34 +60,34 @@ class Bound:
             self.rules[build] = build(self.problem)
         return self.rules[build]
 
-    def on(self, data: FederatedData) -> Bound:
+    def on(self, data: FederatedData) -> BoundProblem:
         """The same problem and rules on other samples."""
         return replace(self, data=data)
 
-    def rates(self, phase: Phase, moment: Moment) -> tuple[tuple[Tensor, ...], bool]:
+    def rates(self, phase: Phase, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
         """The phase's learning rates in this round, and whether they have a row for each client.
 
         0-d (or rows of) float64: they take the type of what they multiply.
         """
-        device, since = self.data.x.device, moment.stage_round
+        device, since = self.data.x.device, context.stage_round
         rounds = [since] if isinstance(since, int) else since.tolist()
-        values = [[rate(t, moment.stage_rounds) for t in rounds] for rate in phase.lr]
+        values = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
         rows = any(v != own[0] for own in values for v in own)
         if rows:
             return tuple([put(np.array(own, dtype=np.float64), device) for own in values]), True
         return tuple([torch.full((), own[0], dtype=torch.float64, device=device) for own in values]), False
 
 
-def work_of(phase: Phase, moment: Moment) -> Work:
+def work_of(phase: Phase, context: RoundContext) -> Work:
     """What this phase asks for."""
-    return moment.work if phase.work is None else phase.work(moment)
+    return context.work if phase.work is None else phase.work(context)
 
 
-def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, moment: Moment) -> int:
+def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
     """Steps that these clients take in all phases of a rule."""
     total = 0
     for phase in rule.phases:
-        work = work_of(phase, moment)
+        work = work_of(phase, context)
         n = data.ranges(work.split)[clients, 1]
         total += int(count_steps(n, clients, work).sum())
     return total

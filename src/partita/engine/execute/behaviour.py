@@ -24,7 +24,7 @@ from partita.engine.execute.fit import check_output
 from partita.engine.execute.normalize import MASK, MaskedBatchNorm, static
 from partita.engine.execute.problem import in_place
 from partita.engine.execute.seeding import changed, kept, set_all, state
-from partita.engine.execute.stackable import KEY, context, stackable
+from partita.engine.execute.stackable import KEY, batch_buffers, stackable
 
 STATISTICS = ("running_mean", "running_var")
 Samples = Sequence[tuple[Tensor, Tensor]]
@@ -203,7 +203,7 @@ class _Reentrant(Exception):
 def _given(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:
     """Copies of the buffers, and what a batch brings."""
     key = torch.zeros((), dtype=torch.int64, device=device)
-    return {**{k: v.clone() for k, v in buffers.items()}, **context(module, key, None)}
+    return {**{k: v.clone() for k, v in buffers.items()}, **batch_buffers(module, key, None)}
 
 
 def _buffers(module: nn.Module) -> Tensors:

@@ -23,7 +23,7 @@ from torch import Tensor
 from partita.core import check
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase
-from partita.core.types import ClientState, Group, Moment, Upload
+from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.engine.execute.base import work_of
 from partita.engine.execute.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
 from partita.engine.execute.plan import Plan, count_steps
@@ -45,22 +45,22 @@ def _silent(text: str) -> None:
 class Graph(Vmap):
     """See `partita.engine.execute.base.Executor`. Falls back to `Vmap`, with the reason in `picks`.
 
-    `usual` are the numbers of clients that come in every round; `always`: compile, whatever it takes.
+    `cohort_sizes` are the numbers of clients that come in every round; `always`: compile, whatever it takes.
     """
 
     name: str = "graph"
     picks: Picks = field(default_factory=dict)
     label: str = ""
-    usual: frozenset[int] = frozenset()
+    cohort_sizes: frozenset[int] = frozenset()
     always: bool = False
     tell: Callable[[str], None] = _silent
     made: dict[Any, Captured] = field(default_factory=dict)
 
-    def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
+    def _by_work(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         """Several chunks are of similar work, and have full batches as far as possible."""
-        if not rule.phases or len(clients) <= self.chunk(rule, clients, moment):
+        if not rule.phases or len(clients) <= self.chunk(rule, clients, context):
             return np.arange(len(clients))
-        work = work_of(rule.phases[0], moment)
+        work = work_of(rule.phases[0], context)
         n = self.bound.data.ranges(work.split)[clients, 1]
         return np.lexsort((-n, -count_steps(n, clients, work)))
 
@@ -71,44 +71,44 @@ class Graph(Vmap):
         group: Group,
         states: ClientState,
         some: Tensor | slice,
-        moment: Moment,
+        context: RoundContext,
     ) -> tuple[Upload, ClientState]:
-        result = super()._chunk(rule, clients, group, states, some, moment)
+        result = super()._chunk(rule, clients, group, states, some, context)
         return _apart(result, {k for made in self.made.values() for k in made.places})
 
-    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
+    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
         """Those who have steps to take; without samples there are none."""
         busy = np.flatnonzero(found[0].steps)
         if len(busy) in (0, carry.n):
-            return self._steps(phase, carry, found, moment)
+            return self._steps(phase, carry, found, context)
         rest = np.flatnonzero(found[0].steps == 0)
         here, there = (put(some, found[0].rows.device) for some in (busy, rest))
         plans = [reordered(plan, busy, here) for plan in found]
-        done = self._steps(phase, carry.take(here), plans, moment.of(busy))
+        done = self._steps(phase, carry.take(here), plans, context.of(busy))
         return join([done, carry.take(there)]).take(torch.argsort(torch.cat([here, there])))
 
-    def _steps(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
-        role = f"{self.label}steps of {moment.role}, stage {moment.stage}"
+    def _steps(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
+        role = f"{self.label}steps of {context.role}, stage {context.stage}"
         fallen = self.picks.get(role, {}).get("picked") == "vmap"
-        if moment.role != "training" or fallen or not int(found[0].steps.max(initial=0)):
-            return super()._phase(phase, carry, found, moment)
-        rates, rows = self.bound.rates(phase, moment)
+        if context.role != "training" or fallen or not int(found[0].steps.max(initial=0)):
+            return super()._phase(phase, carry, found, context)
+        rates, rows = self.bound.rates(phase, context)
         lr = Stack.of(rates, carry.n, rows=rows)
         try:
-            step = self._made(phase, carry, found, lr, moment, role)
+            step = self._made(phase, carry, found, lr, context, role)
             return step.run(carry, found, lr, self.bound.data)
         except Exception as error:  # a rule that looks at values, what cannot be recorded, no memory
             reason = _reason(error)
         self.made.clear()  # their memory, now that the failed attempt is gone
         check.warn(f"executor='graph': steps are not recorded but stacked ({reason})")
         self.picks[role] = {"picked": "vmap", "why": reason}
-        return super()._phase(phase, carry, found, moment)
+        return super()._phase(phase, carry, found, context)
 
     def _made(
-        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, moment: Moment, role: str
+        self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, context: RoundContext, role: str
     ) -> Captured:
         """The recorded step for these shapes; a new one if there is none."""
-        n, width = self._size(carry.n), self._width(phase, found, moment)
+        n, width = self._size(carry.n), self._width(phase, found, context)
         waits = carry.n < n or bool((found[0].steps != found[0].steps[0]).any())
         short = waits or any(bool((plan.size != width).any()) for plan in found)
         shape = Shape(n, width, short, waits)
@@ -116,7 +116,7 @@ class Graph(Vmap):
         if key not in self.made:
             made = Captured(phase, carry, found, lr, self.bound.data, shape)
             made.record()
-            self._choose(made, found, moment, role)
+            self._choose(made, found, context, role)
             self.made[key] = made
         self.made[key] = self.made.pop(key)  # the last one used comes last
         self._keep_some()
@@ -129,7 +129,7 @@ class Graph(Vmap):
 
     def _size(self, n: int) -> int:
         """For how many clients a step is recorded: for so many, or a few more where their number changes."""
-        usual = {-(-size // chunks) for size in self.usual for chunks in range(1, FEW + 1)}
+        usual = {-(-size // chunks) for size in self.cohort_sizes for chunks in range(1, FEW + 1)}
         if usual & {n, n + 1}:  # the chunks of a cohort differ by one
             return n if n in usual else n + 1
         power = 1 << (n - 1).bit_length()
@@ -138,19 +138,19 @@ class Graph(Vmap):
             rule = max(4, power)
         return min([rule, *[m for m in usual if m > n]])
 
-    def _width(self, phase: Phase, found: list[Plan], moment: Moment) -> int:
+    def _width(self, phase: Phase, found: list[Plan], context: RoundContext) -> int:
         """Samples in a batch: the same in every round, where batches have a size; else a power of two."""
-        work = work_of(phase, moment)
+        work = work_of(phase, context)
         if work.batch is None:
             return 1 << (int(found[0].rows.shape[-1]) - 1).bit_length()
         return min(work.batch, int(self.bound.data.ranges(work.split)[:, 1].max()))
 
-    def _choose(self, made: Captured, found: list[Plan], moment: Moment, role: str) -> None:
+    def _choose(self, made: Captured, found: list[Plan], context: RoundContext, role: str) -> None:
         """The fastest form that the work which is left pays for; the first step of a role decides for all."""
         if role in self.picks:
             self._make(made, self.picks[role]["picked"])
             return
-        steps, seconds, why = _steps_left(found, moment), {CAPTURED: made.seconds()}, []
+        steps, seconds, why = _steps_left(found, context), {CAPTURED: made.seconds()}, []
         for form in self._forms(made):
             left, cost = min(seconds.values()) * steps, made.cost(form == UNROLLED)
             if not self.always and left * WORTH < cost:
@@ -193,9 +193,9 @@ class Graph(Vmap):
         return ""
 
 
-def _steps_left(found: list[Plan], moment: Moment) -> int:
-    since = moment.stage_round if isinstance(moment.stage_round, int) else int(moment.stage_round.min())
-    return max(1, moment.stage_rounds - since) * int(found[0].steps.max())
+def _steps_left(found: list[Plan], context: RoundContext) -> int:
+    since = context.stage_round if isinstance(context.stage_round, int) else int(context.stage_round.min())
+    return max(1, context.stage_rounds - since) * int(found[0].steps.max())
 
 
 def _reason(error: Exception) -> str:

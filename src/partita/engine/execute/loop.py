@@ -15,9 +15,9 @@ from torch import Tensor
 
 from partita.core import tree
 from partita.core.parts import LocalRule
-from partita.core.types import Batch, ClientState, Download, Group, Moment, Upload
+from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import Bound, Build
+from partita.engine.execute.base import BoundProblem, Build
 from partita.engine.execute.plan import Plan, plans, start_keys
 from partita.engine.execute.stack import Spec, flatten, unflatten
 
@@ -26,7 +26,7 @@ from partita.engine.execute.stack import Spec, flatten, unflatten
 class Loop:
     """See `partita.engine.execute.base.Executor`."""
 
-    bound: Bound
+    bound: BoundProblem
     name: str = "loop"
     spare: dict[Any, Tensor] = field(default_factory=dict)
 
@@ -34,19 +34,19 @@ class Loop:
         keep_freed_memory()
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
-        work = functools.partial(self._all, build, clients, group, states, moment)
+        work = functools.partial(self._all, build, clients, group, states, context)
         return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
 
     def _all(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        rows = Rows(len(clients), self.spare if moment.role == "training" else {})
-        keys = start_keys(clients, moment, self.bound.data.x.device)
+        rows = Rows(len(clients), self.spare if context.role == "training" else {})
+        keys = start_keys(clients, context, self.bound.data.x.device)
         for i in range(len(clients)):
-            rows.put(i, self.one(build, i, clients, group, states, moment, keys))
+            rows.put(i, self.one(build, i, clients, group, states, context, keys))
         return rows.result()
 
     def one(
@@ -56,7 +56,7 @@ class Loop:
         clients: np.ndarray,
         group: Group,
         states: ClientState,
-        moment: Moment,
+        context: RoundContext,
         keys: Tensor,
     ) -> tuple[Upload, ClientState]:
         """The i-th client alone."""
@@ -64,10 +64,10 @@ class Loop:
         if group.stacked:
             shared, extra = tree.row((shared, extra), i)
         download = Download(shared, extra, version, keys[i])
-        own = clients[i : i + 1], download, tree.row(states, i), moment.of(slice(i, i + 1))
+        own = clients[i : i + 1], download, tree.row(states, i), context.of(slice(i, i + 1))
         return self._client(self.bound.bind(build), *own)
 
-    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Loop:
@@ -75,12 +75,17 @@ class Loop:
         return replace(self, bound=self.bound.on(data))
 
     def _client(
-        self, rule: LocalRule, client: np.ndarray, download: Download, state: ClientState, moment: Moment
+        self,
+        rule: LocalRule,
+        client: np.ndarray,
+        download: Download,
+        state: ClientState,
+        context: RoundContext,
     ) -> tuple[Upload, ClientState]:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
-            found = plans(self.bound.data, client, phase, number, moment)
-            lr, _ = self.bound.rates(phase, moment)
+            found = plans(self.bound.data, client, phase, number, context)
+            lr, _ = self.bound.rates(phase, context)
             batches: tuple[Batch | None, ...] = (None,) * len(found)
             for s in range(int(found[0].steps[0])):
                 batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])

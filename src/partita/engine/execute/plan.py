@@ -16,7 +16,7 @@ from torch import Tensor
 from partita.core import draws
 from partita.core.device import put
 from partita.core.parts import Phase
-from partita.core.types import Moment, Work
+from partita.core.types import RoundContext, Work
 from partita.data import FederatedData
 
 PASSES = 1 << 23
@@ -34,15 +34,17 @@ class Plan(NamedTuple):
     whole: bool = False  # every step sees the same rows: all of them
 
 
-def start_keys(clients: np.ndarray, moment: Moment, device: torch.device) -> Tensor:
+def start_keys(clients: np.ndarray, context: RoundContext, device: torch.device) -> Tensor:
     """For each client the key of what is random when it begins."""
-    return put(draws.keys(moment.seed, "start", _round(moment), clients), device)
+    return put(draws.keys(context.seed, "start", _round(context), clients), device)
 
 
-def plans(data: FederatedData, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> list[Plan]:
+def plans(
+    data: FederatedData, clients: np.ndarray, phase: Phase, number: int, context: RoundContext
+) -> list[Plan]:
     """A plan for each of the batches that a step of this phase sees."""
-    work = moment.work if phase.work is None else phase.work(moment)
-    return [draw(data, clients, work, number + (j << 16), moment) for j in range(phase.batches)]
+    work = context.work if phase.work is None else phase.work(context)
+    return [draw(data, clients, work, number + (j << 16), context) for j in range(phase.batches)]
 
 
 def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
@@ -56,7 +58,7 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
     return np.where(n > 0, steps, 0)
 
 
-def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, moment: Moment) -> Plan:
+def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, context: RoundContext) -> Plan:
     """The plan of one phase for these clients, on the device of the data.
 
     What there is for each client or step is worked out on the host, what there is for each sample there.
@@ -71,7 +73,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
     size = np.minimum(n[:, None] - offset, work.batch or n[:, None])
     size = np.where(which < steps[:, None], size, 0)
 
-    key = draws.keys(moment.seed, "batches", _round(moment), phase, clients)
+    key = draws.keys(context.seed, "batches", _round(context), phase, clients)
     keys = draws.fold(draws.fold(key, -1)[:, None], which)
     column, shape = torch.arange(width, device=device), (len(clients), length, width)
     short = bool((size < width).any())
@@ -87,9 +89,9 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, momen
     return Plan(index, real, size, steps, put(keys, device), whole=work.batch is None)
 
 
-def _round(moment: Moment) -> int | np.ndarray:
+def _round(context: RoundContext) -> int | np.ndarray:
     """Of all clients, or of each of them: on the host, like all that is known before a round."""
-    return moment.round if isinstance(moment.round, int) else np.asarray(moment.round)
+    return context.round if isinstance(context.round, int) else np.asarray(context.round)
 
 
 def _on(x: np.ndarray, device: torch.device) -> Tensor:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from partita.core.types import ClientState, Group, Moment, Upload
+from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import Bound, Build, work_of
+from partita.engine.execute.base import BoundProblem, Build, work_of
 from partita.engine.execute.loop import Loop, Rows
 from partita.engine.execute.plan import count_steps, start_keys
 
@@ -33,11 +33,11 @@ class Pool:
     name: str = "pool"
 
     @property
-    def bound(self) -> Bound:
+    def bound(self) -> BoundProblem:
         """What they work on."""
         return self.workers[0].bound
 
-    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Pool:
@@ -45,29 +45,29 @@ class Pool:
         return replace(self, workers=tuple([w.on(data) for w in self.workers]))
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Every worker takes the next client, those with most work first."""
         n, count = len(clients), len(self.workers)
-        alone = functools.partial(self.workers[0], build, clients, group, states, moment)
+        alone = functools.partial(self.workers[0], build, clients, group, states, context)
         if -(-n // count) * count > IDLE * n:
             return alone()
-        beside = functools.partial(self._beside, build, clients, group, states, moment)
+        beside = functools.partial(self._beside, build, clients, group, states, context)
         # generators belong to all threads: a model that draws by itself runs in one
         return self.bound.problem.draws.watched(beside, alone, self.bound.data.x.device)
 
     def _beside(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
-        rows = Rows(n, self.workers[0].spare if moment.role == "training" else {})
-        keys = start_keys(clients, moment, self.bound.data.x.device)
-        places = iter(self._order(build, clients, moment))
+        rows = Rows(n, self.workers[0].spare if context.role == "training" else {})
+        keys = start_keys(clients, context, self.bound.data.x.device)
+        places = iter(self._order(build, clients, context))
 
         def work(worker: Loop) -> None:
             try:
                 for i in places:
-                    rows.put(i, worker.one(build, i, clients, group, states, moment, keys))
+                    rows.put(i, worker.one(build, i, clients, group, states, context, keys))
             finally:  # after an error nobody goes on
                 collections.deque(places, maxlen=0)
 
@@ -75,11 +75,11 @@ class Pool:
             done.result()
         return rows.result()
 
-    def _order(self, build: Build, clients: np.ndarray, moment: Moment) -> Sequence[int]:
+    def _order(self, build: Build, clients: np.ndarray, context: RoundContext) -> Sequence[int]:
         phases = self.bound.bind(build).phases
         if not phases:
             return range(len(clients))
-        work = work_of(phases[0], moment)
+        work = work_of(phases[0], context)
         n = self.bound.data.ranges(work.split)[clients, 1]
         order: list[int] = np.argsort(-count_steps(n, clients, work), kind="stable").tolist()
         return order

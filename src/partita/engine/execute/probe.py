@@ -31,13 +31,13 @@ from partita.engine.execute.fit import (
 from partita.engine.execute.problem import ModelProblem
 from partita.engine.execute.seeding import kept, set_all
 from partita.engine.execute.stack import Stack, lift
-from partita.engine.execute.stackable import context, stackable
+from partita.engine.execute.stackable import batch_buffers, stackable
 
 SAMPLES, TRIALS, SUMS = 4, 3, 4
 Trial = dict[str, list[float] | None]
 
 
-class Findings(NamedTuple):
+class ModelProfile(NamedTuple):
     """What the trial found."""
 
     loss: Criterion
@@ -49,7 +49,7 @@ class Findings(NamedTuple):
 
 def examine(
     model: nn.Module, data: FederatedData, loss: str | Function | None, metric: str | Function | None
-) -> Findings:
+) -> ModelProfile:
     """A forward pass on a few samples of the largest client (of the next ones if its loss is not finite)."""
     check_parameters(model)
     largest = [c for c in np.argsort(-data.train[:, 1], kind="stable")[:TRIALS] if data.train[c, 1]]
@@ -80,15 +80,15 @@ def examine(
             "something between passes (a generator, a counter), so that a run depends on the order of "
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    return Findings(criterion, measure, own.buffers, saved // len(x), own)
+    return ModelProfile(criterion, measure, own.buffers, saved // len(x), own)
 
 
-def tried(findings: Findings, model: nn.Module, data: FederatedData, seed: int) -> Trial:
+def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: int) -> Trial:
     """What model, loss and metric make of some samples, in a few numbers: a changed one gives others.
 
     A resumed run must have the same ones, up to roundings, whatever its text looks like.
     """
-    if findings.own.remembers:  # what it makes of them depends on what it has seen before
+    if profile.own.remembers:  # what it makes of them depends on what it has seen before
         return {}
     rows = rows_of_several(data)
     x, y = data.gather(rows)
@@ -97,11 +97,11 @@ def tried(findings: Findings, model: nn.Module, data: FederatedData, seed: int) 
         for mode in ("training", "evaluation"):
             set_all(seed, x.device)
             module = stackable(model).train(mode == "training")
-            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            given = batch_buffers(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
             try:
                 output = torch.func.functional_call(module, given, (x,))
                 found[mode] = _in_short(output)
-                of_batch = findings.loss if module.training else findings.metric
+                of_batch = profile.loss if module.training else profile.metric
                 found[f"{mode}.{'loss' if module.training else 'metric'}"] = _in_short(
                     torch.as_tensor(of_batch.mean(output, y))
                 )
@@ -260,7 +260,7 @@ def _evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = 
     training = module.training
     try:
         with torch.no_grad():
-            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            given = batch_buffers(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
             output: Tensor = torch.func.functional_call(module.eval(), {**(params or {}), **given}, (x,))
             return output
     finally:
@@ -279,7 +279,7 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
     try:
         with saved_tensors_hooks(pack, lambda t: t), kept(x.device):
-            given = context(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+            given = batch_buffers(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
             output = torch.func.functional_call(module, given, (x,))
     except Exception as error:
         taken = f"a batch of shape {list(x.shape)}, {x.dtype}{_hint(module, x)}"

@@ -24,7 +24,7 @@ from partita.core.types import Batch, Partition, Scores, Tensors
 from partita.engine.execute.normalize import of_one_batch, static, tracked
 from partita.engine.execute.outputs import outputs
 from partita.engine.execute.seeding import OwnDraws
-from partita.engine.execute.stackable import context, stackable
+from partita.engine.execute.stackable import batch_buffers, stackable
 
 _FORWARD = threading.RLock()
 """Forward derivatives have levels that belong to the process, not to a thread: one at a time."""
@@ -100,7 +100,7 @@ class ModelProblem:
 
     def placed(self, params: Tensors, batch: Batch) -> Callable[[Tensors], Tensors]:
         """All that the module is to have for a pass on this batch, as a function of some parameters."""
-        given = context(self.training, batch.key, batch.mask)
+        given = batch_buffers(self.training, batch.key, batch.mask)
 
         def place(moving: Tensors) -> Tensors:
             # one dictionary: a module that assigns a new buffer finds its way back through it
@@ -141,7 +141,7 @@ class ModelProblem:
         """Mean and variance of what each BatchNorm layer gets to see in this batch."""
         names = [name for pair in self.tracked for name in pair]
         with torch.no_grad(), self.draws.of(batch.key):
-            given = context(self.measuring, batch.key, batch.mask)
+            given = batch_buffers(self.measuring, batch.key, batch.mask)
             own = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
             tensors = {**params, **own, **given}
             functional_call(self.measuring, tensors, (batch.x,))
@@ -150,7 +150,7 @@ class ModelProblem:
     def score(self, params: Tensors, batch: Batch) -> Scores:
         """Metric and loss, summed over the real samples of a batch."""
         with torch.no_grad(), self.draws.of(batch.key):
-            given = context(self.evaluation, batch.key, batch.mask)
+            given = batch_buffers(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
             output = functional_call(self.evaluation, (params, given), (batch.x,))
             metric, loss = (c.sums(output, batch.y, batch.mask) for c in (self.metric, self.loss))
@@ -160,7 +160,7 @@ class ModelProblem:
         """What the named submodules (None: the model's blocks) put out for these samples."""
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         with self.draws.of(key):
-            return outputs(self.evaluation, (params, context(self.evaluation, key, None)), x, names)
+            return outputs(self.evaluation, (params, batch_buffers(self.evaluation, key, None)), x, names)
 
 
 def reference(

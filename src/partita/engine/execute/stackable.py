@@ -61,7 +61,7 @@ def stackable(module: nn.Module, keyed: bool = True) -> nn.Module:
     return _swap(copy.deepcopy(module), {}, keyed)
 
 
-def context(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
+def batch_buffers(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
     """The buffers that tell each dropout its key and each BatchNorm its mask."""
     given: Tensors = {}
     for i, name in enumerate(_owners(module, KEY)):

@@ -14,10 +14,10 @@ from partita.core import check, tree
 from partita.core.device import arithmetic
 from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
-from partita.engine.execute.base import Bound, Runner
+from partita.engine.execute.base import BoundProblem, Runner
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.pool import Pool
-from partita.engine.execute.probe import Findings, takes_channels_last, why_not_stackable
+from partita.engine.execute.probe import ModelProfile, takes_channels_last, why_not_stackable
 from partita.engine.execute.problem import Change, ModelProblem, reference, stacked
 from partita.engine.execute.seeding import OwnDraws
 
@@ -26,14 +26,14 @@ from partita.engine.execute.seeding import OwnDraws
 class Task:
     """A model on the data of clients, with all that an executor may want to know.
 
-    findings  what a trial pass has shown of the model, the loss and the metric
+    profile  what a trial pass has shown of the model, the loss and the metric
     params    its tensors by name
     memory    bytes that stacked clients may take (None: a quarter of the device's memory)
     picks     what was decided, by what, and why: it goes to config.json
     label     of a class of devices, before the names of its picks
     change    what a step does to the model before it looks at the batch
     tracks    whether a training pass moves statistics
-    usual     numbers of clients that come in every round
+    cohort_sizes  numbers of clients that come in every round
     batch     samples of a step (None: all that a client has)
     half      whether models compute in bfloat16
     tell      hears what takes a while
@@ -42,14 +42,14 @@ class Task:
     model: nn.Module
     data: FederatedData
     partition: Partition
-    findings: Findings
+    profile: ModelProfile
     params: Tensors
     memory: int | None = None
     picks: dict[str, dict[str, str]] = field(default_factory=dict)
     label: str = ""
     change: Change | None = None
     tracks: bool = True
-    usual: Collection[int] = ()
+    cohort_sizes: Collection[int] = ()
     batch: int | None = None
     half: bool = False
     tell: Callable[[str], None] = lambda text: None  # noqa: ARG005
@@ -57,7 +57,7 @@ class Task:
     @functools.cached_property
     def alone(self) -> ModelProblem:
         """The problem for one client at a time: the reference."""
-        own = OwnDraws(bool(self.findings.own.draws))
+        own = OwnDraws(bool(self.profile.own.draws))
         return replace(self._problem(reference), draws=own)
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class Task:
         return self._problem(stacked)
 
     def _problem(self, form: Callable[..., ModelProblem]) -> ModelProblem:
-        known = self.findings
+        known = self.profile
         given = (self.partition, *known[:3], self.data.clients, self.change, self.tracks)
         return form(self.model, *given, known.own.recomputes)
 
@@ -74,15 +74,17 @@ class Task:
     def loop(self) -> Loop:
         """One client after another, with images as the device likes them."""
         last = takes_channels_last(self.alone, self.params, self.data)
-        return Loop(Bound(replace(self.alone, half=self.half, last=last), self.data))
+        return Loop(BoundProblem(replace(self.alone, half=self.half, last=last), self.data))
 
     @functools.cached_property
     def pool(self) -> Loop | Pool:
         """A worker for each core; a loop where there is one, or where passes share something."""
-        bound, own, count = self.loop.bound, self.findings.own, torch.get_num_threads()
+        bound, own, count = self.loop.bound, self.profile.own, torch.get_num_threads()
         if bound.data.x.device.type != "cpu" or count == 1 or own.draws or own.remembers:
             return self.loop
-        return Pool((self.loop, *[Loop(Bound(bound.problem.twin(), bound.data)) for _ in range(count - 1)]))
+        return Pool(
+            (self.loop, *[Loop(BoundProblem(bound.problem.twin(), bound.data)) for _ in range(count - 1)])
+        )
 
     @property
     def room(self) -> int:
@@ -97,13 +99,13 @@ class Task:
     @property
     def sample_bytes(self) -> int:
         """Of each of its samples: what autograd saves, and as much again on the way back."""
-        return 3 * self.findings.sample_bytes
+        return 3 * self.profile.sample_bytes
 
-    def stacked(self, name: str, make: Callable[[Bound], Runner]) -> Runner:
+    def stacked(self, name: str, make: Callable[[BoundProblem], Runner]) -> Runner:
         """An executor that stacks clients; where the model cannot be stacked, each trains alone."""
         reason = self._not_stackable
         if reason is None:
-            return make(Bound(replace(self.together, half=self.half), self.data))
+            return make(BoundProblem(replace(self.together, half=self.half), self.data))
         check.warn(
             f"executor={name!r}: {type(self.model).__name__} cannot be stacked; each client trains alone "
             f"(executor={self.pool.name!r}). Reason: {reason}",
@@ -113,8 +115,8 @@ class Task:
 
     @functools.cached_property
     def _not_stackable(self) -> str | None:
-        if self.findings.own.alone:
-            return self.findings.own.alone
+        if self.profile.own.alone:
+            return self.profile.own.alone
         largest = int(self.data.train[:, 1].max())
         fits = self.room // max(1, 4 * self.sample_bytes)
         tried = max(3, min(self.batch or largest, largest, fits))

@@ -17,9 +17,9 @@ from torch import Tensor
 from partita.core import tree
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase
-from partita.core.types import Batch, ClientState, Download, Group, Moment, Upload
+from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import Bound, Build, work_of
+from partita.engine.execute.base import BoundProblem, Build, work_of
 from partita.engine.execute.plan import Plan, count_steps, plans, start_keys
 from partita.engine.execute.stack import Stack, join, lift
 from partita.engine.execute.trace import Steps
@@ -35,7 +35,7 @@ class Vmap:
     each of its samples take on the way.
     """
 
-    bound: Bound
+    bound: BoundProblem
     budget: int
     model_bytes: int
     sample_bytes: int
@@ -44,19 +44,19 @@ class Vmap:
     drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `prefetch`
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, moment: Moment
+        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """The clients in chunks of similar work, put back into their order."""
         rule = self.bound.bind(build)
-        order = self._by_work(rule, clients, moment)
-        chunks = max(1, -(-len(order) // self.chunk(rule, clients, moment)))
+        order = self._by_work(rule, clients, context)
+        chunks = max(1, -(-len(order) // self.chunk(rule, clients, context)))
         same = bool((order == np.arange(len(order))).all())
         if same and chunks == 1:
-            return self._chunk(rule, clients, group, states, slice(None), moment)
+            return self._chunk(rule, clients, group, states, slice(None), context)
         parts = []
         for some in np.array_split(order, chunks):
             place = put(some, self.bound.data.x.device)
-            parts.append(self._chunk(rule, clients[some], group, states, place, moment.of(some)))
+            parts.append(self._chunk(rule, clients[some], group, states, place, context.of(some)))
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
@@ -64,42 +64,42 @@ class Vmap:
         uploads, states = tree.rows(joined, back)
         return uploads, states
 
-    def prefetch(self, build: Build, clients: np.ndarray, moment: Moment) -> None:
+    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
         """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
         rule = self.bound.bind(build)
         self.drawn.clear()
-        if len(clients) <= self.chunk(rule, clients, moment):
+        if len(clients) <= self.chunk(rule, clients, context):
             for number, phase in enumerate(rule.phases):
-                found = plans(self.bound.data, clients, phase, number, moment)
-                self.drawn[self._drawn(clients, phase, number, moment)] = found
+                found = plans(self.bound.data, clients, phase, number, context)
+                self.drawn[self._drawn(clients, phase, number, context)] = found
 
-    def _drawn(self, clients: np.ndarray, phase: Phase, number: int, moment: Moment) -> Any:
+    def _drawn(self, clients: np.ndarray, phase: Phase, number: int, context: RoundContext) -> Any:
         """All that a plan depends on."""
-        now = moment.round if isinstance(moment.round, int) else tuple(moment.round.tolist())
-        work = work_of(phase, moment)
-        return id(self.bound.data), clients.tobytes(), phase.batches, number, moment.seed, now, work
+        now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())
+        work = work_of(phase, context)
+        return id(self.bound.data), clients.tobytes(), phase.batches, number, context.seed, now, work
 
     def on(self, data: FederatedData) -> Vmap:
         """The same on other samples."""
         return replace(self, bound=self.bound.on(data))
 
-    def chunk(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> int:
+    def chunk(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> int:
         """How many clients fit the budget, by the largest batch of the rule's phases."""
         largest = 0
         for phase in rule.phases:
-            work = work_of(phase, moment)
+            work = work_of(phase, context)
             n = self.bound.data.ranges(work.split)[clients, 1]
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
         fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
-        if moment.role == "training" or self.bound.data.x.device.type != "cpu":
+        if context.role == "training" or self.bound.data.x.device.type != "cpu":
             return fit
         return min(fit, max(SOME, PASS // max(1, largest * self.sample_bytes)))
 
-    def _by_work(self, rule: LocalRule, clients: np.ndarray, moment: Moment) -> np.ndarray:
+    def _by_work(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         if not rule.phases:
             return np.arange(len(clients))
-        work = work_of(rule.phases[0], moment)
+        work = work_of(rule.phases[0], context)
         n = self.bound.data.ranges(work.split)[clients, 1]
         return np.argsort(-count_steps(n, clients, work), kind="stable")
 
@@ -110,7 +110,7 @@ class Vmap:
         group: Group,
         states: ClientState,
         some: Tensor | slice,
-        moment: Moment,
+        context: RoundContext,
     ) -> tuple[Upload, ClientState]:
         n = len(clients)
         version = group.download.version
@@ -119,16 +119,16 @@ class Vmap:
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
         state = Stack.of(tree.rows(states, some), n, rows=True)
-        keys = Stack.of(start_keys(clients, moment, self.bound.data.x.device), n, rows=True)
+        keys = Stack.of(start_keys(clients, context, self.bound.data.x.device), n, rows=True)
 
         def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
             return Download(*pair, version, key)
 
         carry = lift(lambda pair, key, own: rule.start(download(pair, key), own), shared, keys, state)
         for number, phase in enumerate(rule.phases):
-            found = self.drawn.pop(self._drawn(clients, phase, number, moment), None)
-            found = found or plans(self.bound.data, clients, phase, number, moment)
-            carry = self._phase(phase, carry, found, moment)
+            found = self.drawn.pop(self._drawn(clients, phase, number, context), None)
+            found = found or plans(self.bound.data, clients, phase, number, context)
+            carry = self._phase(phase, carry, found, context)
         result = lift(
             lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
         ).full()
@@ -143,7 +143,7 @@ class Vmap:
         leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
         return Stack(leaves, rows, shared.spec, n)
 
-    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], moment: Moment) -> Stack:
+    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
         """All steps of a phase; a client leaves the stack after its last one."""
         steps = found[0].steps  # the same for each of the batches of a step
         order = np.argsort(-steps, kind="stable")
@@ -152,7 +152,7 @@ class Vmap:
         if not sorted_already:
             carry = carry.take(place)
             found, steps = [reordered(plan, order, place) for plan in found], steps[order]
-        rates, rows = self.bound.rates(phase, moment)
+        rates, rows = self.bound.rates(phase, context)
         lr = Stack.of(rates, carry.n, rows=rows)
         lr = lr if sorted_already else lr.take(place)
         done: list[Stack] = []

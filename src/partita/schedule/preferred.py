@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from partita.core.options import checked
 from partita.core.parts import Algorithm
 from partita.schedule.asynchronous import Asynchronous, asynchronous
-from partita.schedule.base import Stint, Turns, Until, Waits
+from partita.schedule.base import Running, StageSpec, Until, Waits
 from partita.schedule.delay import Delays
 from partita.schedule.synchronous import Synchronous, synchronous
 
 
 @dataclass(frozen=True)
-class Usual:
-    """See `usual`."""
+class Preferred:
+    """See `preferred`."""
 
     delays: Delays | None
     until: float | None
@@ -29,15 +29,15 @@ class Usual:
         make = synchronous if algorithm.asynchronous is None else asynchronous
         return make(delays=self.delays, until=self.until).of(algorithm)
 
-    def begin(self, stint: Stint) -> Turns:
+    def begin(self, spec: StageSpec) -> Running:
         """In step, for want of a method."""
-        return synchronous(delays=self.delays, until=self.until).begin(stint)
+        return synchronous(delays=self.delays, until=self.until).begin(spec)
 
 
 @checked()
-def usual(delays: Waits = None, until: Until = None) -> Usual:
+def preferred(delays: Waits = None, until: Until = None) -> Preferred:
     """Each method under the schedule that it wants: asynchronous() for fedbuff and its kin, or synchronous().
 
     Use it to compare them under the same delays.
     """
-    return Usual(delays, until)
+    return Preferred(delays, until)
