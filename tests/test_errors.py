@@ -716,7 +716,7 @@ TABLE = [
     # the method
     Wrong("method not called", fed(algorithm=pt.fedavg), "algorithm=<function fedavg", METHOD),
     Wrong("method is a word", fed(algorithm="fedavg"), "algorithm='fedavg': ", METHOD),
-    Wrong("method is a stage", fed(algorithm=pt.stage(pt.fedavg(lr=0.1))), "algorithm=Stage(", METHOD),
+    Wrong("method is a stage", fed(algorithm=pt.stage(pt.fedavg(lr=0.1))), "algorithm=StagePlan(", METHOD),
     by(
         "no personal part of that name",
         pt.fedalt("outputs", lr=0.1),

@@ -62,7 +62,7 @@ from partita.algorithms import (
 from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
-from partita.api import federate
+from partita.api import Run, federate, load
 from partita.core import draws, tree
 from partita.core.check import Refused
 from partita.core.metrics import Metric
@@ -97,7 +97,6 @@ from partita.core.types import (
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
 from partita.engine.record import Record
-from partita.engine.run import Run, load
 from partita.engine.stopping import Stopped
 from partita.optim.rates import as_rate
 

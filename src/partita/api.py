@@ -1,7 +1,8 @@
-"""What a user calls: `federate`, with all its arguments."""
+"""What a user calls: `federate` with all its arguments, `load`, and the `Run` that both return."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -13,22 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, get_type_hints
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from partita.core import check
+from partita.core import check, tree
 from partita.core.device import arithmetic
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
+from partita.core.types import ClientState, Tensors
 from partita.data import FederatedData
 from partita.engine.callbacks import ProgressBar, Trace
-from partita.engine.federation import Federation
-from partita.engine.loop import train
-from partita.engine.record import Record, write_page
-from partita.engine.run import Run
+from partita.engine.evaluate import personal_model
+from partita.engine.folder import RunFolder
+from partita.engine.record import Record, read, write_page
 from partita.engine.settings import Settings, declarations
+from partita.engine.setup import Setup
+from partita.engine.state import Holdings, decode
 from partita.engine.stopping import Interrupt
-from partita.engine.store.places import new_page
+from partita.engine.store import Store, checkpoint, open_store
+from partita.engine.store.files import copy_folder
+from partita.engine.store.places import new_folder, new_page
 from partita.engine.threads import same_threads
+from partita.engine.train import Outcome, train
 
 P = ParamSpec("P")
 
@@ -41,7 +49,7 @@ class Arguments(Settings):
     data: FederatedData
     algorithm: Algorithm
 
-    def prepared(self) -> Federation:
+    def prepared(self) -> Setup:
         """The run that they describe, all of them checked, before any work."""
         if not isinstance(self.data, FederatedData):
             raise check.fail(
@@ -54,7 +62,7 @@ class Arguments(Settings):
             if tuple(other.names) != tuple(self.data.names):
                 raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
         with arithmetic(settings.precision, settings.deterministic):
-            return Federation(self.model, self.data, self.algorithm, settings)
+            return Setup.of(self.model, self.data, self.algorithm, settings)
 
     @property
     def references(self) -> Mapping[str, Record]:
@@ -106,8 +114,8 @@ def federate(given: Arguments) -> Run:
     algorithm   the method: `partita.fedalt(personal="output", lr=0.1)` and the like
     """
     interrupt = Interrupt(deadline(given.max_time, given.out, given.checkpoint_every))
-    run = given.prepared()
-    settings, folder = run.settings, run.folder
+    setup = given.prepared()
+    settings, folder = setup.settings, setup.settings.folder
     if folder is not None and settings.report and (folder / "config.json").exists():
         new_page("out", folder / "report.html")
     shown = sys.stderr.isatty() if settings.progress is None else settings.progress
@@ -119,9 +127,7 @@ def federate(given: Arguments) -> Run:
     try:
         known = folder if settings.resume and settings.device == "cpu" else None
         with same_threads(known), arithmetic(settings.precision, settings.deterministic):
-            result = train(
-                run, name, listeners, interrupt, resume=settings.resume, references=given.references
-            )
+            result = Run.of(train(setup, name, listeners, interrupt, given.references))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")
         return result
@@ -140,3 +146,271 @@ def deadline(max_time: float | str | None, out: str | Path | None, checkpoint_ev
     if checkpoint_every == 0:
         raise check.fail("max_time", max_time, "checkpoints, and so no checkpoint_every=0")
     return time.monotonic() + seconds
+
+
+# ---- what comes out
+
+MEAN_BYTES = 1 << 26  # of personal parts that are averaged at once
+
+
+class Client:
+    """One client after a run: its tensors and its model.
+
+    `personal` and `memory` are what it keeps. Where clients keep nothing (`ffgg`, state="reset"), `personal`
+    is that part of the model that it is evaluated with.
+    """
+
+    def __init__(self, run: Run, number: int) -> None:
+        self._run, self.number, self.name = run, number, run.clients[number]["client"]
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has trained what it keeps; False for a client that never had a turn."""
+        return not self._run.holdings.keeps or bool(self._run.touched[self.number])
+
+    @property
+    def personal(self) -> Tensors:
+        """The tensors of its own part."""
+        run = self._run
+        if not run.holdings.own:
+            return {}
+        if not run.holdings.keeps:
+            return tree.pick(run.personalized(self.number), run.holdings.own)
+        self._warn()
+        return self._state.personal
+
+    @property
+    def memory(self) -> Tensors:
+        """What it remembers beside its part, such as a control variate; empty where clients keep nothing."""
+        return self._state.memory if self._run.holdings.keeps else {}
+
+    def model(self) -> nn.Module:
+        """The model that this client is evaluated with, ready to use."""
+        run = self._run
+        self._warn()
+        return run.filled(run.personalized(self.number), run.narrow and run.narrow(self.number))
+
+    @property
+    def _state(self) -> ClientState:
+        state: ClientState = tree.row(self._run.store.load([self.number]), 0)
+        return state
+
+    def _warn(self) -> None:
+        if self._run.holdings.own and not self.trained:
+            check.warn(
+                f"client {self.name!r} never had a turn: its personal part is the one that all start with"
+            )
+
+    def __repr__(self) -> str:
+        own, memory = list(self._run.holdings.own), list(self.memory)
+        turn = "" if self.trained else ", never had a turn"
+        return f"Client({self.name!r}, personal={own}, memory={memory}{turn})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(Record):
+    """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
+
+    `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
+    """
+
+    shared: Tensors
+    base: Tensors
+    store: Store
+    module: nn.Module | None
+    personalized: Callable[[int], Tensors]
+    narrow: Callable[[int], nn.Module | None] | None
+    write: Callable[[Path], None]
+    holdings: Holdings
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Run:
+        """Return the result of a finished run."""
+        record, stage, state = outcome
+
+        def write(target: Path) -> None:
+            folder = stage.setup.settings.folder
+            if folder is not None:
+                copy_folder(folder, new_folder("folder", target, outside=folder))
+                return
+            files = RunFolder(new_folder("folder", target))
+            files.write_config(record.config)
+            files.write_rows(record.metrics)
+            files.write_results(record)
+            files.checkpoint(stage, state)
+
+        return cls(
+            **vars(record),
+            shared=state.server.shared,
+            base=state.initial,
+            store=state.store,
+            module=stage.setup.model,
+            personalized=functools.partial(personal_model, stage, state),
+            narrow=stage.setup.devices.narrow_model,
+            write=write,
+            holdings=Holdings.of(stage, state),
+        )
+
+    @functools.cached_property
+    def touched(self) -> np.ndarray:
+        """For each client, whether a state of its own was kept."""
+        found = np.zeros(len(self.clients), dtype=bool)
+        found[self.store.touched] = True
+        return found
+
+    def client(self, which: int | str) -> Client:
+        """A client by its number, 0 to clients − 1 in the order of `names`, or by its name."""
+        if isinstance(which, str):
+            return Client(self, self.names.index(check.choice("client", which, self.names)))
+        return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
+
+    def model(self, personal: str | None = None) -> nn.Module:
+        """The server's model, where it has trained a whole one; `personal` says what to do where it has not.
+
+        personal   'mean': the clients' personal parts, averaged over the honest clients that have trained one
+                   and weighted by their samples, in place of the server's; 'initial': what the server has not
+                   trained is as it was when clients began to train it, and the rest is the server's.
+                   For a client of the run, `client(i).model()` is its model
+
+        What the server's model is good for depends on the method. Of fedavg and its kin it is the result. Of
+        ditto, pfedme and apfl it is the global model beside the clients' own; of l2gd and the fedplus family
+        the centre of the clients' models; of perfedavg and persafl the model from which a client that comes
+        later starts with a few steps on its own data. finetune leaves it as it was given.
+        """
+        if personal is not None:
+            check.choice("personal", personal, ("mean", "initial"))
+        tensors = {**self.base, **self.shared}
+        if personal == "mean":
+            tensors |= self._mean()
+        elif personal is None and self.holdings.untrained:
+            raise check.fail("personal", personal, self._whole())
+        return self.filled(tensors)
+
+    def _whole(self) -> str:
+        """How to get a whole model where the server has none."""
+        names = self.holdings.untrained
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        mean = "'mean' (the clients' parts averaged), " if not self.holdings.no_mean else ""
+        return (
+            f"{mean}'initial' (as clients began) or run.client(i).model(), the model of a client: the server "
+            f"of {self.facts['algorithm']} has not trained {shown}"
+        )
+
+    def _mean(self) -> Tensors:
+        """Σ n_i v_i / Σ n_i over the honest clients that have trained a part v_i on n_i samples."""
+        if self.holdings.no_mean:
+            allowed = (
+                f"'initial', or run.client(i).model() for the model of a client: {self.holdings.no_mean}"
+            )
+            raise check.fail("personal", "mean", allowed)
+        if not self.holdings.own:
+            return {}
+        weight = np.where(self.table.numbers("byzantine") > 0, 0.0, self.table.numbers("n_train"))
+        there = np.flatnonzero(self.touched & (weight > 0))
+        if not len(there):
+            raise check.fail("personal", "mean", "'initial': no client has trained a personal part")
+        total: Tensors = {}
+        block = max(1, MEAN_BYTES // max(1, tree.nbytes(tree.pick(self.base, self.holdings.own))))
+        for i in range(0, len(there), block):
+            some = there[i : i + block]
+            n = torch.from_numpy(weight[some] / weight[there].sum())
+            for k, v in self.store.load(some).personal.items():
+                part = torch.tensordot(n.to(v.device), v.double(), dims=1)
+                total[k] = total[k] + part if k in total else part
+        return {k: _like(v, self.base[k]) for k, v in total.items()}
+
+    def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
+        """A copy of the model, or of the narrow one that a client holds, with these tensors."""
+        module = module or self.module
+        if module is None:
+            raise ValueError(
+                "model=None: expected partita.load(folder, model=...) with the model that was trained"
+            )
+        model = copy.deepcopy(module)
+        there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
+        if wrong:
+            raise check.fail(
+                "model", type(model).__name__, f"the model of the run: it differs in {', '.join(wrong[:3])}"
+            )
+        with torch.no_grad():
+            for name, value in tensors.items():
+                there[name].copy_(value)
+        return model.eval()
+
+    def save(self, folder: str | Path) -> None:
+        """The run as a new folder like that of `out=`, page included; `partita.load` reads it."""
+        target = check.path("folder", folder)
+        self.write(target)
+        if not (target / "report.html").exists():
+            write_page({self.facts["algorithm"]: [self]}, target / "report.html")
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> Run:
+    """A finished run from its folder. `model` (as it was trained) is needed for `client(i).model()` only."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise check.fail("model", model, "the nn.Module that was trained")
+    record, folder = read(folder), Path(folder)
+    found = checkpoint.read(folder / "checkpoint")
+    if found is None:
+        raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")
+    if found.round != record.facts["rounds"]:  # else older weights would pass for those that were scored
+        raise check.fail("folder", str(folder), _older(found.round, record.facts["rounds"]))
+    try:
+        saved = decode(found.tensors, found.state)
+        store = _states(saved, found.path, len(record.clients))
+        base, shared, holdings = saved["initial"], saved["server"]["shared"], Holdings(**saved["holdings"])
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise check.fail("folder", str(folder), f"a checkpoint of the run ({reason})") from error
+
+    def personalized(number: int) -> Tensors:
+        if holdings.computed:
+            raise ValueError(_computed(record.facts["algorithm"], number, folder))
+        return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
+
+    def write(target: Path) -> None:
+        copy_folder(folder, new_folder("folder", target, outside=folder))
+
+    return Run(
+        **vars(record),
+        shared=shared,
+        base=base,
+        store=store,
+        module=model,
+        personalized=personalized,
+        narrow=None,
+        write=write,
+        holdings=holdings,
+    )
+
+
+def _older(there: int, wanted: int) -> str:
+    """What a folder lacks whose models are not those of its figures."""
+    return (
+        f"a whole checkpoint of round {wanted}, of which its figures are: the newest is of round {there}. "
+        f"partita.federate(..., resume=True) would train from there on; `partita report` needs only figures"
+    )
+
+
+def _like(mean: Tensor, value: Tensor) -> Tensor:
+    """A mean as the tensor that it stands for; counters stay whole."""
+    return (mean if value.is_floating_point() else mean.round()).to(value.device, value.dtype)
+
+
+def _states(saved: Mapping[str, Any], path: Path, clients: int) -> Store:
+    """Open the clients' states of a checkpoint."""
+    states = path.parent / f"clients-{saved['stage']}"
+    kind = "disk" if states.exists() else "memory"
+    store = open_store(ClientState(**saved["new_client"]), clients, kind=kind, folder=states)
+    store.restore(saved["store"])
+    return store
+
+
+def _computed(method: str, number: int, folder: Path) -> str:
+    """Why a client's model is not in the folder, and how to get it."""
+    return (
+        f"client({number}).model(): {method} computes it when asked, from the client's data, which "
+        f"partita.load does not have: expected the run of partita.federate(..., out={str(folder)!r}, "
+        "resume=True), which reads a finished run and trains nothing"
+    )

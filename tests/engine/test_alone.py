@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.core.parts import Stage
+from partita.core.parts import StagePlan
 from partita.engine import federation
 from partita.engine.callbacks import Callback
 from partita.engine.settings import ENOUGH, as_alone
@@ -73,7 +73,7 @@ def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
     ],
 )
 def test_how_many_rounds_alone_has(rounds, cohort, schedule, expected) -> None:
-    stage = Stage(FEDAVG, rounds=rounds, cohort=cohort, steps=3, batch=8)
+    stage = StagePlan(FEDAVG, rounds=rounds, cohort=cohort, steps=3, batch=8)
     found = as_alone([stage], [schedule.of(FEDAVG)], CLIENTS, None)
     assert found["rounds"] == expected
     assert found["cohort"] is None
@@ -82,9 +82,9 @@ def test_how_many_rounds_alone_has(rounds, cohort, schedule, expected) -> None:
 
 def test_of_a_pipeline_the_turns_of_all_stages_count() -> None:
     stages = [
-        Stage(FEDAVG, rounds=3000, cohort=1),
-        Stage(FEDALT, rounds=1000, cohort=5),
-        Stage(FEDALT, rounds=1),
+        StagePlan(FEDAVG, rounds=3000, cohort=1),
+        StagePlan(FEDALT, rounds=1000, cohort=5),
+        StagePlan(FEDALT, rounds=1),
     ]
     found = as_alone(stages, [synchronous()] * 3, CLIENTS, 2.5)
     assert found["rounds"] == 300 + 500 + 1

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.core.parts import Stage
+from partita.core.parts import StagePlan
 from partita.engine import snapshot
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Variant, run_study
@@ -43,7 +43,7 @@ def sizes(run: pt.Run) -> list[int]:
 
 
 def stages(*parts: Any) -> pt.Algorithm:
-    return pt.pipeline(*(p if isinstance(p, Stage) else pt.stage(p, rounds=2) for p in parts))
+    return pt.pipeline(*(p if isinstance(p, StagePlan) else pt.stage(p, rounds=2) for p in parts))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from partita.algorithms.base import METHODS
 from partita.core import check
 from partita.core.options import Option, checked
-from partita.core.parts import Algorithm, Stage
+from partita.core.parts import Algorithm, StagePlan
 
 
 def _method(field: str, value: Any) -> Algorithm:
@@ -49,7 +49,7 @@ def stage(
             check=check.schedule,
         ),
     ] = None,
-) -> Stage:
+) -> StagePlan:
     """One part of a pipeline: a method with its own length, cohort and work (None: as the run says).
 
     Given `epochs` and no `rounds`, a stage is one round of all clients, as in fine-tuning.
@@ -58,11 +58,11 @@ def stage(
     """
     if steps is not None and epochs is not None:
         raise check.fail("steps", steps, "steps or epochs, not both")
-    return Stage(algorithm, rounds, cohort, steps, epochs, batch, state, schedule)
+    return StagePlan(algorithm, rounds, cohort, steps, epochs, batch, state, schedule)
 
 
 def pipeline(
-    *stages: Annotated[Stage | Algorithm, Option("the stages in their order, or methods")],
+    *stages: Annotated[StagePlan | Algorithm, Option("the stages in their order, or methods")],
 ) -> Algorithm:
     """Methods one after another, each from what the one before left.
 
@@ -70,7 +70,7 @@ def pipeline(
     """
     if not stages:
         raise check.fail("stages", stages, "at least one stage")
-    parts = tuple(s if isinstance(s, Stage) else stage(s) for s in stages)
+    parts = tuple(s if isinstance(s, StagePlan) else stage(s) for s in stages)
     options: dict[str, Any] = {"stages": parts}
     return replace(parts[-1].algorithm, name="pipeline", options=options, stages=parts)
 

@@ -51,6 +51,24 @@ class LocalRule(NamedTuple):
     finish: Callable[[Any, Download, ClientState], tuple[Upload, ClientState]]
 
 
+class Program(NamedTuple):
+    """A local rule by name: what an executor runs, and what its caches go by.
+
+    The programs of a stage follow from the method, its options and the model, and their names are the same in
+    every process, so that a worker elsewhere can bind the same ones.
+
+    name         unique within a stage
+    build        (Problem) -> LocalRule
+    trains       whether it trains: its uploads go to the server, and its states are kept
+    whole_model  whether it runs on the whole model, also for clients whose devices hold a part of it
+    """
+
+    name: str
+    build: Callable[[Problem], LocalRule]
+    trains: bool = False
+    whole_model: bool = False
+
+
 class Problem(Protocol):
     """What a local rule may ask of the client it is written for: f_i, its gradient, its scores."""
 
@@ -241,7 +259,7 @@ class Algorithm:
     synchronous_only: str = ""
     needs_full_model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StagePlan, ...] = ()
 
 
 class Probe(NamedTuple):
@@ -283,7 +301,7 @@ class Measure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stage:
+class StagePlan:
     """One part of a pipeline: a method, its own length, work, cohort and schedule (None: as the run says)."""
 
     algorithm: Algorithm

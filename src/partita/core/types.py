@@ -166,7 +166,6 @@ class RoundContext(NamedTuple):
     stage_round: int | Tensor
     stage_rounds: int
     work: Work
-    role: str = "training"
 
     def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""

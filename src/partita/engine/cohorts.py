@@ -1,4 +1,4 @@
-"""A cohort in parts that fit, and as one batch although its clients have received different models."""
+"""A cohort in chunks that fit, and as one batch although its clients have received different models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from partita.core.types import Cohort, Download, Group, RoundContext, Tensors, U
 
 
 def check_once(cohort: Cohort, names: Sequence[str]) -> None:
-    """A ValueError if a schedule names a client twice: it would train twice and count twice."""
+    """Refuse a schedule that names a client twice: it would train twice and count twice."""
     if len(set(cohort.clients)) < len(cohort.clients):
         client, times = Counter(cohort.clients).most_common(1)[0]
         named = f"{client} ({names[client]!r}) {times} times"
         raise check.fail("cohort of the schedule", f"client {named}", "each client once in a round")
 
 
-def parts(cohort: Cohort, most: int) -> Iterator[Cohort]:
-    """At most so many clients at a time, in parts of one size; the whole cohort, if it is no larger."""
+def chunks(cohort: Cohort, most: int) -> Iterator[Cohort]:
+    """Cut a cohort into chunks of one size with at most so many clients; one chunk, if it is no larger."""
     if len(cohort.clients) <= most:
         if cohort.clients:
             yield cohort
@@ -49,10 +49,10 @@ def _between(group: Group, a: int, b: int) -> Group:
     return group._replace(positions=places, download=download)
 
 
-def joined(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[Group, RoundContext]:
-    """All groups as one, in the cohort's order, and the moment at which each client received its model.
+def as_one_group(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[Group, RoundContext]:
+    """Return all groups as one, in the cohort's order, and the context in which each received its model.
 
-    Where these are several, the group has a model in each row and the moment a round. `first` is the version
+    Where these are several, the group has a model in each row and the context a round. `first` is the version
     at which the stage began.
     """
     events = [context.round if g.event is None else g.event for g in groups]
@@ -70,7 +70,7 @@ def joined(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[
 
 
 def merged(parts: Sequence[Upload]) -> Upload | None:
-    """What the parts of a cohort were combined to, combined: Δ = Σ_p w_p Δ_p / Σ_p w_p; extras add up."""
+    """Combine the combinations of chunks: Δ = Σ_p w_p Δ_p / Σ_p w_p; extras add up."""
     if len(parts) < 2:
         return parts[0] if parts else None
     weight = torch.stack([part.weight for part in parts if part.weight is not None])
@@ -83,7 +83,7 @@ def merged(parts: Sequence[Upload]) -> Upload | None:
 
 
 def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:
-    """Stale deltas of these names, counted from what the server has now: now − (received − delta).
+    """Count stale deltas of these names from what the server has now: now − (received − delta).
 
     Statistics are no directions: a client's is where the server's should be. Many stale differences to the
     same old mean would add up, and carry a variance below zero.
@@ -98,7 +98,7 @@ def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Seque
 
 
 def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
-    """Staleness scales the delta; how many samples a client has weights it, later: they never cancel."""
+    """Scale each delta by its staleness; sample counts weight it later, so that the two never cancel."""
     if all(s == 1.0 for s in scale):
         return uploads
     there = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))

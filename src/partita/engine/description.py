@@ -14,6 +14,8 @@ import torch
 from partita.algorithms.psi import Penalty
 from partita.core.parts import Aggregation, Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer
 from partita.engine import digest as code
+from partita.engine.setup import Setup
+from partita.engine.stage import Choices
 
 
 def describe(value: Any) -> Any:
@@ -57,3 +59,53 @@ def versions() -> dict[str, str]:
             found[package] = "unknown"
     found["torch"] = torch.__version__
     return found
+
+
+def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
+    """Return what config.json holds: everything needed to run it again."""
+    settings = setup.settings
+    schedules = setup.schedules
+    if all(s == schedules[0] for s in schedules):
+        schedules = schedules[:1]
+    return {
+        "what": name,
+        "algorithm": describe(setup.algorithm),
+        "settings": describe(settings.recorded),
+        "schedule": _one(describe(schedules)),
+        "attack": describe(settings.attack),
+        "capacity": describe(settings.capacity),
+        "measures": describe(settings.measures),
+        "loss": setup.profile.loss.name,
+        "metric": setup.profile.metric.name,
+        "model": {
+            "class": type(setup.model).__name__,
+            "tensors": {k: list(v.shape) for k, v in setup.initial.items()},
+            "initial": setup.origin.initial,
+            "fixed": setup.origin.fixed,
+        },
+        "code": setup.origin.code,
+        "partition": _one([_partition(setup, plan.algorithm) for plan in setup.plans]),
+        "data": {
+            "clients": setup.data.clients,
+            "fingerprint": setup.fingerprint,
+            "source": setup.data.source,
+        },
+        "trial": setup.origin.trial,
+        "executor": {
+            "requested": describe(settings.executor),
+            "picks": choices,
+            "threads": torch.get_num_threads(),
+        },
+        "versions": versions(),
+    }
+
+
+def _partition(setup: Setup, algorithm: Algorithm) -> dict[str, Any]:
+    """Which tensors a method leaves with the clients, and how many numbers are shared and personal."""
+    partition = setup.partition_of(algorithm)
+    shared, personal = (sum(setup.initial[k].numel() for k in names) for names in partition)
+    return {"personal": partition.personal, "parameters": {"shared": shared, "personal": personal}}
+
+
+def _one(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from partita.engine.counters import Times
 
 DIVERGED = "DIVERGED."
 """What it begins with wherever it is said."""
 BASELINES = {"local": "each client alone", "global": "one global model"}
-
-
-class Times(NamedTuple):
-    """How often something happened to a client, in which round first and last, and why the last time."""
-
-    number: int
-    first: int
-    last: int
-    why: str
-
-
-class Tally(dict[int, Times]):
-    """By client, what happened to it: as large as there are such clients, however many the rounds."""
-
-    def count(self, client: int, round: int, why: str) -> None:
-        """Once more."""
-        number, first = self[client][:2] if client in self else (0, round)
-        self[client] = Times(number + 1, first, round, why)
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Sequence[Any]]) -> Tally:
-        """What a checkpoint holds of it."""
-        return cls({int(client): Times(*times) for client, times in facts.items()})
 
 
 def divergence(

@@ -1,28 +1,144 @@
-"""How a run begins: in a new folder, or from the checkpoint of the run that is there."""
+"""The output folder of a run: its files, its lock, its checkpoints, and how a run there is gone on with."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from partita.core import check
-from partita.engine.federation import Federation
-from partita.engine.monitor import Watch
-from partita.engine.record import read_json
+from partita.engine.record import CLIENT_COLUMNS, Record, read_json
+from partita.engine.stage import Choices, Stage
+from partita.engine.state import Holdings, State, encode
 from partita.engine.store import checkpoint
-from partita.engine.store.files import plain
+from partita.engine.store.checkpoint import Checkpoint
+from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
 from partita.engine.store.places import new_folder
 
+CHECKPOINT_SECONDS = 30.0
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
 
 
-def hold(folder: Path) -> int | None:
-    """Keep other processes out of a run's folder until the handle is closed, or this process ends."""
+class RunFolder:
+    """A run's files; without a path nothing is written.
+
+    every  rounds between checkpoints (0: none; None: about every 30 seconds)
+    """
+
+    def __init__(self, path: Path | None, every: int | None = None) -> None:
+        self.path, self._every = path, every
+        self._lock: int | None = None
+        self._saved_at, self._saved_version = time.monotonic(), -1
+
+    @property
+    def name(self) -> str | None:
+        """The path as a text."""
+        return None if self.path is None else str(self.path)
+
+    # ---- one process at a time
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out of the folder, once it is there; let them in again at the end."""
+        self._hold()
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+
+    def _hold(self) -> None:
+        if self.path is not None and self.path.is_dir() and self._lock is None:
+            self._lock = _locked(self.path)
+
+    # ---- new or resumed
+
+    def checkpoint_to_resume(
+        self, config: dict[str, Any], choices: Choices, resume: bool
+    ) -> Checkpoint | None:
+        """Return the newest valid checkpoint of the run that is there; None where a new run begins.
+
+        What its executors have decided is added to `choices`. Refuses to overwrite or to mix runs.
+        """
+        if self.path is None:
+            return None
+        if not (self.path / "config.json").exists():
+            new_folder("out", self.path, left=r"checkpoint|\.config\.json\.tmp")
+            self._hold()
+            _clear(self.path)
+            return None
+        if not resume:
+            allowed = "a new folder, or resume=True to go on with the run in it"
+            raise check.fail("out", str(self.path), allowed)
+        before = check_same(config, self.path)
+        choices.update(before["executor"]["picks"])
+        saved = checkpoint.read(self.path / "checkpoint")
+        if saved is None:
+            if (self.path / "metrics.jsonl").exists():
+                raise ValueError(
+                    f"resume: the run in {self.path} has no checkpoint left; choose another folder"
+                )
+            _clear(self.path)
+            return None
+        return saved
+
+    def resumed(self, saved: Checkpoint) -> None:
+        """Go on from this checkpoint: later ones are removed."""
+        assert self.path is not None
+        self._saved_version = saved.round
+        checkpoint.drop(self.path / "checkpoint", after=saved.round)
+
+    # ---- files
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json."""
+        if self.path is not None:
+            write_json(self.path / "config.json", config)
+
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew."""
+        if self.path is not None:
+            write_jsonl(self.path / "metrics.jsonl", rows)
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Add a row to metrics.jsonl."""
+        if self.path is not None:
+            append_jsonl(self.path / "metrics.jsonl", row)
+
+    def write_results(self, record: Record) -> None:
+        """Write clients.csv and summary.json."""
+        if self.path is not None:
+            cells = record.table.values(CLIENT_COLUMNS, finite=True)
+            write_csv(self.path / "clients.csv", cells, CLIENT_COLUMNS)
+            write_json(self.path / "summary.json", record.facts)
+
+    def checkpoint_due(self, version: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        if self._every:
+            return version % self._every == 0
+        return time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
+
+    def checkpoint(self, stage: Stage, state: State) -> None:
+        """Write the whole run to disk, or nothing of it."""
+        version = state.server.version
+        if self.path is None or version == self._saved_version or self._every == 0:
+            return
+        with state.timer("files"):
+            tensors, rest = encode({**state.state(), "holdings": Holdings.of(stage, state)._asdict()})
+            checkpoint.write(self.path / "checkpoint", version, tensors, rest)
+            state.store.committed()
+        self._saved_at, self._saved_version = time.monotonic(), version
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder until the handle is closed, or this process ends."""
     try:
         import fcntl
     except ModuleNotFoundError:  # not on this system
@@ -37,61 +153,6 @@ def hold(folder: Path) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
-    """Begin, or go on from the newest valid checkpoint; refuse to overwrite or to mix runs."""
-    folder = run.folder
-    if folder is not None:
-        if folder.is_dir():
-            run.held = hold(folder)
-        if (folder / "config.json").exists():
-            if not resume:
-                raise check.fail(
-                    "out", str(folder), "a new folder, or resume=True to go on with the run in it"
-                )
-            before = check_same(watch.config(), folder)
-            run.picks.update(before["executor"]["picks"])
-            found = checkpoint.read(folder / "checkpoint")
-            if found is None and (folder / "metrics.jsonl").exists():
-                raise ValueError(f"resume: the run in {folder} has no checkpoint left; choose another folder")
-            if found is not None:
-                _restore(watch, found)
-                checkpoint.drop(folder / "checkpoint", after=found.round)
-                return
-        else:
-            new_folder("out", folder, left=r"checkpoint|\.config\.json\.tmp")
-        run.held = run.held if run.held is not None else hold(folder)
-        _clear(folder)
-    run.enter(0)
-    watch.write_config()
-    watch.checkpoint()  # the initial weights: what is resumed starts from the same ones
-
-
-def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
-    counted = set(watch.counters)
-    try:
-        watch.restore(found)
-        _check_numbers(counted, found.state)
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"resume: {found.path} does not fit ({reason}); expected a checkpoint of this run"
-        ) from error
-
-
-def _check_numbers(counted: set[str], state: Mapping[str, Any]) -> None:
-    """What is counted on must be there, as numbers, before anything is trained."""
-    for name in ("counters", "phases"):
-        if not all(isinstance(v, int | float) for v in state[name].values()):
-            raise TypeError(f"{name} are no numbers")
-    for name in ("stage", "first", "version"):
-        if type(state[name]) is not int or state[name] < 0:
-            raise TypeError(f"{name} is no whole number")
-    if set(state["counters"]) != counted:
-        raise KeyError("counters")
-    if not isinstance(state["rows"], list) or not all(isinstance(row, dict) for row in state["rows"]):
-        raise TypeError("rows are no objects")
 
 
 def _clear(folder: Path) -> None:

@@ -2,210 +2,227 @@
 
 from __future__ import annotations
 
-import bisect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from partita.algorithms.baselines import baselines as baseline_methods
+import numpy as np
+import torch
+
 from partita.core import draws, tree
-from partita.core.parts import Algorithm
+from partita.core.device import HostCopy, put
+from partita.core.sound import examined, lengths, sound
 from partita.core.types import ClientState, Cohort, ServerState, Tensors, Upload
-from partita.engine.callbacks import Callback
-from partita.engine.cautions import warn_about_nothing, warn_about_untrained
-from partita.engine.cohorts import check_once, merged
-from partita.engine.federation import Federation
-from partita.engine.folder import begin_run, check_same
-from partita.engine.monitor import Watch
-from partita.engine.record import Record
-from partita.engine.run import Run
+from partita.engine.cohorts import as_one_group, check_once, discounted, merged, rebased
+from partita.engine.pending import Trained
 from partita.engine.screen import screen
-from partita.engine.stopping import Interrupt
+from partita.engine.stage import Stage
+from partita.engine.state import State
+from partita.engine.store import MemoryStore
 
 
-class Done(NamedTuple):
-    """What clients sent, for each why it is unusable ('': it is not), and its bytes.
+class Round(NamedTuple):
+    """What happened in a round.
 
-    Where the deltas of many are added up as they come: what they are combined to, instead of them.
-    `kept` are the clients whose new states wait until it is known whether the round counts, with the states.
+    uploads     what the clients of the cohort sent
+    rejections  for each of them, why its upload was set aside ('': it was not)
+    bytes_up    bytes that they uploaded
+    notes       what the aggregator says
+    """
+
+    cohort: Cohort
+    uploads: Upload
+    rejections: list[str]
+    bytes_up: int
+    notes: Tensors
+    seconds: float
+
+
+class Chunk(NamedTuple):
+    """What a chunk of a cohort sent, and the states that wait until it is known whether the round counts.
+
+    Where deltas are added up as they come, `sum` is what those of the chunk were combined to.
     """
 
     uploads: Upload
-    why: list[str]
-    sent: int
-    sum: Sequence[Upload] = ()
-    kept: Sequence[tuple[list[int], ClientState]] = ()
+    rejections: list[str]
+    bytes_up: int
+    states: tuple[list[int], ClientState] | None = None
+    sum: Upload | None = None
 
 
-NOTHING = Done(Upload({}), [], 0)
-"""What a round brings in which everybody was late."""
+NOBODY = Chunk(Upload({}), [], 0)
 
 
-def rounds(run: Federation, watch: Watch, interrupt: Interrupt) -> None:
-    """Round after round until the stage is over."""
-    while not run.schedule.done(run.server):
-        one_round(run, watch)
-        interrupt.check(watch)
-
-
-def one_round(run: Federation, watch: Watch) -> None:
-    """A cohort trains, the server acts on what it sends."""
+def one_round(stage: Stage, state: State) -> Round:
+    """Let a cohort train, and the server act on what it sends."""
     begin = time.perf_counter()
-    with run.phases("cohort"):
-        cohort = run.schedule.next(run.server)  # who reports now, and what each had downloaded
-        check_once(cohort, run.data.names)
-    run.ahead.forget(cohort.late)
-    run.read_ahead(cohort)
-    many = run.adds_up(cohort)
-    parts = enumerate(run.parts(cohort))
-    done = [_work(run, part, cohort.quorum, i if many else None) for i, part in parts] or [NOTHING]
-    uploads, why = tree.cat([d.uploads for d in done]), [w for d in done for w in d.why]
-    with run.phases("screening"):
-        uploads, why = screen(uploads, why, run.forge(cohort, uploads))  # liars act; faults are named
-    good = [not w for w in why]
-    usable = _only(good, run.discounted(cohort, uploads))
+    with state.timer("cohort"):
+        cohort = state.schedule.next(state.server)  # who reports now, and what each had downloaded
+        check_once(cohort, stage.setup.data.names)
+    state.pending.drop(cohort.late)
+    _read_ahead(stage, state, cohort)
+    adds_up = stage.adds_up(cohort)  # then deltas are added up chunk by chunk
+    chunks = [
+        _train_chunk(stage, state, chunk, cohort.quorum, number if adds_up else None)
+        for number, chunk in enumerate(stage.chunks(cohort))
+    ] or [NOBODY]
+    uploads, rejections = tree.cat([c.uploads for c in chunks]), [r for c in chunks for r in c.rejections]
+    if stage.setup.settings.attack is not None:
+        with state.timer("screening"):  # Byzantine clients act; what is unusable is set aside with its reason
+            uploads, rejections = screen(uploads, rejections, _forged(stage, state, cohort, uploads))
+    usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
     combined = None
-    if cohort.suffices(sum(good)):  # else the round is abandoned: all is as it was, but the count
-        combined = merged([u for d in done for u in d.sum]) if many else _combined(run, usable)
-        for clients, states in [kept for d in done for kept in d.kept]:
-            run.save(clients, states)
-    run.server, notes = _advance(run, usable, combined)
-    sent, seconds = sum([d.sent for d in done]), time.perf_counter() - begin
-    watch.after(cohort, uploads, why, sent, notes, seconds)  # metrics, progress, checkpoint
+    if cohort.suffices(rejections.count("")):  # else the round is abandoned: only the version goes on
+        sums = [c.sum for c in chunks if c.sum is not None]
+        combined = merged(sums) if adds_up else _aggregate(stage, state, usable)
+        for states in [c.states for c in chunks if c.states is not None]:
+            state.save(*states)
+    state.server, notes = _server_step(stage, state, usable, combined)
+    bytes_up, seconds = sum([c.bytes_up for c in chunks]), time.perf_counter() - begin
+    return Round(cohort, uploads, rejections, bytes_up, notes, seconds)
 
 
-def _work(run: Federation, cohort: Cohort, quorum: int, part: int | None) -> Done:
-    """Clients train, as many at once as fit; where they are a `part` of many, only the sum of their deltas
-    is kept.
+def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk: int | None) -> Chunk:
+    """Train some clients at once; where they are a numbered `chunk`, keep only the sum of their deltas.
 
-    With a quorum, what they keep waits until all have trained: too many of them may yet be set aside.
+    With a quorum, their new states wait until all have trained: too many uploads may yet be set aside.
     """
-    uploads, states, why = run.trained(cohort)  # with their personal parameters and memories
-    good = [not w for w in why]
-    done = Done(uploads, why, run.devices.sent(uploads))
-    if run.keeps_state:
-        clients, states = [c for c, g in zip(cohort.clients, good) if g], _only(good, states)
+    uploads, states, rejections = _arriving(stage, state, cohort)
+    devices = stage.setup.devices
+    bytes_up = tree.nbytes((uploads.delta, uploads.extra)) if devices.alike else devices.bytes_sent(uploads)
+    result = Chunk(uploads, rejections, bytes_up)
+    if stage.keeps_state:
+        clients = [c for c, rejection in zip(cohort.clients, rejections) if not rejection]
+        states = _rows(states, rejections)
         if quorum > 1:
-            done = done._replace(kept=[(clients, tree.to(states, run.home))])
+            result = result._replace(states=(clients, tree.to(states, stage.limits.store_device)))
         else:
-            run.save(clients, states)
-    if part is None:
-        return done
-    found = _combined(run, _only(good, run.discounted(cohort, uploads)), part)
-    return done._replace(uploads=uploads._replace(delta={}, extra={}), sum=[found] if found else [])
+            state.save(clients, states)
+    if chunk is None:
+        return result
+    usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
+    kept = uploads._replace(delta={}, extra={})
+    return result._replace(uploads=kept, sum=_aggregate(stage, state, usable, chunk))
 
 
-def _only(good: list[bool], stacks: Any) -> Any:
-    return stacks if all(good) else tree.rows(stacks, [i for i, g in enumerate(good) if g])
+def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
+    """Return what these clients send now; whoever is in flight trains with those who have not yet."""
+    pending = state.pending
+    if not pending.has_all(cohort.clients):
+        in_flight = state.schedule.in_flight()
+        if not pending and not in_flight.clients:  # synchronous: nobody else is at work
+            return _trained(stage, state, cohort)
+        for chunk in stage.chunks(pending.untrained(cohort, in_flight)):
+            pending.add(chunk.clients, _trained(stage, state, chunk))
+    arriving = pending.take(cohort.clients)
+    return arriving._replace(uploads=_with_sender(stage, arriving.uploads, cohort.clients))
 
 
-def _combined(run: Federation, uploads: Upload, part: int | None = None) -> Upload | None:
-    """One upload of all that were accepted, if any was; a `part` of a cohort has draws of its own."""
+def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
+    """Run the local rule for these clients as one batch, and find out whose result is unusable."""
+    clients, n = np.asarray(cohort.clients), len(cohort.clients)
+    group, context = as_one_group(cohort.groups, state.context(stage), state.stage_start)
+    states = state.load(stage, cohort.clients)
+    with state.timer("steps"):
+        uploads, states = stage.executor(stage.programs["training"], clients, group, states, context)
+    uploads = _with_sender(stage, uploads, cohort.clients)
+    names, kept = list(uploads.metrics), (uploads.metrics, states)
+    with state.timer("screening"):
+        copy = HostCopy([*uploads.metrics.values(), *lengths(uploads, kept)])
+    _prefetch(stage, state, n)
+    with state.timer("steps"):  # a device may still be at work on them
+        on_host = copy.read()
+    with state.timer("screening"):
+        rejections = [""] * n if sound(on_host[len(names) :]) else examined(uploads, kept, n)
+    return Trained(uploads._replace(metrics=dict(zip(names, on_host))), states, rejections)
+
+
+def _with_sender(stage: Stage, uploads: Upload, clients: Sequence[int]) -> Upload:
+    """Add the clients' numbers, and their sample counts as weights."""
+    numbers = np.asarray(clients)
+    samples = stage.setup.data.train[numbers, 1].astype(np.float64)
+    return uploads._replace(
+        weight=put(samples, stage.setup.settings.device), client=torch.from_numpy(numbers)
+    )
+
+
+def _upcoming(state: State) -> Sequence[int]:
+    """Return who comes after this cohort, as far as the schedule can tell; a user's may not."""
+    upcoming = getattr(state.schedule, "upcoming", None)
+    return () if upcoming is None else upcoming(state.server)
+
+
+def _read_ahead(stage: Stage, state: State, cohort: Cohort) -> None:
+    """Fetch the states of those who come next from the disk while these train; theirs will be new ones."""
+    if stage.keeps_state and not isinstance(state.store, MemoryStore):
+        with state.timer("states"):
+            here = set(cohort.clients)
+            state.store.prefetch([c for c in _upcoming(state) if c not in here])
+
+
+def _prefetch(stage: Stage, state: State, clients: int) -> None:
+    """Draw the next cohort's samples while a GPU works on this one."""
+    version = state.server.version + 1
+    last = version >= state.stage_start + (stage.plan.rounds or 0)
+    if last or stage.setup.data.x.device.type != "cuda":
+        return
+    with state.timer("cohort"):
+        upcoming = np.asarray(_upcoming(state), dtype=np.int64)
+    if len(upcoming) == clients:
+        context = state.context(stage)._replace(round=version, stage_round=version - state.stage_start)
+        with state.timer("steps"):
+            stage.executor.prefetch(stage.programs["training"], upcoming, context)
+
+
+def _forged(stage: Stage, state: State, cohort: Cohort, uploads: Upload) -> dict[int, Any]:
+    """Return what the Byzantine clients of a cohort send in place of what they computed, by position."""
+    setup, attack = stage.setup, stage.setup.settings.attack
+    positions = tuple(i for i, client in enumerate(cohort.clients) if not setup.honest[client])
+    if attack is None or attack.forge is None or not positions:
+        return {}
+    key = draws.key(setup.settings.seed, "attack", state.server.version, device=setup.settings.device)
+    sent = setup.devices.forge(attack.forge)(uploads, positions, key)
+    return {i: sent[i] for i in positions if i in sent}  # nobody else's
+
+
+def _discounted(stage: Stage, state: State, cohort: Cohort, uploads: Upload) -> Upload:
+    """Scale each delta by how much its age lets it count; count statistics from where they are now."""
+    if any(cohort.staleness):
+        uploads = rebased(uploads, cohort.groups, state.server.shared, stage.problem.buffers)
+    factors = {age: state.schedule.discount(age) for age in set(cohort.staleness)}
+    if all(factor == 1.0 for factor in factors.values()):
+        return uploads
+    return discounted(uploads, [factors[age] for age in cohort.staleness])
+
+
+def _rows(stacks: Any, rejections: Sequence[str]) -> Any:
+    """Return the rows that were not set aside."""
+    if not any(rejections):
+        return stacks
+    return tree.rows(stacks, [i for i, rejection in enumerate(rejections) if not rejection])
+
+
+def _aggregate(stage: Stage, state: State, uploads: Upload, chunk: int | None = None) -> Upload | None:
+    """Combine all that were accepted, if any was; each chunk of a cohort has draws of its own."""
     if uploads.weight is None or not len(uploads.weight):
         return None
-    key = draws.key(run.settings.seed, "aggregation", run.server.version, device=run.settings.device)
-    key = key if part is None else draws.branch(key, "part", part)
-    with run.phases("aggregation"):
-        return run.aggregate(uploads, key)
+    settings = stage.setup.settings
+    key = draws.key(settings.seed, "aggregation", state.server.version, device=settings.device)
+    key = key if chunk is None else draws.branch(key, "part", chunk)
+    with state.timer("aggregation"):
+        return stage.aggregate(uploads, key)
 
 
-def _advance(run: Federation, uploads: Upload, combined: Upload | None) -> tuple[ServerState, Tensors]:
-    """The server's step on what was accepted; without any upload only the count goes on."""
+def _server_step(
+    stage: Stage, state: State, uploads: Upload, combined: Upload | None
+) -> tuple[ServerState, Tensors]:
+    """Let the server act on what was accepted; without any upload only the version goes on."""
+    server, devices = state.server, stage.setup.devices
     if combined is None:
-        return run.server._replace(version=run.server.version + 1), {}
+        return server._replace(version=server.version + 1), {}
     if sent := uploads.delta or combined.delta:  # fine-tuning sends nothing: the server's model stays
-        run.whole = set(run.names) <= set(sent)
-    with run.phases("server"):
-        moved = run.server_rule.step(run.server, combined)
-        return run.devices.settled(run.server, moved, uploads), combined.metrics
-
-
-def check_finished(run: Federation, what: str) -> None:
-    """A folder with a finished run is taken for this one's only if it is, with the baselines in it."""
-    assert run.folder is not None
-    check_same(Watch(run, what, ()).config(), run.folder)
-    for name, other in _like(run):
-        if other.folder is not None and (other.folder / "config.json").exists():
-            check_same(Watch(other, f"baseline {name}", ()).config(), other.folder)
-
-
-def train(
-    run: Federation,
-    what: str,
-    callbacks: Sequence[Callback],
-    interrupt: Interrupt,
-    *,
-    resume: bool,
-    references: Mapping[str, Record],
-) -> Run:
-    """A run from its beginning or its checkpoint to its end, alone in its folder."""
-    try:
-        return _trained(run, what, callbacks, interrupt, resume, dict(references))
-    finally:
-        run.release()
-
-
-def _trained(
-    run: Federation,
-    what: str,
-    callbacks: Sequence[Callback],
-    interrupt: Interrupt,
-    resume: bool,
-    references: dict[str, Record],
-) -> Run:
-    """After the baselines that it is compared with."""
-    watch = Watch(run, what, callbacks)
-    begin_run(run, watch, resume)
-    warn_about_untrained(run)
-    for name, other in _like(run):
-        what_else = f"baseline {name}"
-        references[name] = train(other, what_else, callbacks, interrupt, resume=resume, references={})
-    if "global" in references:
-        watch.reference = _by_round(references["global"], run.rounds)
-    with interrupt:
-        watch.start()
-        rounds(run, watch, interrupt)
-        while run.stage + 1 < len(run.stages):
-            run.enter(run.stage + 1)
-            rounds(run, watch, interrupt)
-        watch.end()
-        interrupt.check(watch)
-    if not watch.diverged:  # that has been said, with another reason
-        warn_about_nothing(run, watch.timing.abandoned)
-    result = Run.of(run, watch, references)
-    watch.tell_summary(result)
-    return result
-
-
-def _like(run: Federation) -> Iterator[tuple[str, Federation]]:
-    """The runs that it is compared with, one after another."""
-    for name, method in _baselines(run).items():
-        folder = run.folder and run.folder / "baselines" / name
-        yield name, run.like(method, folder, alone=name == "local")
-
-
-def _baselines(run: Federation) -> dict[str, Algorithm]:
-    """What the method is compared with: every client alone, and fedavg where it has no global model."""
-    if run.settings.baselines is not True:
-        return {}
-    there = {"global": run.is_global(0), "local": run.alone}
-    return {name: rule for name, rule in baseline_methods(run.given).items() if not there[name]}
-
-
-def _by_round(reference: Record, rounds: int) -> Callable[[int, float], float | None]:
-    """The global score to show at each round: the reference's, or its last where it ran for another time.
-
-    Runs that evaluate by virtual time do so at other rounds: then its last one until that time.
-    """
-    final: float | None = reference.summary()["test"]["global"]
-    if reference.config["settings"]["rounds"] != rounds:
-        return lambda version, time: final  # noqa: ARG005
-    known = {row["round"]: row["test.global"] for row in reference.metrics}
-    times = [row["time"] for row in reference.metrics]
-    scores = list(known.values())
-
-    def at(version: int, time: float) -> float | None:
-        place = bisect.bisect_right(times, time)
-        return known[version] if version in known else scores[place - 1] if place else None
-
-    return at
+        state.server_is_complete = set(stage.setup.names) <= set(sent)
+    with state.timer("server"):
+        moved = stage.server_rule.step(server, combined)
+        return moved if devices.alike else devices.settled(server, moved, uploads), combined.metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,13 @@ import torch
 from partita.capacity.client_memory import client_memory
 from partita.core import tree
 from partita.core.types import Tensors
-from partita.engine.federation import Federation
-from partita.engine.monitor import Watch, mean_score
+from partita.data import FederatedData
+from partita.engine.evaluate import mean_score, scores
+from partita.engine.monitor import Monitor
 from partita.engine.record import MODELS, Record, Summary
+from partita.engine.setup import Setup
+from partita.engine.stage import Stage
+from partita.engine.state import State, has_global
 from partita.engine.table import Column, Table
 
 Scores = dict[str, np.ndarray | None]
@@ -22,80 +26,86 @@ LABELS = 1 << 16
 """Labels that are counted at once."""
 
 
-def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Record:
-    """Everything about a finished run that can be written down as numbers."""
-    scores = _scores(run, watch, references)
-    rows = _client_rows(run, watch, scores)
-    summary = _summary(run, watch, scores)
+def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Record:
+    """Return everything about a finished run that can be written down as numbers."""
+    scores = _scores(stage, state, monitor, references)
+    rows = _client_rows(stage, state, scores)
+    summary = _summary(stage, state, scores)
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
-    summary["diverged"] = watch.divergence(_finite(run.server.shared), others)
-    summary["classes"] = _classes(run, rows, scores)
-    return Record(watch.rows, rows, watch.config(), summary)
+    summary["diverged"] = monitor.divergence(state, _finite(state.server.shared), others)
+    summary["classes"] = _classes(stage, rows, scores)
+    return Record(state.counters.rows, rows, monitor.config(state.executor_choices), summary)
 
 
-def _scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
-    """Every client's score alone, under the global and under its personal model, as far as they exist."""
-    everyone = watch.global_scores
-    if everyone is None and run.has_global:  # resumed after its last evaluation
-        everyone = run.scores("global")
-    personal = watch.personal_scores
+def _scores(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Scores:
+    """Return every client's score alone, under the global and its personal model, as far as they exist."""
+    everyone, personal = state.counters.global_scores, monitor.personal_scores
+    if everyone is None and has_global(stage, state):  # resumed after its last evaluation
+        everyone = scores(stage, state, "global")
     if personal is None:
-        personal = run.scores("personal") if run.has_personal else everyone
+        personal = scores(stage, state, "personal") if stage.has_personal else everyone
     if everyone is None and "global" in references:
         everyone = references["global"].scores("global")
     alone = references["local"].scores("local") if "local" in references else None
-    if alone is None and run.alone:
-        alone = np.full(run.data.clients, np.nan)
+    if alone is None and stage.setup.alone:
+        alone = np.full(stage.setup.data.clients, np.nan)
         if personal is not None:  # a client that had no turn has no model of its own
-            alone[run.store.touched] = personal[run.store.touched]
-    return {"local": alone, "global": everyone, "personal": personal, **_train_scores(run, watch, references)}
+            touched = state.store.touched
+            alone[touched] = personal[touched]
+    on_train = _train_scores(stage, state, references)
+    return {"local": alone, "global": everyone, "personal": personal, **on_train}
 
 
-def _train_scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
-    """The same on the training part, when asked for; of the same global model."""
-    if not run.settings.train_scores:
+def _train_scores(stage: Stage, state: State, references: Mapping[str, Record]) -> Scores:
+    """Return the scores on training samples, when asked for; of the same global model."""
+    if not stage.setup.settings.train_scores:
         return {}
-    everyone = watch.global_train_scores
-    if watch.global_scores is None and "global" in references:
+    everyone = state.counters.global_train_scores
+    if state.counters.global_scores is None and "global" in references:
         everyone = references["global"].scores("global", "train")
-    personal = run.scores("personal", "train") if run.has_personal else everyone
+    personal = scores(stage, state, "personal", "train") if stage.has_personal else everyone
     return {"global_train": everyone, "personal_train": personal}
 
 
-def _client_rows(run: Federation, watch: Watch, scores: Scores) -> Table:
+def _client_rows(stage: Stage, state: State, scores: Scores) -> Table:
+    data = stage.setup.data
     columns: dict[str, Column] = {
-        "client": run.data.names,
-        "n_train": run.data.train[:, 1],
-        "n_test": run.data.test[:, 1],
-        **run.devices.described(),
-        "byzantine": (~run.honest).astype(np.int8),
+        "client": data.names,
+        "n_train": data.train[:, 1],
+        "n_test": data.test[:, 1],
+        **stage.setup.devices.columns(_batch(stage)),
+        "byzantine": (~stage.setup.honest).astype(np.int8),
         **dict.fromkeys((*MODELS, "global_train", "personal_train")),
         **scores,
-        "distance": _distances(run),
-        "label_shift": _label_shift(run),
-        **watch.timing.turns.columns(),
+        "distance": _distances(stage, state),
+        "label_shift": _label_shift(stage.setup.clean_data),
+        **state.counters.clock.turns.columns(),
     }
-    return Table(run.data.clients, columns)
+    return Table(data.clients, columns)
 
 
-def _distances(run: Federation) -> np.ndarray | None:
-    """‖v_i − v̄‖ of each client that has trained a personal part v_i; v̄ is their mean."""
-    touched = run.store.touched
-    names = [k for k in run.partition.personal if k in run.problem.trainable]  # no counters or statistics
-    if not names or not run.keeps_state or not len(touched):
+def _batch(stage: Stage) -> int:
+    """The largest batch of the last stage."""
+    return stage.setup.plans[-1].batch or int(stage.setup.data.train[:, 1].max())
+
+
+def _distances(stage: Stage, state: State) -> np.ndarray | None:
+    """Return ‖v_i − v̄‖ of each client that has trained a personal part v_i; v̄ is their mean."""
+    touched, trainable = state.store.touched, stage.problem.trainable
+    names = [k for k in stage.partition.personal if k in trainable]  # no counters or statistics
+    if not names or not stage.keeps_state or not len(touched):
         return None
-    blocks = [touched[i : i + run.block] for i in range(0, len(touched), run.block)]
     total: Tensors = {}
-    for some in blocks:
-        own = tree.pick(run.load(some).personal, names)
-        sums = {k: v.sum(0, dtype=torch.float64) for k, v in own.items()}
+    for block in stage.blocks(touched):
+        parts = tree.pick(state.load(stage, block).personal, names)
+        sums = {k: v.sum(0, dtype=torch.float64) for k, v in parts.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
-    found = np.full(run.data.clients, np.nan)
-    for some in blocks:
-        own = tree.pick(run.load(some).personal, names)
-        squares = [_squares(v - total[k] / len(touched)) for k, v in own.items()]
-        found[some] = torch.stack(squares).sum(0).sqrt().cpu().numpy()
-    return found
+    distances = np.full(stage.setup.data.clients, np.nan)
+    for block in stage.blocks(touched):
+        parts = tree.pick(state.load(stage, block).personal, names)
+        squares = [_squares(v - total[k] / len(touched)) for k, v in parts.items()]
+        distances[block] = torch.stack(squares).sum(0).sqrt().cpu().numpy()
+    return distances
 
 
 def _squares(stack: torch.Tensor) -> torch.Tensor:
@@ -103,21 +113,21 @@ def _squares(stack: torch.Tensor) -> torch.Tensor:
     return stack.reshape(len(stack), -1).square_().sum(1)
 
 
-def _label_shift(run: Federation, most: int = 1000) -> np.ndarray | None:
+def _label_shift(data: FederatedData, most: int = 1000) -> np.ndarray | None:
     """Total variation ½ Σ_c |p_i(c) − p(c)| between a client's training labels and everyone's."""
-    y = run.source.y  # as it is, whatever liars pretend
+    y = data.y  # as it is, whatever Byzantine clients pretend
     if y.is_floating_point() or y.dim() > 1 or not len(y) or int(y.max()) >= most or int(y.min()) < 0:
         return None
     labels, classes = y.cpu().numpy(), int(y.max()) + 1
-    starts, sizes = run.source.train.T
+    starts, sizes = data.train.T
     blocks = _blocks(sizes, max(1, LABELS // classes))
     everyone = sum((_counted(labels, starts[b], sizes[b], classes).sum(0) for b in blocks), np.zeros(classes))
     everyone /= everyone.sum()
-    found = np.full(run.data.clients, np.nan)
+    shift = np.full(data.clients, np.nan)
     for b in blocks:
-        own = _counted(labels, starts[b], sizes[b], classes) / np.maximum(sizes[b], 1)[:, None]
-        found[b] = np.where(sizes[b] > 0, np.abs(own - everyone).sum(1) / 2, np.nan)
-    return found
+        shares = _counted(labels, starts[b], sizes[b], classes) / np.maximum(sizes[b], 1)[:, None]
+        shift[b] = np.where(sizes[b] > 0, np.abs(shares - everyone).sum(1) / 2, np.nan)
+    return shift
 
 
 def _blocks(sizes: np.ndarray, most: int) -> list[slice]:
@@ -136,66 +146,66 @@ def _counted(labels: np.ndarray, starts: np.ndarray, sizes: np.ndarray, classes:
     return found.reshape(len(sizes), classes)
 
 
-def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
-    weight, honest = run.test_weight, run.honest
-    counters = watch.counters
-    seconds = counters["training_seconds"]
-    better = 1.0 if run.profile.metric.higher_is_better else -1.0
-    shared, personal = (tree.pick(run.base, names) for names in run.partition)
+def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
+    setup, counters, version = stage.setup, state.counters, state.server.version
+    weight, metric, names = setup.test_weight, setup.profile.metric, setup.data.names
+    better = 1.0 if metric.higher_is_better else -1.0
+    shared, personal = (tree.pick(state.initial, part) for part in stage.partition)
+    seconds, excluded = counters.training_seconds, sorted(counters.excluded)
     return Summary(
-        algorithm=run.given.name,
-        seed=run.settings.seed,
-        rounds=run.server.version,
-        clients=run.data.clients,
+        algorithm=setup.algorithm.name,
+        seed=setup.settings.seed,
+        rounds=version,
+        clients=setup.data.clients,
         scored=int((weight > 0).sum()),
-        metric=run.profile.metric.name,
-        higher_is_better=run.profile.metric.higher_is_better,
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
-        hurt={f"vs_{kind}": _hurt(scores, kind, better, honest) for kind in ("global", "local")},
-        seconds=round(watch.elapsed, 3),
-        client_steps_per_second=round(counters["client_steps"] / seconds, 1) if seconds else 0.0,
-        phases={k: round(v, 3) for k, v in run.phases.seconds.items()},
-        bytes_up=int(counters["bytes_up"]),
-        bytes_down=int(counters["bytes_down"]),
-        clock=watch.timing.summary(run.data.clients, run.server.version),
-        excluded=[run.data.names[c] for c in sorted(watch.excluded)],
-        excluded_why={run.data.names[c]: watch.excluded[c].why for c in sorted(watch.excluded)},
-        byzantine=_byzantine(run, watch, scores),
+        hurt={f"vs_{kind}": _hurt(scores, kind, better, setup.honest) for kind in ("global", "local")},
+        seconds=round(counters.elapsed, 3),
+        client_steps_per_second=round(counters.client_steps / seconds, 1) if seconds else 0.0,
+        phases={k: round(v, 3) for k, v in state.timer.seconds.items()},
+        bytes_up=counters.bytes_up,
+        bytes_down=counters.bytes_down,
+        clock=counters.clock.summary(setup.data.clients, version),
+        excluded=[names[c] for c in excluded],
+        excluded_why={names[c]: counters.excluded[c].why for c in excluded},
+        byzantine=_byzantine(setup, excluded, scores),
         parameters={"shared": _count(shared), "personal": _count(personal)},
         personal_part={
             "names": list(personal),
             "parameters": _count(personal),
-            "of": _count(run.base),
+            "of": _count(state.initial),
         },
-        client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), run.profile.sample_bytes),
-        peak_memory=_peak_memory(run.settings.device),
+        client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), setup.profile.sample_bytes),
+        peak_memory=_peak_memory(setup.settings.device),
     )
 
 
-def _classes(run: Federation, rows: Table, scores: Scores) -> dict[str, Any] | None:
-    """Class by class of devices: how many, what they hold and send, how long a turn takes, how they score."""
-    devices = run.devices
+def _classes(stage: Stage, rows: Table, scores: Scores) -> dict[str, Any] | None:
+    """Describe each class of devices: its size, what it holds and sends, its delays, its scores."""
+    setup, devices = stage.setup, stage.setup.devices
     if devices.capacity is None:
         return None
-    found = {}
+    memory, classes = devices.memory(_batch(stage)), {}
     for kind in devices.used:
         mine = devices.kinds == kind
         delays = rows.numbers("delay")[mine]
         delays = delays[~np.isnan(delays)].tolist()
-        size, share = devices.memory[kind]
-        weight = np.where(mine, run.test_weight, 0)
-        found[devices.shares[kind].name] = {
+        size, share = memory[kind]
+        weight = np.where(mine, setup.test_weight, 0)
+        classes[devices.shares[kind].name] = {
             "clients": int(mine.sum()),
             "capacity": round(share, 6),
             "memory": size,
             "parameters": devices.parameters(kind),
-            "bytes_down": devices.received_by(kind),
-            "bytes_up": devices.sent_by(kind),
+            "bytes_down": stage.bytes_down[kind],
+            "bytes_up": devices.bytes_up(kind, stage.upload_like),
             "reports": int(rows.numbers("reports")[mine].sum()),
             "delay": sum(delays) / len(delays) if delays else None,
             "test": {model: mean_score(scores[model], weight) for model in MODELS},
         }
-    return found
+    return classes
 
 
 def _finite(tensors: Tensors) -> bool:
@@ -206,15 +216,18 @@ def _count(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors.values())
 
 
-def _byzantine(run: Federation, watch: Watch, scores: Scores) -> dict[str, Any] | None:
-    """The liars apart: how many, what they do, how the models do on their data, who was found out."""
-    if run.attack is None:
+def _byzantine(setup: Setup, excluded: Sequence[int], scores: Scores) -> dict[str, Any] | None:
+    """Describe the Byzantine clients: how many, their attack, the models on their data, who was set aside."""
+    attack = setup.settings.attack
+    if attack is None:
         return None
-    weight = np.where(run.honest, 0, run.data.test[:, 1])
-    test = {kind: mean_score(scores[kind], weight) for kind in MODELS}
-    excluded = [run.data.names[c] for c in sorted(watch.excluded) if not run.honest[c]]
-    count = len(run.settings.byzantine_clients)
-    return {"clients": count, "attack": run.attack.name, "test": test, "excluded": excluded}
+    weight = np.where(setup.honest, 0, setup.data.test[:, 1])
+    return {
+        "clients": len(setup.settings.byzantine_clients),
+        "attack": attack.name,
+        "test": {kind: mean_score(scores[kind], weight) for kind in MODELS},
+        "excluded": [setup.data.names[c] for c in excluded if not setup.honest[c]],
+    }
 
 
 def _hurt(scores: Scores, kind: str, better: float, honest: np.ndarray) -> int | None:

@@ -20,7 +20,7 @@ from partita.core.parts import (
     Attack,
     Capacity,
     Measure,
-    Stage,
+    StagePlan,
 )
 from partita.core.types import Work
 from partita.engine.callbacks import Callback
@@ -399,12 +399,12 @@ class Settings(Manner, Machine, Parts, Training):
         """The run's output folder, if it has one."""
         return None if self.out is None else Path(self.out)
 
-    def stages(self, algorithm: Algorithm) -> tuple[Stage, ...]:
+    def stages(self, algorithm: Algorithm) -> tuple[StagePlan, ...]:
         """The stages of the run with nothing left open: a plain method is a pipeline of one."""
-        parts = algorithm.stages or (Stage(algorithm),)
+        parts = algorithm.stages or (StagePlan(algorithm),)
         return tuple(self._fill(part) for part in parts)
 
-    def _fill(self, stage: Stage) -> Stage:
+    def _fill(self, stage: StagePlan) -> StagePlan:
         once = stage.rounds is None and stage.epochs is not None  # fine-tuning: all clients, one round
         rounds = 1 if once else (stage.rounds or self.rounds)
         if rounds is None:
@@ -429,7 +429,7 @@ def declarations(kind: type) -> dict[str, tuple[Any, Option]]:
     return {f.name: declared(hints[f.name]) for f in dataclasses.fields(kind)}
 
 
-def as_one(stages: Sequence[Stage]) -> dict[str, Any]:
+def as_one(stages: Sequence[StagePlan]) -> dict[str, Any]:
     """All stages as one: their rounds together, the cohort and the work of the first."""
     first = stages[0]
     work = {"steps": first.steps, "epochs": first.epochs, "batch": first.batch}
@@ -437,7 +437,7 @@ def as_one(stages: Sequence[Stage]) -> dict[str, Any]:
 
 
 def as_alone(
-    stages: Sequence[Stage], schedules: Sequence[Schedule], clients: int, every: int | float | None
+    stages: Sequence[StagePlan], schedules: Sequence[Schedule], clients: int, every: int | float | None
 ) -> dict[str, Any]:
     """The same for every client alone, which costs no communication: its amount does not follow the schedule.
 
@@ -456,13 +456,13 @@ def as_alone(
     return {**whole, "rounds": rounds, "cohort": None, **evaluations}
 
 
-def schedule_of(stage: Stage, schedule: Schedule | None) -> Schedule:
+def schedule_of(stage: StagePlan, schedule: Schedule | None) -> Schedule:
     """What a stage runs under: its own schedule, the run's, or what its method wants."""
     chosen: Schedule = stage.schedule or schedule or preferred()
     return chosen.of(stage.algorithm)
 
 
-def stage_work(stage: Stage) -> Work:
+def stage_work(stage: StagePlan) -> Work:
     """What a client computes in a round of this stage; one pass over its data unless the user says more."""
     epochs = 1 if stage.steps is None and stage.epochs is None else stage.epochs
     return Work(steps=stage.steps, epochs=epochs, batch=stage.batch)

@@ -7,9 +7,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that end a process: a batch system's, and that of a terminal which is gone (not on Windows)."""
@@ -41,23 +41,6 @@ class Terminated(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-
-
-class Followed(Protocol):
-    """What `Interrupt` must know of a run."""
-
-    what: str
-
-    def checkpoint(self) -> None:
-        """Write the run to disk."""
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """The rounds that are done, and all of them."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no round is left."""
 
 
 def at_once(number: int, frame: FrameType | None = None) -> NoReturn:  # noqa: ARG001
@@ -104,14 +87,14 @@ class Interrupt:
         if kind is None and self.requested:  # it came after the last look
             at_once(self.requested)
 
-    def check(self, run: Followed) -> None:
+    def check(self, name: str, round: int, rounds: int, *, over: bool, save: Callable[[], None]) -> None:
         """Stop here, with a checkpoint, if a signal asked for it, or if time is up and a round is left."""
         if self.requested:
-            run.checkpoint()
+            save()
             at_once(self.requested)
-        if time.monotonic() >= self.deadline and not run.over:
-            run.checkpoint()
-            raise Stopped(run.what, *run.progress)
+        if time.monotonic() >= self.deadline and not over:
+            save()
+            raise Stopped(name, round, rounds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

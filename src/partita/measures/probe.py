@@ -1,15 +1,70 @@
-"""The samples of a probe, as a client sees them."""
+"""The samples of a probe: what all clients pass through their models, so that these can be compared."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
 from torch import Tensor
 
-from partita.core.types import Download
+from partita.core import check, draws
+from partita.core.parts import Measure, Problem
+from partita.core.types import Download, Tensors
+from partita.data import FederatedData, arrays
+from partita.data.federated import SPLITS
 
 PROBE = "probe"
 
 
 def probed(download: Download) -> tuple[Tensor, Download]:
-    """The samples, and what the client received beside them."""
+    """Return the samples, and what the client received beside them."""
     extra = {k: v for k, v in download.extra.items() if k != PROBE}
     return download.extra[PROBE], download._replace(extra=extra)
+
+
+def probe_samples(measure: Measure, data: FederatedData, seed: int) -> Tensors:
+    """Return the samples of a measure's probe as the model takes them, on the device of the data."""
+    if measure.probe is None:
+        return {}
+    if isinstance(measure.probe.x, int):
+        return {PROBE: data.gather(_unseen(data, measure.probe.x, seed))[0]}
+    x = arrays.features(measure.probe.x)
+    arrays.finite("x", x, lambda row: "the probe")  # noqa: ARG005
+    x, like = arrays.decode(x), arrays.decode(data.x[:1])
+    both_real = x.is_floating_point() and like.is_floating_point()
+    return {PROBE: x.to(like.device, like.dtype if both_real else x.dtype)}
+
+
+def _unseen(data: FederatedData, count: int, seed: int) -> Tensor:
+    """Draw rows among the clients' test samples that no client trains on."""
+    covered = {name: arrays.covered(data.ranges(name), len(data.x)) for name in SPLITS}
+    free = np.flatnonzero(covered["test"] & ~covered["train"])
+    if count > len(free):
+        reason = "so many of the clients' test samples are none that a client trains on"
+        raise check.fail("x", count, f"samples, or at most {len(free)}: {reason}")
+    return torch.from_numpy(np.sort(draws.generator(seed, "probe").choice(free, count, replace=False)))
+
+
+def try_probe(
+    measure: Measure, problem: Problem, params: Mapping[str, Any], data: FederatedData, seed: int
+) -> None:
+    """Refuse samples that the model does not take, and blocks that it does not have, before any work."""
+    if measure.probe is None:
+        return
+    try:
+        x = probe_samples(measure, data, seed)[PROBE][:2]
+        _pass(problem, dict(params), x)
+        problem.outputs(dict(params), x, measure.probe.blocks)
+    except ValueError as error:
+        raise ValueError(f"measure {measure.name} {error}") from error
+
+
+def _pass(problem: Problem, params: Tensors, x: Tensor) -> None:
+    try:
+        problem.outputs(params, x, ())
+    except Exception as error:  # any module may fail in its own way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        samples = f"samples of shape {list(x.shape[1:])}, {x.dtype}"
+        raise check.fail("x", samples, f"samples that the model takes: {reason}") from error

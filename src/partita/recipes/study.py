@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from partita.api import deadline
+from partita.api import Run, deadline, load
 from partita.core import check
-from partita.core.parts import Stage
+from partita.core.parts import StagePlan
 from partita.engine.callbacks import Callback
 from partita.engine.execute import names_of
 from partita.engine.initial import own_copy
 from partita.engine.record import Record, read, read_json, write_page
-from partita.engine.run import Run, load
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text
 from partita.engine.store.places import new_folder, new_page
@@ -240,7 +239,7 @@ def _check_parts(experiment: Experiment) -> None:
     """A wrong personal part, or a schedule that does not fit, is refused before any variant has run."""
     model = own_copy(experiment.model, experiment.seed)
     names = names_of(model, experiment.data)
-    for stage in experiment.algorithm.stages or (Stage(experiment.algorithm),):
+    for stage in experiment.algorithm.stages or (StagePlan(experiment.algorithm),):
         stage.algorithm.partition(model, names)
         once = stage.rounds is None and stage.epochs is not None  # all clients at once, in step
         schedule = stage.schedule or check.schedule("schedule", None if once else experiment.schedule)

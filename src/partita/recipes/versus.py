@@ -11,7 +11,7 @@ from typing import Any
 from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
 from partita.core import check
-from partita.core.parts import Algorithm, Stage
+from partita.core.parts import Algorithm, StagePlan
 from partita.engine.settings import as_alone, as_one, schedule_of
 from partita.recipes.experiment import Experiment, changed, expression, literal
 from partita.recipes.study import Study, Variant
@@ -45,7 +45,7 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     return Study(variants)
 
 
-def _alone(experiment: Experiment, stages: Sequence[Stage]) -> dict[str, Any]:
+def _alone(experiment: Experiment, stages: Sequence[StagePlan]) -> dict[str, Any]:
     """How much every client trains alone, and without any schedule."""
     chosen = check.schedule("schedule", experiment.schedule)
     schedules = [schedule_of(stage, chosen) for stage in stages]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from partita.engine.timing import BINS
+from partita.engine.counters import BINS
 from partita.report import figures as draw
 from partita.report.figures import Figure, Trace
 from partita.report.rows import Result, Runs, clock, number

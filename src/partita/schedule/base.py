@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 from partita.core import check
 from partita.core.options import Option
 from partita.core.parts import Algorithm
-from partita.core.types import Cohort, ServerState, Tensors
+from partita.core.types import Cohort, ServerState
 from partita.schedule.clock import Clock
 from partita.schedule.delay import DELAYS, Delays
 from partita.schedule.staleness import ALLOWED, NAMED, Staleness, as_given, as_staleness
@@ -56,7 +56,7 @@ class StageSpec(NamedTuple):
 
 
 class Running(Protocol):
-    """A schedule at work. All that it knows is in its facts and tensors: a checkpoint has them."""
+    """A schedule at work. All that it knows is in its `state`: a checkpoint has it."""
 
     @property
     def time(self) -> float:
@@ -88,16 +88,12 @@ class Running(Protocol):
         """How much a delta counts that is so many server steps old."""
         ...
 
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint has to hold, beside tensors."""
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold: a tree of numbers, texts and tensors."""
         ...
 
-    def tensors(self) -> Tensors:
-        """The models that those at work have received."""
-        ...
-
-    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
-        """Be where the checkpoint was."""
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what a checkpoint holds."""
         ...
 
 
@@ -179,14 +175,10 @@ class ClockedSchedule(Generic[T]):
         found = as_staleness("staleness", self.asked.staleness)(staleness)
         return check.number(f"staleness({staleness})", found, low=0)
 
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint has to hold, beside tensors."""
-        return self.clock.facts()
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold."""
+        return self.clock.state()
 
-    def tensors(self) -> Tensors:
-        """The models that those at work have received."""
-        return self.clock.tensors()
-
-    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
-        """Be where the checkpoint was."""
-        self.clock.restore(facts, tensors)
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what a checkpoint holds."""
+        self.clock.load_state(state)

@@ -242,8 +242,8 @@ class Clock:
             again={**self.again},
         )
 
-    def facts(self) -> dict[str, Any]:
-        """All but the models; floats come back from JSON as they were."""
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold; floats come back from JSON as they were."""
         return {
             "now": self.now,
             "sent": self.sent,
@@ -254,31 +254,17 @@ class Clock:
             "traffic": self.traffic,
             "again": sorted(self.again.items()),
             "flights": [list(f) for f in self.flights],
-            "names": [list(tensors) for tensors in next(iter(self.models.values()), ())],
+            "models": [[version, *model] for version, model in self.models.items()],
         }
 
-    def tensors(self) -> Tensors:
-        """The models that are in use, by version."""
-        return {
-            f"{version}/{part}/{k}": v
-            for version, model in self.models.items()
-            for part, tensors in zip(("shared", "extra"), model)
-            for k, v in tensors.items()
-        }
-
-    def restore(self, facts: dict[str, Any], tensors: Tensors) -> None:
-        """Be where the checkpoint was."""
-        self.now, self.sent, self.newest = facts["now"], facts["sent"], facts["newest"]
-        self.fills, self.back = facts["fills"], facts["back"]
-        self.activity, self.traffic = facts["activity"], facts["traffic"]
-        self.again = dict(facts["again"])
-        self.flights = [Flight(*f) for f in facts["flights"]]
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what a checkpoint holds."""
+        self.now, self.sent, self.newest = state["now"], state["sent"], state["newest"]
+        self.fills, self.back = state["fills"], state["back"]
+        self.activity, self.traffic = state["activity"], state["traffic"]
+        self.again = dict(state["again"])
+        self.flights = [Flight(*f) for f in state["flights"]]
         self.busy = sorted(f.client for f in self.flights)  # between two cohorts
         self.users = dict(Counter(f.version for f in self.flights))
-        self.models = {}
-        for version in self.users:  # with the names in the order that they had
-            shared, extra = (
-                {k: tensors[f"{version}/{part}/{k}"] for k in names}
-                for part, names in zip(("shared", "extra"), facts["names"])
-            )
-            self.models[version] = (shared, extra)
+        models = {version: (shared, extra) for version, shared, extra in state["models"]}
+        self.models = {version: models[version] for version in self.users}

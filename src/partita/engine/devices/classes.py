@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from partita.core import tree
 from partita.core.device import put
+from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine.devices.record import passed, recorded
-from partita.engine.execute.base import Build, Executor, Runner, work_of
+from partita.engine.execute.base import Executor, Runner, work_of
 
 TRIAL = 8  # samples that are tried before a run
 TOGETHER = 512  # that pass through frozen blocks at a time: a device takes fewer, a simulation need not
@@ -54,32 +55,32 @@ class Part:
     name: str = "part"
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """What clients of this class do, as many at a time as their records fit."""
-        sizes = self._samples(build, clients, context) if self.pieces else np.zeros(len(clients))
+        sizes = self._samples(program, clients, context) if self.pieces else np.zeros(len(clients))
         found = []
         for some in _fitting(sizes * self.record_bytes, self.budget):
             part = group if len(some) == len(clients) else _some(group, some)
             own = states if len(some) == len(clients) else tree.rows(states, some)
-            found.append(self._together(build, clients[some], part, own, context.of(some)))
+            found.append(self._together(program, clients[some], part, own, context.of(some)))
         return tree.cat(found)  # type: ignore[no-any-return]
 
     def _together(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Some of them, in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
         own = group._replace(download=group.download._replace(shared=shared, extra=extra))
-        if self.statistics and context.role != "training":
+        if self.statistics and not program.trains:
             shared = {**shared, **{k: v for k, v in self.statistics.items() if k in shared}}
             own = own._replace(download=own.download._replace(shared=shared))
         held = ClientState(self.held(states.personal, True), self._remembered(states.memory))
         executor = self.executor
         if self.pieces:
-            executor = executor.on(self._recorded(build, clients, group, context))
-        upload, new = executor(build, clients, own, held, context)
-        return self._whole(upload, len(clients), context), self._kept(new, states, group, context)
+            executor = executor.on(self._recorded(program, clients, group, context))
+        upload, new = executor(program, clients, own, held, context)
+        return self._whole(program, upload, len(clients)), self._kept(program, new, states, group)
 
     # ---- tensors
 
@@ -107,12 +108,12 @@ class Part:
                 (found[name],) = own.values()
         return found
 
-    def _whole(self, upload: Upload, n: int, context: RoundContext) -> Upload:
+    def _whole(self, program: Program, upload: Upload, n: int) -> Upload:
         """In the names and shapes of the whole model, zero where the class holds nothing.
 
         Only training is sent anywhere; a model stays what it is.
         """
-        if context.role != "training":
+        if not program.trains:
             return upload
         delta = self._placed(upload.delta, self.sent.delta, n)
         return upload._replace(delta=delta, extra=self._placed(upload.extra, self.sent.extra, n))
@@ -129,9 +130,9 @@ class Part:
                 found[name][(slice(None), *self.region[name])] = value
         return found
 
-    def _kept(self, new: ClientState, old: ClientState, group: Group, context: RoundContext) -> ClientState:
+    def _kept(self, program: Program, new: ClientState, old: ClientState, group: Group) -> ClientState:
         """What clients keep; of a personal copy of what they do not hold, what they received."""
-        if context.role != "training":
+        if not program.trains:
             return new
         shared = group.download.shared
         personal = {
@@ -164,21 +165,21 @@ class Part:
         train[client] = 0, len(rows)
         return replace(data, x=x, y=data.y.index_select(0, rows), train=train, test=np.zeros_like(train))
 
-    def _splits(self, build: Build, context: RoundContext) -> tuple[str, ...]:
+    def _splits(self, program: Program, context: RoundContext) -> tuple[str, ...]:
         """The parts of the data that the rule looks at."""
-        phases = self.executor.bound.bind(build).phases
+        phases = self.executor.bound.bind(program).phases
         return tuple(dict.fromkeys(work_of(phase, context).split for phase in phases))
 
-    def _samples(self, build: Build, clients: np.ndarray, context: RoundContext) -> np.ndarray:
+    def _samples(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         """How many each client has there."""
         data, none = self.executor.bound.data, np.zeros(len(clients), dtype=np.int64)
-        return sum([data.ranges(split)[clients, 1] for split in self._splits(build, context)], none)
+        return sum([data.ranges(split)[clients, 1] for split in self._splits(program, context)], none)
 
     def _recorded(
-        self, build: Build, clients: np.ndarray, group: Group, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, context: RoundContext
     ) -> FederatedData:
         """The samples that the rule will look at, as the frozen blocks let them through."""
-        data, splits = self.executor.bound.data, self._splits(build, context)
+        data, splits = self.executor.bound.data, self._splits(program, context)
         ranges = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in ("train", "test")}
         rows: list[Tensor] = []
         at = 0
@@ -190,15 +191,13 @@ class Part:
                 mine.append(torch.arange(start, start + length, device=data.x.device))
                 at += length
             rows.append(torch.cat(mine) if mine else torch.arange(0, device=data.x.device))
-        x = self._passed(data, rows, group, context)
+        x = self._passed(program, data, rows, group)
         y = data.y.index_select(0, torch.cat(rows))
         return replace(data, x=x, y=y, train=ranges["train"], test=ranges["test"])
 
-    def _passed(
-        self, data: FederatedData, rows: Sequence[Tensor], group: Group, context: RoundContext
-    ) -> Tensor:
+    def _passed(self, program: Program, data: FederatedData, rows: Sequence[Tensor], group: Group) -> Tensor:
         """All clients together where they have received the same model, else each on its own."""
-        alone = self.static and context.role == "training"
+        alone = self.static and program.trains
         pieces = self.open_pieces if alone else self.pieces
         shared = group.download.shared
         if not group.stacked and not alone:
@@ -237,19 +236,19 @@ class Classes:
     name: str = "classes"
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """A group for each class, and all of them in the cohort's order again."""
         kinds = self.kinds[clients]
-        if context.role == "global" or context.role.startswith("measure") or (kinds < 0).all():
-            return self.whole(build, clients, group, states, context)
+        if program.whole_model or (kinds < 0).all():
+            return self.whole(program, clients, group, states, context)
         found, order = [], []
         for kind in np.unique(kinds).tolist():
             places = np.flatnonzero(kinds == kind)
             some = places.tolist()
             run = self.whole if kind < 0 else self.parts[kind]
             found.append(
-                run(build, clients[places], _some(group, some), tree.rows(states, some), context.of(some))
+                run(program, clients[places], _some(group, some), tree.rows(states, some), context.of(some))
             )
             order.append(places)
         if len(found) == 1:
@@ -259,7 +258,7 @@ class Classes:
         uploads, new = tree.rows(tree.cat(found), back)
         return uploads, new
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Nothing: what a class does depends on what its samples have passed before."""
 
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from partita.capacity.memory import footprint, passing
-from partita.core import check, draws, tree
-from partita.core.parts import Capacity, Share
-from partita.core.types import Download, Partition, ServerState, Tensors, Upload
+from partita.core import check, tree
+from partita.core.parts import Capacity, Share, StagePlan
+from partita.core.types import Partition, ServerState, Tensors, Upload
+from partita.data import FederatedData
 from partita.engine.devices.classes import Classes, Part
 from partita.engine.devices.holders import (
     Aggregate,
@@ -28,42 +28,71 @@ from partita.engine.devices.holders import (
     over_holders,
 )
 from partita.engine.devices.ordered import ordered
-from partita.engine.execute import Executor, Task, budget, make_executor
+from partita.engine.execute import Executor, Factory, Task, make_executor
 from partita.engine.execute.normalize import by_batch
 from partita.engine.execute.probe import saved_bytes
 from partita.engine.execute.stackable import stackable
+from partita.engine.settings import Settings
 from partita.engine.table import Coded, Column
-
-if TYPE_CHECKING:
-    from partita.engine.federation import Federation
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True, eq=False)
 class Devices:
-    """The classes of a run, with the clients of each."""
+    """The classes of a run, with the clients of each.
 
-    def __init__(self, run: Federation, capacity: Capacity | None) -> None:
-        self.run, self.capacity = run, capacity
-        self.kinds = np.zeros(run.data.clients, dtype=np.int64)
-        self.shares: tuple[Share, ...] = (Share("", run.model),)
-        if capacity is not None:
-            self.shares = capacity.shares(run.model, _sample(run))
-            self.kinds = np.asarray(capacity.assign(run.data.clients, run.settings.seed), dtype=np.int64)
-        self.full = _shapes(run.model, run.names)
-        self.shapes = [_shapes(share.model, run.names) for share in self.shares]
-        self.whole = [not s.pieces and not s.widths and s.model is run.model for s in self.shares]
-        self._received: dict[tuple[int, int], int] = {}
-        self.used = [int(k) for k in np.unique(self.kinds)]
-        if capacity is not None:
-            self._check(capacity)
+    kinds   the class of each client
+    shares  what each class holds of the model
+    full    by name the shapes of the whole model, and `shapes` those that each class holds
+    whole   for each class, whether it holds the whole model
+    used    the classes that have clients
+    sample  a batch of samples, to count activations with
+    """
 
-    @property
+    capacity: Capacity | None
+    model: nn.Module
+    kinds: np.ndarray
+    shares: tuple[Share, ...]
+    full: Shapes
+    shapes: list[Shapes]
+    whole: list[bool]
+    used: list[int]
+    sample: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        capacity: Capacity | None,
+        model: nn.Module,
+        names: Sequence[str],
+        data: FederatedData,
+        seed: int,
+    ) -> Devices:
+        """Find the classes of these clients, and the shapes that each of them holds."""
+        kinds, sample = np.zeros(data.clients, dtype=np.int64), _sample(data)
+        shares: tuple[Share, ...] = (Share("", model),)
+        if capacity is not None:
+            shares = capacity.shares(model, sample)
+            kinds = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
+        return cls(
+            capacity=capacity,
+            model=model,
+            kinds=kinds,
+            shares=shares,
+            full=_shapes(model, names),
+            shapes=[_shapes(share.model, names) for share in shares],
+            whole=[not s.pieces and not s.widths and s.model is model for s in shares],
+            used=[int(k) for k in np.unique(kinds)],
+            sample=sample,
+        )
+
+    @functools.cached_property
     def alike(self) -> bool:
         """Whether every client holds the whole model."""
         return all(self.whole[k] for k in self.used)
 
-    @property
+    @functools.cached_property
     def narrow(self) -> bool:
         """Whether some clients have another model than the server's, in the same names."""
         return any(self.shapes[k][name] != self.full[name] for k in self.used for name in self.shapes[k])
@@ -83,111 +112,95 @@ class Devices:
         other = any(shape != self.full[name] for name, shape in self.shapes[kind].items())
         return self.shares[kind].model if other else None
 
-    def _check(self, capacity: Capacity) -> None:
-        if capacity.record == "disk" and self.run.settings.device != "cpu":
+    def check(
+        self, plans: Sequence[StagePlan], splits: Sequence[Partition], settings: Settings, has_buffers: bool
+    ) -> None:
+        """Refuse methods and splits that these devices cannot run, and warn of what they would not train."""
+        if self.capacity is None:
+            return
+        if self.capacity.record == "disk" and settings.device != "cpu":
             raise check.fail("capacity record", "disk", "'memory' with device='cuda'")
-        for part in self.run.stages:
-            reason = part.algorithm.needs_full_model
+        for plan, partition in zip(plans, splits):
+            reason = plan.algorithm.needs_full_model
             if reason and not self.alike:
-                raise check.fail(
-                    "capacity",
-                    capacity.name,
-                    f"devices that hold the whole model for {part.algorithm.name}: {reason}",
-                )
-            self._check_personal(self.run.partition_of(part.algorithm))
-        if self.narrow and self.run.profile.buffers and self.run.settings.norm not in ("static", "personal"):
+                allowed = f"devices that hold the whole model for {plan.algorithm.name}: {reason}"
+                raise check.fail("capacity", self.capacity.name, allowed)
+            self._check_personal(partition, settings.norm == "personal")
+        if self.narrow and has_buffers and settings.norm not in ("static", "personal"):
             check.warn(
                 "capacity: narrow models share statistics with wide ones, whose channels have other means; "
                 "use norm='static'",
             )
-        nobody = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]
-        if nobody:
+        untrained = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]
+        if untrained:
             check.warn(
-                f"capacity: no client holds all of {nobody[0]}{' and others' if nobody[1:] else ''}, so that "
-                "it stays as it was at the start; let some clients be of a larger class",
+                f"capacity: no client holds all of {untrained[0]}{' and others' if untrained[1:] else ''}, "
+                "so that it stays as it was at the start; let some clients be of a larger class",
             )
 
-    def _check_personal(self, partition: Partition) -> None:
-        """What never leaves a client must be there: a client cannot keep what it does not hold."""
+    def _check_personal(self, partition: Partition, norms_are_personal: bool) -> None:
+        """Refuse a personal part that some clients do not hold: they cannot keep it."""
         if not partition.shared:  # alone: what a device does not hold stays as it was at the start
             return
-        mine = set(partition.personal) - set(partition.shared)
+        personal = set(partition.personal) - set(partition.shared)
         for kind in self.used:
             frozen = {k for piece in self.shares[kind].pieces for k, _ in named(piece)}
-            lost = sorted(mine & frozen or mine - set(self.shapes[kind]))
-            if lost:
-                norm = self.run.settings.norm == "personal"
+            missing = sorted(personal & frozen or personal - set(self.shapes[kind]))
+            if missing:
+                field, value = ("norm", "personal") if norms_are_personal else ("personal", missing[0])
+                then = f": {missing[0]} is personal then, and" if norms_are_personal else ":"
                 raise check.fail(
-                    "norm" if norm else "personal",
-                    "personal" if norm else lost[0],
-                    "a part that all devices train"
-                    + (f": {lost[0]} is personal then, and" if norm else ":")
-                    + f" clients of the class {self.shares[kind].name!r} do not hold it",
+                    field,
+                    value,
+                    f"a part that all devices train{then} clients of the class {self.shares[kind].name!r} do "
+                    "not hold it",
                 )
 
-    # ---- what the loop asks
+    # ---- training
 
-    def executor(self, whole: Executor) -> Executor:
-        """An executor that gives each client its class's part of the model."""
-        if self.alike:
-            return whole
-        sent = self._sent()
-        parts = {k: self._part(k, sent) for k in self.used if not self.whole[k]}
+    def executor(self, executor: str | Factory, whole: Executor, task: Task, upload_like: Upload) -> Executor:
+        """Return an executor that gives each client its class's part of the model.
+
+        whole        the executor of those who hold the whole model, and `task` what it was made for
+        upload_like  what a client that holds everything sends
+        """
+        parts = {k: self._part(k, executor, task, upload_like) for k in self.used if not self.whole[k]}
         kinds = np.where(np.isin(self.kinds, list(parts)), self.kinds, -1)
         return Classes(whole, parts, kinds)
 
-    def _sent(self) -> Upload:
-        """What the method's clients send: of one that has taken no step, for its names and shapes."""
-        run = self.run
-        shared = tree.pick(run.base, run.partition.shared)
-        extra = run.algorithm.server(run.problem).init(shared).extra
-        download = Download(shared, extra, 0, draws.key(0, "start", 0, device=run.settings.device))
-        state = run.algorithm.init_client(run.base, run.partition)
-        rule = run.algorithm.local(replace(run.problem, owns_gradients=False))
-        return rule.finish(rule.start(download, state), download, state)[0]
-
-    def _part(self, kind: int, sent: Upload) -> Part:
-        run, share = self.run, self.shares[kind]
-        names, shapes = set(self.shapes[kind]), self.shapes[kind]
-        region = {k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()}
-        partition = Partition(*(tuple(k for k in part if k in names) for part in run.partition))
-        profile = run.profile._replace(buffers=tuple(k for k in run.profile.buffers if k in names))
+    def _part(self, kind: int, executor: str | Factory, task: Task, upload_like: Upload) -> Part:
+        share, shapes, initial = self.shares[kind], self.shapes[kind], task.params
+        partition = Partition(*(tuple(k for k in names if k in shapes) for names in task.partition))
+        profile = task.profile._replace(buffers=tuple(k for k in task.profile.buffers if k in shapes))
         part = Part(
             executor=None,  # type: ignore[arg-type]
-            region=region,
-            sent=sent,
-            shapes={k: v.shape for k, v in run.base.items()},
+            region={k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()},
+            sent=upload_like,
+            shapes={k: v.shape for k, v in initial.items()},
             pieces=tuple(stackable(p).requires_grad_(False).eval() for p in share.pieces),
             open_pieces=tuple(by_batch(stackable(p).requires_grad_(False)) for p in share.pieces),
-            base=run.base,
-            static=run.settings.norm == "static",
+            base=initial,
+            static=not task.tracks,
             disk=self.capacity is not None and self.capacity.record == "disk",
+            budget=task.room,
         )
-        held = part.held(run.base, stacked=False)
-        data = part.trial(run.data, run.base) if share.pieces else run.data
-        task = Task(
-            share.model,
-            data,
-            partition,
-            profile._replace(sample_bytes=saved_bytes(share.model, data)),
-            held,
-            memory=run.settings.memory_bytes,
-            picks=run.picks,
+        held = part.held(initial, stacked=False)
+        data = part.trial(task.data, initial) if share.pieces else task.data
+        own_task = replace(
+            task,
+            model=share.model,
+            data=data,
+            partition=partition,
+            profile=profile._replace(sample_bytes=saved_bytes(share.model, data)),
+            params=held,
             label=f"{share.name}, ",
-            tracks=run.settings.norm != "static",
             change=ordered(share.widths, held, profile.buffers) if share.widths else None,
             cohort_sizes=self.sizes,
-            batch=run.stages[run.stage].batch,
-            half=run.settings.precision == "bf16",
-            tell=run.tell,
         )
-        runner = make_executor(run.settings.executor, task)
-        fits = budget(run.settings.memory_bytes, run.data.x.device)
         return replace(
             part,
-            executor=runner.on(run.data),
+            executor=make_executor(executor, own_task).on(task.data),
             record_bytes=data.x[:1].numel() * data.x.element_size() if share.pieces and not part.disk else 0,
-            budget=fits,
         )
 
     def aggregate(self, rule: Aggregate) -> Aggregate:
@@ -203,12 +216,12 @@ class Devices:
     @functools.cached_property
     def _kind_of(self) -> list[int]:
         """The class of each client; made once, not in every round."""
-        return self.kinds.tolist()
+        return [int(kind) for kind in self.kinds]
 
     @functools.cached_property
     def held(self) -> list[SharedRegion]:
         """Who holds what."""
-        return held_by(self.full, self.shapes, self.run.settings.device)
+        return held_by(self.full, self.shapes, self.sample.device)
 
     def settled(self, before: ServerState, after: ServerState, uploads: Upload) -> ServerState:
         """What nobody in the cohort holds stays as it was, whatever momentum the server has."""
@@ -225,23 +238,17 @@ class Devices:
 
     # ---- what it costs
 
-    def received(self, client: int) -> int:
-        """Bytes that a client of its class downloads: its part, and the pieces that its samples pass."""
-        return self.received_by(int(self.kinds[client]))
-
-    def received_by(self, kind: int) -> int:
-        """The same for a client of this class."""
-        if (self.run.stage, kind) not in self._received:
-            self._received[self.run.stage, kind] = self._down(kind)
-        return self._received[self.run.stage, kind]
-
-    def _down(self, kind: int) -> int:
-        server = self.run.server
-        down = self._bytes(kind, server.shared) + self._bytes(kind, server.extra)
+    def bytes_down(self, kind: int, server: ServerState) -> int:
+        """Bytes that a client of this class downloads: its part, and the pieces that its samples pass."""
         frozen = [k for piece in self.shares[kind].pieces for k, _ in named(piece)]
-        return down + tree.nbytes({k: server.shared[k] for k in frozen if k in server.shared})
+        pieces = {k: server.shared[k] for k in frozen if k in server.shared}
+        return self._bytes(kind, server.shared) + self._bytes(kind, server.extra) + tree.nbytes(pieces)
 
-    def sent(self, uploads: Upload) -> int:
+    def bytes_up(self, kind: int, upload: Upload) -> int:
+        """Bytes that a client of this class uploads, where one with the whole model sends `upload`."""
+        return self._bytes(kind, upload.delta) + self._bytes(kind, upload.extra)
+
+    def bytes_sent(self, uploads: Upload) -> int:
         """Bytes that these clients have uploaded."""
         if self.alike or uploads.client is None:
             return tree.nbytes((uploads.delta, uploads.extra))
@@ -249,17 +256,14 @@ class Devices:
         each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
         return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
 
-    @functools.cached_property
-    def memory(self) -> list[tuple[int, float]]:
-        """For each class the bytes that a device needs, and its capacity as the paper counts it.
+    def memory(self, batch: int) -> list[tuple[int, float]]:
+        """Return for each class the bytes that a device needs, and its capacity as the paper counts it.
 
         It needs the 2p + 2a of training, or what its samples take to pass the largest frozen piece, if that
         is more. Capacity is 2p + 2a as a share of the whole model's.
         """
-        run = self.run
-        batch = run.stages[-1].batch or int(run.data.train[:, 1].max())
-        size = max(p.element_size() for p in run.model.parameters())
-        x = _sample(run)[:1]
+        size = max(p.element_size() for p in self.model.parameters())
+        x = self.sample[:1]
 
         def numbers(share: Share) -> tuple[int, int]:
             inside, most = x, 0
@@ -269,24 +273,19 @@ class Devices:
             p, a = footprint(share.model, inside)
             return 2 * p + 2 * a * batch, most
 
-        whole, _ = numbers(Share("", run.model))
+        whole, _ = numbers(Share("", self.model))
         return [(size * max(train, frozen), train / whole) for train, frozen in map(numbers, self.shares)]
 
-    def described(self) -> dict[str, Column]:
-        """What clients.csv has about the clients' devices."""
+    def columns(self, batch: int) -> dict[str, Column]:
+        """The columns of clients.csv about the clients' devices."""
         if self.capacity is None:
             return {"class": None, "capacity": 1.0, "memory": None}
-        sizes, shares = zip(*self.memory)
+        sizes, shares = zip(*self.memory(batch))
         return {
             "class": Coded(self.kinds, [share.name for share in self.shares]),
             "capacity": Coded(self.kinds, [round(share, 6) for share in shares]),
             "memory": Coded(self.kinds, sizes),
         }
-
-    def sent_by(self, kind: int) -> int:
-        """Bytes that a client of this class uploads in a turn of this stage."""
-        sent = self._sent()
-        return self._bytes(kind, sent.delta) + self._bytes(kind, sent.extra)
 
     def parameters(self, kind: int) -> int:
         """Numbers that a device of this class trains or tracks."""
@@ -297,7 +296,7 @@ class Devices:
         for name, value in tensors.items():
             if name in shapes:
                 total += int(np.prod(shapes[name], dtype=np.int64)) * value.element_size()
-            elif name not in self.run.base:
+            elif name not in self.full:
                 total += value.numel() * value.element_size()
         return total
 
@@ -320,8 +319,7 @@ def _shapes(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]
     return {k: tuple(there[k].shape) for k in names if k in there}
 
 
-def _sample(run: Federation) -> Tensor:
-    client = int(np.argmax(run.data.train[:, 1]))
-    start, length = run.data.train[client].tolist()
-    rows = torch.arange(start, start + min(length, 4), device=run.data.x.device)
-    return run.data.gather(rows)[0]
+def _sample(data: FederatedData) -> Tensor:
+    client = int(np.argmax(data.train[:, 1]))
+    start, length = data.train[client].tolist()
+    return data.gather(torch.arange(start, start + min(length, 4), device=data.x.device))[0]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from partita.core import check
 from partita.engine.execute.auto import Auto
-from partita.engine.execute.base import BoundProblem, Build, Executor, Runner
+from partita.engine.execute.base import BoundProblem, Executor, Runner
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.probe import ModelProfile, examine, names_of
@@ -21,7 +21,6 @@ from partita.engine.execute.vmap import Vmap
 __all__ = [
     "EXECUTORS",
     "Auto",
-    "Build",
     "Executor",
     "ModelProblem",
     "ModelProfile",
@@ -62,7 +61,7 @@ def _auto(task: Task) -> Runner:
         stack = _stack(task, bound)
         on_cpu = task.data.x.device.type == "cpu"
         some = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
-        return Auto(some, task.picks, label=task.label)
+        return Auto(some, task.choices, label=task.label)
 
     return task.stacked("auto", candidates)
 
@@ -72,7 +71,9 @@ def _stack(task: Task, bound: BoundProblem) -> Vmap:
 
 
 def _recorded(task: Task, bound: BoundProblem) -> Graph:
-    graph = Graph(bound, task.room, task.model_bytes, task.sample_bytes, picks=task.picks, label=task.label)
+    graph = Graph(
+        bound, task.room, task.model_bytes, task.sample_bytes, choices=task.choices, label=task.label
+    )
     return replace(graph, cohort_sizes=frozenset(task.cohort_sizes), tell=task.tell)
 
 

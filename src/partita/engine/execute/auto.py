@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from partita.core import tree
+from partita.core.parts import Program
 from partita.core.types import ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Build, Executor, Runner, client_steps
+from partita.engine.execute.base import BoundProblem, Executor, Runner, client_steps
 from partita.engine.execute.graph import Graph
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
@@ -25,15 +26,15 @@ SHORT = 5.0  # seconds of work, below which nothing is recorded
 
 @dataclass(frozen=True, eq=False)
 class Auto:
-    """An executor that decides once for each role (training, evaluation) of each stage.
+    """An executor that decides once for each program (training, an evaluation) of each stage.
 
-    `picks` says what was decided and why; a resumed run starts with the picks of the run it goes on with.
+    `choices` says what was decided and why; a resumed run starts with the choices of the run it goes on with.
     """
 
     candidates: tuple[Runner, ...]
-    picks: dict[str, dict[str, str]] = field(default_factory=dict)
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
     name: str = "auto"
-    label: str = ""  # of a class of devices: its picks are its own
+    label: str = ""  # of a class of devices: its choices are its own
 
     @property
     def bound(self) -> BoundProblem:
@@ -45,34 +46,34 @@ class Auto:
         return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Run by the executor that was picked for this role."""
-        role = f"{self.label}{context.role}, stage {context.stage}"
-        if role not in self.picks:
+        """Run by the executor that was picked for this program."""
+        task = f"{self.label}{program.name}, stage {context.stage}"
+        if task not in self.choices:
             if len(clients) < 2:
-                return self.candidates[-1](build, clients, group, states, context)
-            self.picks[role] = self._measure(build, clients, group, states, context)
-        wanted = self.picks[role]["picked"]  # a resumed run may be on other cores than before
+                return self.candidates[-1](program, clients, group, states, context)
+            self.choices[task] = self._measure(program, clients, group, states, context)
+        wanted = self.choices[task]["picked"]  # a resumed run may be on other cores than before
         picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
-        return picked(build, clients, group, states, context)
+        return picked(program, clients, group, states, context)
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Whoever was picked may draw ahead."""
-        picked = self.picks.get(f"{self.label}{context.role}, stage {context.stage}", {}).get("picked")
+        picked = self.choices.get(f"{self.label}{program.name}, stage {context.stage}", {}).get("picked")
         for executor in self.candidates:
             if executor.name == picked:
-                executor.prefetch(build, clients, context)
+                executor.prefetch(program, clients, context)
 
     def _measure(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> dict[str, str]:
         def trial(executor: Executor, count: int, steps: int) -> float:
             few = slice(0, count)
             short = context.of(few)._replace(work=replace(context.work, steps=steps, epochs=None))
             part = group._replace(download=_some(group, few))
             begin = time.perf_counter()
-            executor(build, clients[few], part, tree.rows(states, few), short)
+            executor(program, clients[few], part, tree.rows(states, few), short)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             return time.perf_counter() - begin
@@ -90,16 +91,16 @@ class Auto:
         if seconds[best] > min(seconds.values()):
             why += f"; a stack must be {CLEARLY} times faster"
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
-        if graph is None or context.role != "training":
+        if graph is None or not program.trains:
             return {"picked": best, "why": why}
-        work = client_steps(self.bound.bind(build), clients, self.bound.data, context)
+        work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
         usual = seconds[best] * work / (count * steps)
         since = (
             context.stage_round if isinstance(context.stage_round, int) else int(context.stage_round.min())
         )
         if usual * (context.stage_rounds - since) < SHORT:
             return {"picked": best, "why": f"{why}; too little work for a graph"}
-        recorded = [self._round(graph, build, clients, group, states, context) for _ in range(2)][-1]
+        recorded = [self._round(graph, program, clients, group, states, context) for _ in range(2)][-1]
         picked = graph.name if recorded < usual else best
         return {
             "picked": picked,
@@ -109,7 +110,7 @@ class Auto:
     @staticmethod
     def _round(
         executor: Executor,
-        build: Build,
+        program: Program,
         clients: np.ndarray,
         group: Group,
         states: ClientState,
@@ -117,7 +118,7 @@ class Auto:
     ) -> float:
         """Seconds of all clients' work, as it is."""
         begin = time.perf_counter()
-        executor(build, clients, group, states, context)
+        executor(program, clients, group, states, context)
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 

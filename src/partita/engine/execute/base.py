@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita.core.device import put
-from partita.core.parts import LocalRule, Phase
+from partita.core.parts import LocalRule, Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload, Work
 from partita.data import FederatedData
 from partita.engine.execute.plan import count_steps
 from partita.engine.execute.problem import ModelProblem
-
-Build = Callable[[Any], LocalRule]
 
 
 class Executor(Protocol):
@@ -27,10 +24,10 @@ class Executor(Protocol):
     def name(self) -> str: ...
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]: ...
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Prepare what these clients will do next, while a device is at work."""
         ...
 
@@ -52,13 +49,13 @@ class BoundProblem:
 
     problem: ModelProblem
     data: FederatedData
-    rules: dict[Build, LocalRule] = field(default_factory=dict)
+    rules: dict[str, LocalRule] = field(default_factory=dict)
 
-    def bind(self, build: Build) -> LocalRule:
+    def bind(self, program: Program) -> LocalRule:
         """The rule for this problem; the same object every time, so that captured steps can be reused."""
-        if build not in self.rules:
-            self.rules[build] = build(self.problem)
-        return self.rules[build]
+        if program.name not in self.rules:
+            self.rules[program.name] = program.build(self.problem)
+        return self.rules[program.name]
 
     def on(self, data: FederatedData) -> BoundProblem:
         """The same problem and rules on other samples."""

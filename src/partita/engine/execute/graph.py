@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partita.core import check
 from partita.core.device import put
-from partita.core.parts import LocalRule, Phase
+from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.engine.execute.base import work_of
 from partita.engine.execute.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
@@ -43,55 +43,60 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class Graph(Vmap):
-    """See `partita.engine.execute.base.Executor`. Falls back to `Vmap`, with the reason in `picks`.
+    """See `partita.engine.execute.base.Executor`. Falls back to `Vmap`, with the reason in `choices`.
 
     `cohort_sizes` are the numbers of clients that come in every round; `always`: compile, whatever it takes.
     """
 
     name: str = "graph"
-    picks: Picks = field(default_factory=dict)
+    choices: Picks = field(default_factory=dict)
     label: str = ""
     cohort_sizes: frozenset[int] = frozenset()
     always: bool = False
     tell: Callable[[str], None] = _silent
     made: dict[Any, Captured] = field(default_factory=dict)
 
-    def _by_work(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> np.ndarray:
+    def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         """Several chunks are of similar work, and have full batches as far as possible."""
-        if not rule.phases or len(clients) <= self.chunk(rule, clients, context):
+        phases = self.bound.bind(program).phases
+        if not phases or len(clients) <= self.chunk(program, clients, context):
             return np.arange(len(clients))
-        work = work_of(rule.phases[0], context)
+        work = work_of(phases[0], context)
         n = self.bound.data.ranges(work.split)[clients, 1]
         return np.lexsort((-n, -count_steps(n, clients, work)))
 
     def _chunk(
         self,
-        rule: LocalRule,
+        program: Program,
         clients: np.ndarray,
         group: Group,
         states: ClientState,
         some: Tensor | slice,
         context: RoundContext,
     ) -> tuple[Upload, ClientState]:
-        result = super()._chunk(rule, clients, group, states, some, context)
+        result = super()._chunk(program, clients, group, states, some, context)
         return _apart(result, {k for made in self.made.values() for k in made.places})
 
-    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
+    def _phase(
+        self, program: Program, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext
+    ) -> Stack:
         """Those who have steps to take; without samples there are none."""
         busy = np.flatnonzero(found[0].steps)
         if len(busy) in (0, carry.n):
-            return self._steps(phase, carry, found, context)
+            return self._steps(program, phase, carry, found, context)
         rest = np.flatnonzero(found[0].steps == 0)
         here, there = (put(some, found[0].rows.device) for some in (busy, rest))
         plans = [reordered(plan, busy, here) for plan in found]
-        done = self._steps(phase, carry.take(here), plans, context.of(busy))
+        done = self._steps(program, phase, carry.take(here), plans, context.of(busy))
         return join([done, carry.take(there)]).take(torch.argsort(torch.cat([here, there])))
 
-    def _steps(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
-        role = f"{self.label}steps of {context.role}, stage {context.stage}"
-        fallen = self.picks.get(role, {}).get("picked") == "vmap"
-        if context.role != "training" or fallen or not int(found[0].steps.max(initial=0)):
-            return super()._phase(phase, carry, found, context)
+    def _steps(
+        self, program: Program, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext
+    ) -> Stack:
+        role = f"{self.label}steps of {program.name}, stage {context.stage}"
+        fallen = self.choices.get(role, {}).get("picked") == "vmap"
+        if not program.trains or fallen or not int(found[0].steps.max(initial=0)):
+            return super()._phase(program, phase, carry, found, context)
         rates, rows = self.bound.rates(phase, context)
         lr = Stack.of(rates, carry.n, rows=rows)
         try:
@@ -101,8 +106,8 @@ class Graph(Vmap):
             reason = _reason(error)
         self.made.clear()  # their memory, now that the failed attempt is gone
         check.warn(f"executor='graph': steps are not recorded but stacked ({reason})")
-        self.picks[role] = {"picked": "vmap", "why": reason}
-        return super()._phase(phase, carry, found, context)
+        self.choices[role] = {"picked": "vmap", "why": reason}
+        return super()._phase(program, phase, carry, found, context)
 
     def _made(
         self, phase: Phase, carry: Stack, found: list[Plan], lr: Stack, context: RoundContext, role: str
@@ -147,8 +152,8 @@ class Graph(Vmap):
 
     def _choose(self, made: Captured, found: list[Plan], context: RoundContext, role: str) -> None:
         """The fastest form that the work which is left pays for; the first step of a role decides for all."""
-        if role in self.picks:
-            self._make(made, self.picks[role]["picked"])
+        if role in self.choices:
+            self._make(made, self.choices[role]["picked"])
             return
         steps, seconds, why = _steps_left(found, context), {CAPTURED: made.seconds()}, []
         for form in self._forms(made):
@@ -165,7 +170,7 @@ class Graph(Vmap):
             del seconds[CAPTURED]
         best = min(seconds, key=lambda form: seconds[form])
         self._make(made, best)
-        self.picks[role] = {"picked": best, "why": ", ".join(times + why)}
+        self.choices[role] = {"picked": best, "why": ", ".join(times + why)}
 
     def _forms(self, made: Captured) -> list[str]:
         """What may be tried. Runs that are to be the same bit for bit do not choose by the clock."""

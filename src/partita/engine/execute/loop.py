@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from partita.core import tree
-from partita.core.parts import LocalRule
+from partita.core.parts import LocalRule, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Build
+from partita.engine.execute.base import BoundProblem
 from partita.engine.execute.plan import Plan, plans, start_keys
 from partita.engine.execute.stack import Spec, flatten, unflatten
 
@@ -34,24 +34,24 @@ class Loop:
         keep_freed_memory()
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Each client's rule from start to finish."""
-        work = functools.partial(self._all, build, clients, group, states, context)
+        work = functools.partial(self._all, program, clients, group, states, context)
         return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
 
     def _all(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        rows = Rows(len(clients), self.spare if context.role == "training" else {})
+        rows = Rows(len(clients), self.spare if program.trains else {})
         keys = start_keys(clients, context, self.bound.data.x.device)
         for i in range(len(clients)):
-            rows.put(i, self.one(build, i, clients, group, states, context, keys))
+            rows.put(i, self.one(program, i, clients, group, states, context, keys))
         return rows.result()
 
     def one(
         self,
-        build: Build,
+        program: Program,
         i: int,
         clients: np.ndarray,
         group: Group,
@@ -65,9 +65,9 @@ class Loop:
             shared, extra = tree.row((shared, extra), i)
         download = Download(shared, extra, version, keys[i])
         own = clients[i : i + 1], download, tree.row(states, i), context.of(slice(i, i + 1))
-        return self._client(self.bound.bind(build), *own)
+        return self._client(self.bound.bind(program), *own)
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Loop:

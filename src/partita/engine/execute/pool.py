@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Build, work_of
+from partita.engine.execute.base import BoundProblem, work_of
 from partita.engine.execute.loop import Loop, Rows
 from partita.engine.execute.plan import count_steps, start_keys
 
@@ -37,7 +38,7 @@ class Pool:
         """What they work on."""
         return self.workers[0].bound
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Pool:
@@ -45,29 +46,29 @@ class Pool:
         return replace(self, workers=tuple([w.on(data) for w in self.workers]))
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """Every worker takes the next client, those with most work first."""
         n, count = len(clients), len(self.workers)
-        alone = functools.partial(self.workers[0], build, clients, group, states, context)
+        alone = functools.partial(self.workers[0], program, clients, group, states, context)
         if -(-n // count) * count > IDLE * n:
             return alone()
-        beside = functools.partial(self._beside, build, clients, group, states, context)
+        beside = functools.partial(self._beside, program, clients, group, states, context)
         # generators belong to all threads: a model that draws by itself runs in one
         return self.bound.problem.draws.watched(beside, alone, self.bound.data.x.device)
 
     def _beside(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
-        rows = Rows(n, self.workers[0].spare if context.role == "training" else {})
+        rows = Rows(n, self.workers[0].spare if program.trains else {})
         keys = start_keys(clients, context, self.bound.data.x.device)
-        places = iter(self._order(build, clients, context))
+        places = iter(self._order(program, clients, context))
 
         def work(worker: Loop) -> None:
             try:
                 for i in places:
-                    rows.put(i, worker.one(build, i, clients, group, states, context, keys))
+                    rows.put(i, worker.one(program, i, clients, group, states, context, keys))
             finally:  # after an error nobody goes on
                 collections.deque(places, maxlen=0)
 
@@ -75,8 +76,8 @@ class Pool:
             done.result()
         return rows.result()
 
-    def _order(self, build: Build, clients: np.ndarray, context: RoundContext) -> Sequence[int]:
-        phases = self.bound.bind(build).phases
+    def _order(self, program: Program, clients: np.ndarray, context: RoundContext) -> Sequence[int]:
+        phases = self.bound.bind(program).phases
         if not phases:
             return range(len(clients))
         work = work_of(phases[0], context)

@@ -29,8 +29,8 @@ class Task:
     profile  what a trial pass has shown of the model, the loss and the metric
     params    its tensors by name
     memory    bytes that stacked clients may take (None: a quarter of the device's memory)
-    picks     what was decided, by what, and why: it goes to config.json
-    label     of a class of devices, before the names of its picks
+    choices     what was decided, by what, and why: it goes to config.json
+    label     of a class of devices, before the names of its choices
     change    what a step does to the model before it looks at the batch
     tracks    whether a training pass moves statistics
     cohort_sizes  numbers of clients that come in every round
@@ -45,7 +45,7 @@ class Task:
     profile: ModelProfile
     params: Tensors
     memory: int | None = None
-    picks: dict[str, dict[str, str]] = field(default_factory=dict)
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
     label: str = ""
     change: Change | None = None
     tracks: bool = True
@@ -110,7 +110,7 @@ class Task:
             f"executor={name!r}: {type(self.model).__name__} cannot be stacked; each client trains alone "
             f"(executor={self.pool.name!r}). Reason: {reason}",
         )
-        self.picks["fallback"] = {"picked": self.pool.name, "why": reason}
+        self.choices["fallback"] = {"picked": self.pool.name, "why": reason}
         return self.pool
 
     @functools.cached_property

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from partita.core import tree
 from partita.core.device import put
-from partita.core.parts import LocalRule, Phase
+from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Build, work_of
+from partita.engine.execute.base import BoundProblem, work_of
 from partita.engine.execute.plan import Plan, count_steps, plans, start_keys
 from partita.engine.execute.stack import Stack, join, lift
 from partita.engine.execute.trace import Steps
@@ -44,19 +44,18 @@ class Vmap:
     drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `prefetch`
 
     def __call__(
-        self, build: Build, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         """The clients in chunks of similar work, put back into their order."""
-        rule = self.bound.bind(build)
-        order = self._by_work(rule, clients, context)
-        chunks = max(1, -(-len(order) // self.chunk(rule, clients, context)))
+        order = self._by_work(program, clients, context)
+        chunks = max(1, -(-len(order) // self.chunk(program, clients, context)))
         same = bool((order == np.arange(len(order))).all())
         if same and chunks == 1:
-            return self._chunk(rule, clients, group, states, slice(None), context)
+            return self._chunk(program, clients, group, states, slice(None), context)
         parts = []
         for some in np.array_split(order, chunks):
             place = put(some, self.bound.data.x.device)
-            parts.append(self._chunk(rule, clients[some], group, states, place, context.of(some)))
+            parts.append(self._chunk(program, clients[some], group, states, place, context.of(some)))
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
@@ -64,12 +63,11 @@ class Vmap:
         uploads, states = tree.rows(joined, back)
         return uploads, states
 
-    def prefetch(self, build: Build, clients: np.ndarray, context: RoundContext) -> None:
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
-        rule = self.bound.bind(build)
         self.drawn.clear()
-        if len(clients) <= self.chunk(rule, clients, context):
-            for number, phase in enumerate(rule.phases):
+        if len(clients) <= self.chunk(program, clients, context):
+            for number, phase in enumerate(self.bound.bind(program).phases):
                 found = plans(self.bound.data, clients, phase, number, context)
                 self.drawn[self._drawn(clients, phase, number, context)] = found
 
@@ -83,36 +81,37 @@ class Vmap:
         """The same on other samples."""
         return replace(self, bound=self.bound.on(data))
 
-    def chunk(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> int:
-        """How many clients fit the budget, by the largest batch of the rule's phases."""
+    def chunk(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
+        """How many clients fit the budget, by the largest batch of the program's phases."""
         largest = 0
-        for phase in rule.phases:
+        for phase in self.bound.bind(program).phases:
             work = work_of(phase, context)
             n = self.bound.data.ranges(work.split)[clients, 1]
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
         fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
-        if context.role == "training" or self.bound.data.x.device.type != "cpu":
+        if program.trains or self.bound.data.x.device.type != "cpu":
             return fit
         return min(fit, max(SOME, PASS // max(1, largest * self.sample_bytes)))
 
-    def _by_work(self, rule: LocalRule, clients: np.ndarray, context: RoundContext) -> np.ndarray:
-        if not rule.phases:
+    def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
+        phases = self.bound.bind(program).phases
+        if not phases:
             return np.arange(len(clients))
-        work = work_of(rule.phases[0], context)
+        work = work_of(phases[0], context)
         n = self.bound.data.ranges(work.split)[clients, 1]
         return np.argsort(-count_steps(n, clients, work), kind="stable")
 
     def _chunk(
         self,
-        rule: LocalRule,
+        program: Program,
         clients: np.ndarray,
         group: Group,
         states: ClientState,
         some: Tensor | slice,
         context: RoundContext,
     ) -> tuple[Upload, ClientState]:
-        n = len(clients)
+        rule, n = self.bound.bind(program), len(clients)
         version = group.download.version
         received = tree.rows(group.download[:2], some) if group.stacked else group.download[:2]
         shared = Stack.of(received, n, rows=group.stacked)
@@ -128,7 +127,7 @@ class Vmap:
         for number, phase in enumerate(rule.phases):
             found = self.drawn.pop(self._drawn(clients, phase, number, context), None)
             found = found or plans(self.bound.data, clients, phase, number, context)
-            carry = self._phase(phase, carry, found, context)
+            carry = self._phase(program, phase, carry, found, context)
         result = lift(
             lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
         ).full()
@@ -143,7 +142,14 @@ class Vmap:
         leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
         return Stack(leaves, rows, shared.spec, n)
 
-    def _phase(self, phase: Phase, carry: Stack, found: list[Plan], context: RoundContext) -> Stack:
+    def _phase(
+        self,
+        program: Program,  # noqa: ARG002 (a subclass looks at it)
+        phase: Phase,
+        carry: Stack,
+        found: list[Plan],
+        context: RoundContext,
+    ) -> Stack:
         """All steps of a phase; a client leaves the stack after its last one."""
         steps = found[0].steps  # the same for each of the batches of a step
         order = np.argsort(-steps, kind="stable")

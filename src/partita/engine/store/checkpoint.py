@@ -29,7 +29,7 @@ from partita.core import check
 from partita.core.types import Tensors
 from partita.engine.store.files import sync_folder, write_text
 
-FORMAT = 2  # 1: rows of clients and their turns were kept in another way
+FORMAT = 3  # 2: tensors had other names
 FLOAT = "__float__"
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 

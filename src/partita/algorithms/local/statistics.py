@@ -4,85 +4,45 @@
 
 In training every batch is normalized by its own mean and variance, and nothing is tracked (Diao et al. 2021).
 Before an evaluation all clients pass their training samples through the server's model once, and the server
-keeps what they found; where devices hold narrow models, each class has statistics of its own. A client whose
-model has something of its own measures that on its own samples. Training never looks at any of them, so that
-it does not depend on how often one evaluates.
+keeps the result; where devices hold narrow models, each class has statistics of its own. A client whose model
+has something of its own measures that on its own samples. Training never reads any of these statistics, so
+that it does not depend on how often one evaluates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from partita.algorithms.local.evaluation import BATCH
 from partita.core import tree
 from partita.core.parts import LocalRule, Personalize, Phase, Problem
-from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Tensors, Upload, Work
-from partita.engine.devices.classes import Classes, Part
-
-if TYPE_CHECKING:
-    from partita.engine.execute import Executor
-    from partita.engine.federation import Federation
-
-ROLE = "measure statistics"
+from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 
 
 class Sums(NamedTuple):
-    """A model, and of what it has seen: Σ n μ and Σ n (σ² + μ²) by name, Σ n."""
+    """A model, and over the batches it has seen Σ n μ and Σ n (σ² + μ²) by name, and Σ n."""
 
     model: Tensors
     sums: Tensors
     samples: Tensor
 
 
-def refresh(run: Federation) -> None:
-    """Measure, unless the server has the statistics of its model already."""
-    if run.settings.norm != "static" or run.measured == run.server.version or not run.problem.tracked:
-        return
-    run.measured = run.server.version
-    clients = np.flatnonzero(run.honest & (run.data.train[:, 1] > 0))
-    classes = run.execute_group if isinstance(run.execute_group, Classes) else None
-    found = _of(run, classes.whole if classes else run.execute_group, clients)
-    there = {k: v for k, v in found.items() if k in run.server.shared}
-    run.server = run.server._replace(shared={**run.server.shared, **there})
-    if classes and run.devices.narrow:
-        for kind, part in classes.parts.items():
-            part.statistics.update(_of(run, part, clients[run.devices.kinds[clients] == kind]))
-
-
-def _of(run: Federation, executor: Executor | Part, clients: np.ndarray) -> Tensors:
-    """Over all samples of these clients."""
-    download = Download(run.server.shared, run.server.extra, run.server.version)
-    total: Tensors = {}
-    samples = torch.zeros((), dtype=torch.float64, device=run.settings.device)
-    for i in range(0, len(clients), run.block):
-        some = clients[i : i + run.block]
-        group = Group(tuple(range(len(some))), download)
-        states, context = run.load(some.tolist()), run.context(ROLE)
-        upload, _ = executor(run.statistics_rule, some, group, states, context)
-        sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
-        total = {k: total[k] + v for k, v in sums.items()} if total else sums
-        samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)
-    return _settled(total, samples, run.problem.tracked, run.server.shared) if len(clients) else {}
-
-
-def _none(problem: Problem, model: Tensors) -> tuple[Tensors, Tensor]:
+def _zeros(problem: Problem, model: Tensors) -> tuple[Tensors, Tensor]:
     names = [name for pair in problem.tracked for name in pair if name in model]
     sums = tree.zeros_like(tree.pick(model, names))
     return sums, torch.zeros((), device=next(iter(model.values())).device)
 
 
 def _added(problem: Problem, sums: Tensors, found: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
-    """The sums with one more batch, and its samples."""
-    n = (
-        batch.mask.sum()
-        if batch.mask is not None
-        else torch.tensor(float(len(batch.x)), device=batch.x.device)
-    )
+    """Add one more batch to the sums; also return how many samples it has."""
+    if batch.mask is None:
+        n = torch.tensor(float(len(batch.x)), device=batch.x.device)
+    else:
+        n = batch.mask.sum()
     new: Tensors = {}
     for mean, var in problem.tracked:
         new[mean] = sums[mean] + n * found[mean]
@@ -90,8 +50,8 @@ def _added(problem: Problem, sums: Tensors, found: Tensors, batch: Batch) -> tup
     return new, n
 
 
-def _settled(sums: Tensors, samples: Tensor, pairs: Sequence[tuple[str, str]], before: Tensors) -> Tensors:
-    """μ and σ²; what they were before, of no samples."""
+def settled(sums: Tensors, samples: Tensor, pairs: Sequence[tuple[str, str]], before: Tensors) -> Tensors:
+    """Return μ and σ²; without samples, what they were before."""
     found: Tensors = {}
     for mean, var in pairs:
         if mean not in sums or mean not in before:
@@ -105,15 +65,15 @@ def _settled(sums: Tensors, samples: Tensor, pairs: Sequence[tuple[str, str]], b
     return found
 
 
-def rule(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], LocalRule]:
-    """One pass over the client's training samples, in batches of the evaluation's size."""
+def statistics_of(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], LocalRule]:
+    """Return the rule that sums up statistics in one pass over the client's training samples."""
 
     def build(problem: Problem) -> LocalRule:
         own = personalize(problem)
 
         def start(download: Download, state: ClientState) -> Sums:
             model = own.model(own.start(download, state), download, state)
-            return Sums(model, *_none(problem, model))
+            return Sums(model, *_zeros(problem, model))
 
         def step(c: Sums, batch: Batch, lr: tuple[Tensor, ...]) -> Sums:  # noqa: ARG001
             sums, n = _added(problem, c.sums, problem.statistics(c.model, batch), batch)
@@ -128,7 +88,7 @@ def rule(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], L
 
 
 class Own(NamedTuple):
-    """A client's model in the making, what it was made of, and what was measured of it."""
+    """A client's model in the making, what it is made from, and the sums of its statistics."""
 
     inner: Any
     received: tuple[Tensors, Tensors]
@@ -137,15 +97,15 @@ class Own(NamedTuple):
     samples: Tensor
 
 
-def measured(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], Personalize]:
-    """The same model with statistics of its own: of the client's training samples, if it has any."""
+def with_own_statistics(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem], Personalize]:
+    """Give the model statistics of its own: those of the client's training samples, if it has any."""
 
     def build(problem: Problem) -> Personalize:
         own = personalize(problem)
 
         def start(download: Download, state: ClientState) -> Own:
             inner = own.start(download, state)
-            none = _none(problem, own.model(inner, download, state))
+            none = _zeros(problem, own.model(inner, download, state))
             return Own(inner, (download.shared, download.extra), state, *none)
 
         def step(c: Own, batch: Batch, lr: tuple[Tensor, ...]) -> Own:  # noqa: ARG001
@@ -155,7 +115,7 @@ def measured(personalize: Callable[[Problem], Personalize]) -> Callable[[Problem
 
         def model(c: Own, download: Download, state: ClientState) -> Tensors:
             found = own.model(c.inner, download, state)
-            return found | _settled(c.sums, c.samples, problem.tracked, found)
+            return found | settled(c.sums, c.samples, problem.tracked, found)
 
         before = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
         return Personalize(start, (*before, Phase(step, work=_once)), model)
@@ -168,5 +128,5 @@ def _inside(step: Callable[[Any, Any, Any], Any]) -> Callable[[Own, Any, Any], O
 
 
 def _once(now: RoundContext) -> Work:  # noqa: ARG001
-    """One pass over the training samples, in batches of the evaluation's size."""
+    """Return one pass over the training samples, in batches of the evaluation's size."""
     return Work(epochs=1, batch=BATCH, split="train", shuffle=False)

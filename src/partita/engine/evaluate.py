@@ -1,0 +1,179 @@
+"""What clients compute beside training, as programs of their own: scores, measures, statistics, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from partita.algorithms.local.statistics import settled
+from partita.core import tree
+from partita.core.parts import Measure
+from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload
+from partita.engine.devices.classes import Classes, Part
+from partita.engine.execute import Executor
+from partita.engine.stage import STATE_BYTES, Stage
+from partita.engine.state import State
+from partita.measures.ended import ENDED
+from partita.measures.probe import probe_samples
+
+NO_STATE = ClientState({}, {})
+
+
+def scores(stage: Stage, state: State, model: str, split: str = "test") -> np.ndarray:
+    """Return each client's mean metric on its samples, by the 'global' or its 'personal' model."""
+    _refresh_statistics(stage, state)
+    program = stage.programs[model if split == "test" else f"{model} on {split}"]
+    data, context = stage.setup.data, state.context(stage)
+    result = np.full(data.clients, np.nan)
+    for clients in stage.blocks(np.flatnonzero(data.ranges(split)[:, 1] > 0)):
+        states = state.load(stage, clients) if model == "personal" else NO_STATE
+        upload, _ = stage.executor(program, clients, _group(state, len(clients)), states, context)
+        metric, weight = (upload.metrics[k].double().cpu().numpy() for k in ("metric", "weight"))
+        result[clients] = np.divide(metric, weight, out=np.full(len(clients), np.nan), where=weight > 0)
+    return result
+
+
+def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
+    """Return the mean over all test samples of all clients; None without such a model or a test sample."""
+    if scores is None:
+        return None
+    counted = (weight > 0) & ~np.isnan(scores)
+    total = weight[counted].sum()
+    return float((scores[counted] * weight[counted]).sum() / total) if total else None
+
+
+def personal_model(stage: Stage, state: State, client: int) -> Tensors:
+    """Return the tensors of the model that a client is evaluated with."""
+    states, context = state.load(stage, [client]), state.context(stage)
+    upload, _ = stage.executor(stage.programs["model"], np.array([client]), _group(state, 1), states, context)
+    return {**state.initial, **state.server.shared, **tree.row({**upload.delta}, 0)}
+
+
+def _group(state: State, clients: int) -> Group:
+    """Clients that all receive the server's model as it is now."""
+    server = state.server
+    return Group(tuple(range(clients)), Download(server.shared, server.extra, server.version))
+
+
+# ---- BatchNorm statistics that nobody trains (norm="static")
+
+
+def _refresh_statistics(stage: Stage, state: State) -> None:
+    """Measure the statistics of the server's model, unless they are those of its present version."""
+    static = stage.setup.settings.norm == "static" and stage.problem.tracked
+    if not static or stage.norms.version == state.server.version:
+        return
+    stage.norms.version = state.server.version
+    clients, devices = stage.setup.measurable, stage.setup.devices
+    classes = stage.executor if isinstance(stage.executor, Classes) else None
+    statistics = _statistics(stage, state, classes.whole if classes else stage.executor, clients)
+    known = {k: v for k, v in statistics.items() if k in state.server.shared}
+    state.server = state.server._replace(shared={**state.server.shared, **known})
+    if classes and devices.narrow:
+        for kind, part in classes.parts.items():
+            part.statistics.update(_statistics(stage, state, part, clients[devices.kinds[clients] == kind]))
+
+
+def _statistics(stage: Stage, state: State, executor: Executor | Part, clients: np.ndarray) -> Tensors:
+    """Return mean and variance over all training samples of these clients."""
+    total: Tensors = {}
+    samples = torch.zeros((), dtype=torch.float64, device=stage.setup.settings.device)
+    program, context = stage.programs["statistics"], state.context(stage)
+    for block in stage.blocks(clients):
+        states = state.load(stage, block.tolist())
+        upload, _ = executor(program, block, _group(state, len(block)), states, context)
+        sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
+        total = {k: total[k] + v for k, v in sums.items()} if total else sums
+        samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)
+    return settled(total, samples, stage.problem.tracked, state.server.shared) if len(clients) else {}
+
+
+# ---- measures
+
+
+def measures(
+    stage: Stage, state: State, cohort: Cohort, uploads: Upload, usable: Sequence[bool]
+) -> dict[str, Any]:
+    """Return what each of the run's measures finds now, by its name; Byzantine clients have no part in it."""
+    values = {}
+    for measure in stage.setup.settings.measures:
+        if measure.of_cohort:
+            values[measure.name] = _of_cohort(stage, state, measure, cohort, uploads, usable)
+        else:
+            values[measure.name] = _of_everyone(stage, state, measure)
+    return values
+
+
+def _of_everyone(stage: Stage, state: State, measure: Measure) -> dict[str, Any]:
+    """Measure the server's model for all, with the clients' states, or a personal part as at the start."""
+    clients, partition = stage.setup.measurable, stage.measured_partition(measure)
+    shared = tree.pick(state.server.shared, partition.shared)
+    download = Download(shared, _extra(stage, state, measure), state.server.version)
+    new = ClientState(tree.pick(state.initial, partition.personal), {})
+
+    def block(places: list[int]) -> tuple[Group, ClientState]:
+        states = state.load(stage, clients[places]) if measure.own else tree.expand(new, len(places))
+        return Group(tuple(range(len(places))), download), states
+
+    return _measure(stage, state, measure, clients, block)
+
+
+def _of_cohort(
+    stage: Stage, state: State, measure: Measure, cohort: Cohort, uploads: Upload, usable: Sequence[bool]
+) -> dict[str, Any]:
+    """Measure the server's model now, and beside it the model that each client of the cohort ended with."""
+    able = set(stage.setup.measurable.tolist())
+    positions = [i for i, c in enumerate(cohort.clients) if usable[i] and c in able]
+    clients = np.asarray([cohort.clients[i] for i in positions], dtype=np.int64)
+    now = (state.server.shared, _extra(stage, state, measure))
+
+    def block(places: list[int]) -> tuple[Group, ClientState]:
+        chosen = [positions[i] for i in places]
+        shared, extra = tree.expand(now, len(chosen))
+        download = Download(shared, {**extra, **_ended(cohort, uploads, chosen)}, state.server.version)
+        return Group(tuple(range(len(chosen))), download, stacked=True), state.load(stage, clients[places])
+
+    return _measure(stage, state, measure, clients, block)
+
+
+def _extra(stage: Stage, state: State, measure: Measure) -> Tensors:
+    """What a client receives beside the model: what the method sends, and the samples of a probe."""
+    return {**state.server.extra, **probe_samples(measure, stage.setup.data, stage.setup.settings.seed)}
+
+
+def _ended(cohort: Cohort, uploads: Upload, positions: Sequence[int]) -> Tensors:
+    """Return the models that these clients ended with: what each received, less its delta."""
+    received: dict[str, list[torch.Tensor]] = {k: [] for k in uploads.delta}
+    for position in positions:
+        group = next(g for g in cohort.groups if position in g.positions)
+        row = group.positions.index(position)
+        for k, rows in received.items():
+            rows.append(group.download.shared[k][row] if group.stacked else group.download.shared[k])
+    chosen = list(positions)
+    return {f"{ENDED}{k}": torch.stack(rows) - uploads.delta[k][chosen] for k, rows in received.items()}
+
+
+def _measure(
+    stage: Stage,
+    state: State,
+    measure: Measure,
+    clients: np.ndarray,
+    block: Callable[[list[int]], tuple[Group, ClientState]],
+) -> dict[str, Any]:
+    """Run a measure for these clients, as many at once as their states, uploads and probes fit."""
+    setup, results = stage.setup, []
+    program, context = stage.programs[f"measure {measure.name}"], state.context(stage)
+    client_bytes = tree.nbytes(state.initial)
+    if measure.probe is not None:
+        client_bytes += measure.probe.batch * setup.profile.sample_bytes
+    most = max(1, min(stage.limits.clients_per_block, STATE_BYTES // max(1, client_bytes)))
+    for a in range(0, len(clients), most):
+        places = list(range(a, min(a + most, len(clients))))
+        group, states = block(places)
+        upload = stage.executor(program, clients[places], group, states, context)[0]
+        results.append(upload if measure.reduce is None else measure.reduce(upload))
+    samples = torch.as_tensor(setup.data.train[clients, 1], device=setup.settings.device)
+    return measure.summarize(tree.cat(results), samples) if results else {}

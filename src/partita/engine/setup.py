@@ -1,0 +1,183 @@
+"""All that a run knows before its first round: model, data, method and settings, checked together."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from partita.algorithms.local.measuring import measured_split
+from partita.algorithms.partition import keep_norms
+from partita.core import check
+from partita.core.parts import Algorithm, StagePlan
+from partita.core.types import Partition, Tensors
+from partita.data import FederatedData
+from partita.engine.cautions import warn_about_buffers, warn_about_reset
+from partita.engine.devices.devices import Devices
+from partita.engine.execute import ModelProfile, examine, names_of
+from partita.engine.execute.fit import check_real
+from partita.engine.execute.probe import refuse_own_statistics, tried
+from partita.engine.execute.seeding import kept, set_all
+from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
+from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
+from partita.schedule import Schedule, synchronous
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a run is made of. Nothing here changes while it runs.
+
+    algorithm   the method as it was requested
+    model       the run's own copy, and `given_model` whether it came with weights that may mean something
+    clean_data  the data as they were given; `data` has the samples that Byzantine clients pretend to have
+    profile     what a trial pass has shown of the model, the loss and the metric
+    names       the tensors that are trained or tracked, and `initial` their values at the start
+    origin      digests of what the run starts from, which a resumed run must bring again
+    plans       the stages of the run, with nothing left open
+    """
+
+    settings: Settings
+    algorithm: Algorithm
+    model: nn.Module
+    given_model: bool
+    clean_data: FederatedData
+    data: FederatedData
+    profile: ModelProfile
+    names: tuple[str, ...]
+    initial: Tensors
+    origin: Origin
+    plans: tuple[StagePlan, ...]
+    devices: Devices
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module | Callable[[], nn.Module],
+        data: FederatedData,
+        algorithm: Algorithm,
+        settings: Settings,
+        origin: Origin | None = None,
+    ) -> Setup:
+        """Try the model on the data, and refuse what does not fit, before any work."""
+        clean, device = data, settings.device
+        if settings.attack is not None and settings.attack.poison is not None:
+            data = data.altered(settings.byzantine_clients, settings.attack.poison)
+        data = data.to(device)
+        module = own_copy(model, settings.seed).to(device)
+        computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
+        with kept(data.x.device):  # a model or a loss may draw random numbers
+            set_all(settings.seed, data.x.device)
+            profile = examine(module, data, settings.loss, settings.metric)
+        check_real(module, profile.buffers)
+        if settings.norm == "static":
+            refuse_own_statistics(module, data)
+        names = names_of(module, data, profile.buffers)
+        trial = origin.trial if origin else tried(profile, module, data, settings.seed)
+        setup = cls(
+            settings=settings,
+            algorithm=algorithm,
+            model=module,
+            given_model=isinstance(model, nn.Module),
+            clean_data=clean,
+            data=data,
+            profile=profile,
+            names=names,
+            initial={k: v.detach().clone() for k, v in tensors_of(module, names).items()},
+            origin=origin or Origin.of(module, names, computed, trial),
+            plans=settings.stages(algorithm),
+            devices=Devices.of(settings.capacity, module, names, data, settings.seed),
+        )
+        setup._check_plans()
+        return setup
+
+    def _check_plans(self) -> None:
+        clients = self.data.clients
+        for plan in self.plans:  # a wrong split or cohort is refused before any work
+            partition = self.partition_of(plan.algorithm)
+            for measure in self.settings.measures:
+                measured_split(measure, partition, self.model, self.names)
+            steps_of(plan.steps, clients)
+            if plan.cohort is not None:
+                check.integer("cohort", plan.cohort, low=1, high=clients)
+        splits = [self.partition_of(plan.algorithm) for plan in self.plans]
+        warn_about_buffers(self.profile.buffers, self.settings.norm)
+        warn_about_reset(self.plans, splits, self.initial)
+        for plan, schedule in zip(self.plans, self.schedules):
+            schedule.check(clients, plan.cohort or clients)
+        self.devices.check(self.plans, splits, self.settings, bool(self.profile.buffers))
+
+    def like(self, algorithm: Algorithm, folder: Path | None, *, alone: bool) -> Setup:
+        """Return another method under the same conditions: data, initial weights, work, schedule and seed.
+
+        Every client `alone` needs no schedule: see `as_alone`.
+        """
+        settings, schedules = self.settings, self.schedules
+        work = as_one(self.plans)
+        if alone:
+            work = as_alone(self.plans, schedules, self.data.clients, settings.evaluate_every)
+        settings = replace(
+            settings,
+            **work,
+            schedule=synchronous() if alone else schedules[0],
+            measures=(),
+            out=folder,
+            state="keep",
+            norm="static" if settings.norm == "static" else "global",
+            baselines=False,
+        )
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.initial, strict=False)
+        return Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all stages together."""
+        return sum(plan.rounds or 0 for plan in self.plans)
+
+    @functools.cached_property
+    def schedules(self) -> list[Schedule]:
+        """The schedule of each stage."""
+        return [schedule_of(plan, self.settings.schedule) for plan in self.plans]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the data as they were given."""
+        return self.clean_data.fingerprint()
+
+    @functools.cached_property
+    def honest(self) -> np.ndarray:
+        """For each client, whether it is honest."""
+        honest = np.ones(self.data.clients, dtype=bool)
+        honest[list(self.settings.byzantine_clients)] = False
+        return honest
+
+    @property
+    def test_weight(self) -> np.ndarray:
+        """How much each client counts in a mean score: its test samples, if it is honest."""
+        return np.where(self.honest, self.data.test[:, 1], 0)
+
+    @property
+    def measurable(self) -> np.ndarray:
+        """The honest clients with training samples: those whose models are measured."""
+        return np.flatnonzero(self.honest & (self.data.train[:, 1] > 0))
+
+    def partition_of(self, algorithm: Algorithm) -> Partition:
+        """How a method splits this model."""
+        partition = algorithm.partition(self.model, self.names)
+        if self.settings.norm == "personal":
+            partition = keep_norms(self.model, partition, self.profile.buffers)
+        return partition
+
+    def is_global(self, stage: int) -> bool:
+        """Whether the server alone holds a whole model in this stage."""
+        return set(self.names) <= set(self.partition_of(self.plans[stage].algorithm).shared)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is ever shared: the method is its own local baseline."""
+        return not any(self.partition_of(plan.algorithm).shared for plan in self.plans)

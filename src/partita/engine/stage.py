@@ -1,0 +1,291 @@
+"""One stage of a run, bound once: the method on the model, its programs, its executor, its limits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from partita.algorithms.base import as_is
+from partita.algorithms.local.evaluation import deployment, evaluation, global_model
+from partita.algorithms.local.measuring import measure_program, measured_split
+from partita.algorithms.local.statistics import statistics_of, with_own_statistics
+from partita.core import draws, tree
+from partita.core.parts import (
+    Algorithm,
+    LocalRule,
+    Measure,
+    Personalize,
+    Problem,
+    Program,
+    ServerRule,
+    StagePlan,
+)
+from partita.core.types import ClientState, Cohort, Download, Partition, RoundContext, Tensors, Upload, Work
+from partita.data.federated import SPLITS
+from partita.engine.cohorts import chunks
+from partita.engine.execute import Executor, ModelProblem, Task, budget, make_executor
+from partita.engine.execute.base import client_steps
+from partita.engine.settings import stage_work
+from partita.engine.setup import Setup
+from partita.measures.probe import try_probe
+
+STATE_BYTES = 1 << 28  # of client states that are held at once
+BLOCK_CLIENTS = 4096  # whose states are held at once, where they are small
+SMALL_BLOCK_CLIENTS, SMALL_BLOCK_BYTES = 1024, 1 << 24  # so many, where those of more would take this much
+Choices = dict[str, dict[str, str]]
+"""What executors have decided, by what, and why."""
+
+
+class Limits(NamedTuple):
+    """What is held at once, so that a round fits into memory whatever the cohort.
+
+    clients_per_block  clients whose states are loaded together
+    deltas_in_memory   uploads that are kept before they are added up, where a method's add up
+    store_device       where client states stay: beside the model if all of them fit, else on the host
+    """
+
+    clients_per_block: int
+    deltas_in_memory: int
+    store_device: str
+
+
+@dataclass
+class NormsVersion:
+    """The version of the server's model whose BatchNorm statistics are known (norm="static"): a cache."""
+
+    version: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """All that follows from the settings and from the model that the stage begins with.
+
+    plan         the method, its length, work, cohort and schedule
+    initial      the model's tensors when the stage begins
+    new_client   the state of a client that was never seen
+    problem      the model on the clients' data, as a local rule sees it
+    rule         the method's local rule on the whole model
+    personalize  the model that a client is evaluated with, with statistics of its own under norm="static"
+    programs     by name, all that clients run: see `programs`
+    executor     runs a program for a group of clients, each on its part of the model
+    aggregate    (stacked uploads, key) -> one upload
+    """
+
+    setup: Setup
+    number: int
+    plan: StagePlan
+    initial: Tensors
+    new_client: ClientState
+    partition: Partition
+    problem: ModelProblem
+    rule: LocalRule
+    personalize: Callable[[Problem], Personalize]
+    programs: Mapping[str, Program]
+    executor: Executor
+    aggregate: Callable[[Upload, Tensor], Upload]
+    server_rule: ServerRule
+    limits: Limits
+    work: Work
+    is_global: bool
+    norms: NormsVersion = field(default_factory=NormsVersion)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method of this stage."""
+        return self.plan.algorithm
+
+    @property
+    def cohort(self) -> int:
+        """How many clients the plan wants at a time."""
+        return self.plan.cohort or self.setup.data.clients
+
+    @functools.cached_property
+    def keeps_state(self) -> bool:
+        """Whether clients keep a state between rounds."""
+        has_names = bool(self.new_client.personal or self.new_client.memory)
+        return self.algorithm.stateful and self.plan.state == "keep" and has_names
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether a client's model differs from the server's: by its own part, or by steps at the end."""
+        adapts = self.partition.personal or self.algorithm.personalize(self.problem).phases
+        return bool(adapts or self.setup.devices.narrow)
+
+    @property
+    def computes_models(self) -> bool:
+        """Whether a client's model is more than the server's with its own part in place."""
+        devices, (shared, personal) = self.setup.devices, self.partition
+        both = set(shared) & set(personal)  # some devices may hold no copy of their own
+        return self.personalize is not as_is or devices.narrow or devices.lacks(both)
+
+    @property
+    def no_mean(self) -> str:
+        """Why the clients' personal parts cannot be averaged ('': they can)."""
+        personal, devices = self.partition.personal, self.setup.devices
+        if personal and not self.keeps_state:
+            return "clients keep no personal part between rounds"
+        if devices.narrow or devices.lacks(personal):
+            return "clients hold personal parts of different sizes"
+        if self.setup.settings.norm == "static" and set(personal) & set(self.setup.profile.buffers):
+            return "statistics are measured for a model (norm='static'), and a mean has none"
+        return ""
+
+    @functools.cached_property
+    def _may_add_up(self) -> bool:
+        """Whether deltas may be added up as they come: the method allows it, and nobody looks at one."""
+        settings = self.setup.settings
+        looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
+        able = getattr(self.algorithm.aggregate, "adds_up", False)
+        return able and self.setup.devices.alike and not looked_at
+
+    def adds_up(self, cohort: Cohort) -> bool:
+        """Whether the deltas of a cohort are added up as they come, because they are many."""
+        return self._may_add_up and len(cohort.clients) > self.limits.deltas_in_memory
+
+    def chunks(self, cohort: Cohort) -> Iterator[Cohort]:
+        """Cut a cohort into chunks that fit: one, unless states, or deltas that add up, are many or large."""
+        most = self.limits.clients_per_block
+        return chunks(cohort, min(most, self.limits.deltas_in_memory) if self.adds_up(cohort) else most)
+
+    def blocks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
+        """Cut clients into blocks whose states fit."""
+        most = self.limits.clients_per_block
+        return (clients[i : i + most] for i in range(0, len(clients), most))
+
+    def client_steps(self, clients: Sequence[int], context: RoundContext) -> int:
+        """Local steps that these clients take in a round, all phases together."""
+        return client_steps(self.rule, np.asarray(clients, dtype=np.int64), self.setup.data, context)
+
+    def measured_partition(self, measure: Measure) -> Partition:
+        """The split of the model that a measure looks at."""
+        return measured_split(measure, self.partition, self.setup.model, self.setup.names)
+
+    @functools.cached_property
+    def bytes_down(self) -> dict[int, int]:
+        """By class of devices, the bytes that a client downloads in a turn."""
+        server = self.server_rule.init(tree.pick(self.initial, self.partition.shared))
+        return {k: self.setup.devices.bytes_down(k, server) for k in self.setup.devices.used}
+
+    @functools.cached_property
+    def upload_like(self) -> Upload:
+        """What a client would send that holds the whole model, for its names and shapes."""
+        return _upload_like(
+            self.algorithm, self.problem, self.initial, self.partition, self.setup.settings.device
+        )
+
+
+def programs(
+    algorithm: Algorithm,
+    personalize: Callable[[Problem], Personalize],
+    is_global: bool,
+    measures: Sequence[tuple[Measure, Partition]],
+) -> dict[str, Program]:
+    """All that clients run in a stage, by name; the same wherever it is called with the same method.
+
+    training             the method's local rule
+    global, personal     score the server's or the client's own model on test samples ('... on train')
+    model                compute the model that a client deploys
+    measure NAME         compute a measure
+    statistics           sum up BatchNorm statistics of the server's model
+    """
+    whole_model = global_model if is_global else algorithm.personalize
+    everything = [
+        Program("training", algorithm.local, trains=True),
+        Program("model", deployment(personalize)),
+        Program("statistics", statistics_of(whole_model), whole_model=True),
+    ]
+    for split in SPLITS:
+        suffix = "" if split == "test" else f" on {split}"
+        everything.append(Program(f"global{suffix}", evaluation(global_model, split), whole_model=True))
+        everything.append(Program(f"personal{suffix}", evaluation(personalize, split)))
+    method = replace(algorithm, personalize=personalize)
+    everything += [measure_program(measure, split, method) for measure, split in measures]
+    return {program.name: program for program in everything}
+
+
+def bind(
+    setup: Setup, number: int, initial: Tensors, choices: Choices, notify: Callable[[str], None]
+) -> Stage:
+    """Bind a stage to the model that it begins with.
+
+    choices  what executors have decided so far; they add to it
+    notify   hears what takes a while
+    """
+    settings, data, devices, plan = setup.settings, setup.data, setup.devices, setup.plans[number]
+    algorithm, static = plan.algorithm, settings.norm == "static"
+    partition = setup.partition_of(algorithm)
+    task = Task(
+        setup.model,
+        data,
+        partition,
+        setup.profile,
+        initial,
+        memory=settings.memory_bytes,
+        choices=choices,
+        tracks=not static,
+        cohort_sizes={plan.cohort or data.clients, *devices.sizes},
+        batch=plan.batch,
+        half=settings.precision == "bf16",
+        tell=notify,
+    )
+    whole = make_executor(settings.executor, task)
+    problem = whole.bound.problem
+    executor: Executor = whole
+    if not devices.alike:
+        upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
+        executor = devices.executor(settings.executor, whole, task, upload_like)
+    personalize = algorithm.personalize
+    if static and (partition.personal or personalize(problem).phases):
+        personalize = with_own_statistics(personalize)
+    splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
+    for measure, _ in splits:
+        try_probe(measure, problem, initial, data, settings.seed)
+    is_global, new_client = setup.is_global(number), algorithm.init_client(initial, partition)
+    return Stage(
+        setup=setup,
+        number=number,
+        plan=plan,
+        initial=initial,
+        new_client=new_client,
+        partition=partition,
+        problem=problem,
+        rule=algorithm.local(problem),
+        personalize=personalize,
+        programs=programs(algorithm, personalize, is_global, splits),
+        executor=executor,
+        aggregate=devices.aggregate(algorithm.aggregate(problem)),
+        server_rule=algorithm.server(problem),
+        limits=_limits(setup, new_client, tree.pick(initial, partition.shared)),
+        work=stage_work(plan),
+        is_global=is_global,
+    )
+
+
+def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
+    state_bytes = max(1, tree.nbytes(new_client))
+    most = BLOCK_CLIENTS if BLOCK_CLIENTS * state_bytes < SMALL_BLOCK_BYTES else SMALL_BLOCK_CLIENTS
+    all_fit = setup.data.clients * state_bytes <= STATE_BYTES
+    room = budget(setup.settings.memory_bytes, setup.data.x.device) // 4
+    delta_bytes = max(1, 2 * tree.nbytes(shared))  # a delta, and what it is made of
+    return Limits(
+        clients_per_block=max(1, min(most, STATE_BYTES // state_bytes)),
+        deltas_in_memory=max(1, room // delta_bytes),
+        store_device=setup.settings.device if all_fit else "cpu",
+    )
+
+
+def _upload_like(
+    algorithm: Algorithm, problem: ModelProblem, initial: Tensors, partition: Partition, device: str
+) -> Upload:
+    """What a client sends that has taken no step."""
+    shared = tree.pick(initial, partition.shared)
+    extra = algorithm.server(problem).init(shared).extra
+    download = Download(shared, extra, 0, draws.key(0, "start", 0, device=device))
+    state = algorithm.init_client(initial, partition)
+    rule = algorithm.local(replace(problem, owns_gradients=False))
+    return rule.finish(rule.start(download, state), download, state)[0]

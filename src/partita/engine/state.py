@@ -1,0 +1,320 @@
+"""All that changes while a run goes on: exactly what a checkpoint holds.
+
+Each part says by `state()` what a checkpoint has to hold of it, a tree of numbers, texts and tensors, and
+takes it back by `load_state(state)`; only `encode` and `decode` know how such a tree is written.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from partita.core import tree
+from partita.core.types import ClientState, RoundContext, ServerState, Tensors
+from partita.engine.cautions import warn_about_time
+from partita.engine.counters import Counters, Timer
+from partita.engine.pending import PendingUploads
+from partita.engine.setup import Setup
+from partita.engine.stage import Choices, Stage, bind
+from partita.engine.store import Clients, Store, open_store
+from partita.schedule import Running, StageSpec
+
+
+@dataclass
+class State:
+    """Where a run is.
+
+    stage               the number of the stage, and `stage_start` the server's version when it began
+    initial             the model's tensors when the stage began, and `new_client` a client's state
+    server              the server's state
+    server_is_complete  whether what the server holds was last trained as one model
+    store               the clients' states
+    schedule            the schedule at work: the virtual clock, and who is in flight
+    pending             uploads that are computed and have not arrived
+    executor_choices    what executors have decided
+    """
+
+    stage: int
+    stage_start: int
+    initial: Tensors
+    new_client: ClientState
+    server: ServerState
+    store: Store
+    schedule: Running
+    counters: Counters
+    timer: Timer
+    executor_choices: Choices
+    server_is_complete: bool = True
+    pending: PendingUploads = field(default_factory=PendingUploads)
+
+    def context(self, stage: Stage) -> RoundContext:
+        """Return what draws and rates of this round depend on, but for the client."""
+        version = self.server.version
+        return RoundContext(
+            seed=stage.setup.settings.seed,
+            round=version,
+            stage=stage.number,
+            stage_round=version - self.stage_start,
+            stage_rounds=stage.plan.rounds or 0,
+            work=stage.work,
+        )
+
+    def load(self, stage: Stage, clients: Clients) -> ClientState:
+        """Load the states of these clients, on the run's device."""
+        if not (self.new_client.personal or self.new_client.memory):
+            return ClientState({}, {})
+        with self.timer("states"):
+            states: ClientState = tree.to(self.store.load(clients), stage.setup.settings.device)
+            return states
+
+    def save(self, clients: Sequence[int], states: ClientState) -> None:
+        """Keep the new states of these clients."""
+        with self.timer("states"):
+            self.store.save(clients, states)
+
+    # ---- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds. The store's snapshot counts once the checkpoint is `committed`."""
+        return {
+            "stage": self.stage,
+            "stage_start": self.stage_start,
+            "initial": self.initial,
+            "new_client": self.new_client._asdict(),
+            "server": self.server._asdict(),
+            "server_is_complete": self.server_is_complete,
+            "store": self.store.snapshot(self.server.version),
+            "schedule": self.schedule.state(),
+            "pending": self.pending.state(),
+            "counters": self.counters.state(),
+            "seconds": self.timer.seconds,
+            "executor_choices": self.executor_choices,
+        }
+
+    def load_state(self, state: Mapping[str, Any], device: str) -> None:
+        """Restore what a checkpoint holds of a run at this stage."""
+        seconds, version = state["seconds"], state["server"]["version"]
+        if not all(isinstance(v, int | float) for v in seconds.values()):
+            raise TypeError("seconds are no numbers")
+        if type(version) is not int or version < 0:
+            raise TypeError("version is no whole number")
+        _check_personal(state["new_client"]["personal"], self.new_client.personal)
+        server = ServerState(**tree.to(state["server"], device))
+        _check_server(server, self.server)
+        self.server, self.server_is_complete = server, state["server_is_complete"]
+        self.schedule.load_state(tree.to(state["schedule"], device))
+        self.pending.load_state(state["pending"], device)
+        self.counters.load_state(state["counters"])
+        self.timer.seconds.update(seconds)
+        self.store.restore(state["store"])
+
+
+def first_stage(setup: Setup, choices: Choices, notify: Callable[[str], None]) -> tuple[Stage, State]:
+    """Begin a run."""
+    stage = bind(setup, 0, setup.initial, choices, notify)
+    counters = Counters(setup.data.clients)
+    timer = Timer(setup.settings.device, setup.settings.profile)
+    return stage, _begin(stage, 0, 0.0, counters, timer, choices)
+
+
+def next_stage(before: Stage, state: State, notify: Callable[[str], None]) -> tuple[Stage, State]:
+    """Begin the next stage with what the one before left: the server's model and the clients' own parts."""
+    initial = {**state.initial, **state.server.shared}
+    stage = bind(before.setup, before.number + 1, initial, state.executor_choices, notify)
+    new = _begin(
+        stage,
+        state.server.version,
+        state.schedule.time,
+        state.counters,
+        state.timer,
+        state.executor_choices,
+    )
+    new.server_is_complete = state.server_is_complete
+    if stage.algorithm.stateful:  # else every client begins alike, each time
+        for block in stage.blocks(state.store.touched):
+            old, fresh = state.store.load(block), new.store.load(block)
+            personal = {k: old.personal.get(k, v) for k, v in fresh.personal.items()}
+            new.store.save(block, ClientState(personal, fresh.memory))
+    return stage, new
+
+
+def _begin(
+    stage: Stage, start: int, time: float, counters: Counters, timer: Timer, choices: Choices
+) -> State:
+    folder = _states_folder(stage)
+    if folder is not None:  # what a killed run may have left of this stage
+        shutil.rmtree(folder, ignore_errors=True)
+    state = _open(stage, start, time, counters, timer, choices)
+    warn_about_time(state.schedule, state.server, stage.number)
+    return state
+
+
+def restored(
+    setup: Setup, saved: Mapping[str, Any], choices: Choices, notify: Callable[[str], None]
+) -> tuple[Stage, State]:
+    """Return the stage and the state that a checkpoint was written of."""
+    _check_model(saved["initial"], setup.initial)
+    for name in ("stage", "stage_start"):
+        if type(saved[name]) is not int or saved[name] < 0:
+            raise TypeError(f"{name} is no whole number")
+    choices.update(saved["executor_choices"])
+    initial = tree.to(saved["initial"], setup.settings.device)
+    stage = bind(setup, saved["stage"], initial, choices, notify)
+    timer = Timer(setup.settings.device, setup.settings.profile)
+    state = _open(stage, saved["stage_start"], 0.0, Counters(setup.data.clients), timer, choices)
+    state.load_state(saved, setup.settings.device)
+    return stage, state
+
+
+def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Timer, choices: Choices) -> State:
+    """Return the state of a stage that begins at this version of the server and this virtual time."""
+    setup, plan = stage.setup, stage.plan
+    settings, clients, devices = setup.settings, setup.data.clients, setup.devices
+    kind = settings.store
+    if kind == "auto" and settings.checkpoint_every == 0:  # on disk, states need checkpoints
+        kind = "memory"
+    store = open_store(
+        stage.new_client,
+        clients,
+        kind=kind,
+        folder=_states_folder(stage),
+        device=stage.limits.store_device,
+    )
+    spec = StageSpec(
+        clients=clients,
+        cohort=stage.cohort,
+        first=start,
+        rounds=plan.rounds or 0,
+        seed=settings.seed,
+        time=time,
+        steps=lambda client: stage.client_steps([client], state.context(stage)),
+        received=None if devices.alike else lambda client: stage.bytes_down[int(devices.kinds[client])],
+    )
+    server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
+    state = State(
+        stage=stage.number,
+        stage_start=start,
+        initial=stage.initial,
+        new_client=stage.new_client,
+        server=server._replace(version=start),
+        store=store,
+        schedule=setup.schedules[stage.number].begin(spec),
+        counters=counters,
+        timer=timer,
+        executor_choices=choices,
+    )
+    return state
+
+
+def _states_folder(stage: Stage) -> Path | None:
+    folder = stage.setup.settings.folder
+    return None if folder is None else folder / "checkpoint" / f"clients-{stage.number}"
+
+
+# ---- what does not fit is refused
+
+
+def _check_model(saved: Tensors, initial: Tensors) -> None:
+    wrong = [k for k in initial if k not in saved or not _alike(saved[k], initial[k])]
+    if wrong or len(saved) != len(initial):
+        raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
+
+
+def _check_personal(saved: Tensors, personal: Tensors) -> None:
+    different = sorted(set(saved) ^ set(personal))
+    if different:
+        names = ", ".join(different[:3])
+        raise ValueError(f"resume: the checkpoint holds another personal part (differs in {names})")
+
+
+def _check_server(saved: ServerState, new: ServerState) -> None:
+    """Refuse a server whose tensors have other names or shapes than those that it begins with."""
+    for part in ("shared", "opt", "extra"):
+        theirs, ours = getattr(saved, part), getattr(new, part)
+        wrong = [k for k in {**theirs, **ours} if k not in theirs or k not in ours]
+        wrong += [k for k in theirs if k in ours and not _alike(theirs[k], ours[k])]
+        if wrong:
+            raise ValueError(f"{part}: the checkpoint is of another run (differs in {', '.join(wrong[:3])})")
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+# ---- how a tree of numbers and tensors is written
+
+TENSOR = "__tensor__"
+
+
+def encode(state: Any) -> tuple[Tensors, Any]:
+    """Split a tree into its tensors, by paths such as 'server/shared/fc.weight', and the rest as JSON."""
+    tensors: Tensors = {}
+
+    def walk(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return {TENSOR: path}
+        if isinstance(value, Mapping):
+            return {k: walk(v, f"{path}/{k}" if path else str(k)) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(v, f"{path}/{i}") for i, v in enumerate(value)]
+        return value
+
+    return tensors, walk(state, "")
+
+
+def decode(tensors: Tensors, rest: Any) -> Any:
+    """Return the tree that `encode` split."""
+    if isinstance(rest, dict):
+        if rest.keys() == {TENSOR}:
+            return tensors[rest[TENSOR]]
+        return {k: decode(tensors, v) for k, v in rest.items()}
+    return [decode(tensors, v) for v in rest] if isinstance(rest, list) else rest
+
+
+# ---- who holds what
+
+
+class Holdings(NamedTuple):
+    """Who holds what at the end of a run.
+
+    own        names of the personal part
+    keeps      whether clients keep theirs; else it is made when it is asked for
+    computed   whether a client's model is more than the server's with the client's part in place
+    untrained  names that the server has not trained together with the rest of its model
+    no_mean    why the clients' parts cannot be averaged ('': they can)
+    """
+
+    own: Sequence[str]
+    keeps: bool
+    computed: bool
+    untrained: Sequence[str]
+    no_mean: str
+
+    @classmethod
+    def of(cls, stage: Stage, state: State) -> Holdings:
+        """Return the holdings of a run as it stands."""
+        computed, untrained = stage.computes_models, _untrained(stage, state)
+        return cls(stage.partition.personal, stage.keeps_state, computed, untrained, stage.no_mean)
+
+
+def has_global(stage: Stage, state: State) -> bool:
+    """Whether the server alone holds a whole model now."""
+    return state.server_is_complete and stage.is_global
+
+
+def _untrained(stage: Stage, state: State) -> tuple[str, ...]:
+    """Return what the server has not trained together with the rest: it was a client's own part."""
+    if has_global(stage, state):
+        return ()
+    setup = stage.setup
+    for plan in reversed(setup.plans[: stage.number + 1]):  # the last that trained only a part of it
+        shared = set(setup.partition_of(plan.algorithm).shared)
+        if missing := tuple(n for n in setup.names if n not in shared):
+            return missing
+    return ()

@@ -1,0 +1,171 @@
+"""A run from its beginning or its checkpoint to its end, after the baselines that it is compared with."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from partita.algorithms.baselines import baselines as baseline_methods
+from partita.core.parts import Algorithm
+from partita.engine.callbacks import Callback
+from partita.engine.cautions import warn_about_abandoned, warn_about_untrained
+from partita.engine.description import configuration
+from partita.engine.evaluate import scores
+from partita.engine.folder import RunFolder, check_same
+from partita.engine.loop import one_round
+from partita.engine.monitor import Monitor
+from partita.engine.record import Record
+from partita.engine.results import figures
+from partita.engine.setup import Setup
+from partita.engine.stage import Choices, Stage
+from partita.engine.state import State, decode, first_stage, next_stage, restored
+from partita.engine.stopping import Interrupt
+from partita.engine.store.checkpoint import Checkpoint
+
+
+class Outcome(NamedTuple):
+    """A finished run: its figures, and the stage and the state that it ended with."""
+
+    record: Record
+    stage: Stage
+    state: State
+
+
+def train(
+    setup: Setup,
+    name: str,
+    callbacks: Sequence[Callback],
+    interrupt: Interrupt,
+    references: Mapping[str, Record],
+) -> Outcome:
+    """Run it, alone in its folder; `references` are baselines that are there already."""
+    folder = RunFolder(setup.settings.folder, setup.settings.checkpoint_every)
+    with folder.held():
+        monitor = Monitor(setup, name, callbacks, folder)
+        stage, state = _begin(monitor)
+        _warn_about_untrained(stage, state)
+        known = {**references, **_trained_baselines(setup, callbacks, interrupt)}
+        if "global" in known:
+            monitor.reference = _by_round(known["global"], setup.rounds)
+        with interrupt:
+            monitor.start(state)
+            stage, state = _rounds(stage, state, monitor, interrupt)
+            monitor.end(stage, state)
+            interrupt.check(name, state.server.version, setup.rounds, over=True, save=lambda: None)
+        if not monitor.diverged(state):  # that has been said, with another reason
+            warn_about_abandoned(state.counters.clock.abandoned, state.server.version)
+        record = figures(stage, state, monitor, known)
+        folder.write_results(record)
+        monitor.tell_summary(record)
+        return Outcome(record, stage, state)
+
+
+def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) -> tuple[Stage, State]:
+    """Take round after round, stage after stage, until all are over."""
+    last = len(stage.setup.plans) - 1
+    while True:
+        while not state.schedule.done(state.server):
+            done = one_round(stage, state)
+            monitor.after(stage, state, done)
+            interrupt.check(
+                monitor.name,
+                state.server.version,
+                stage.setup.rounds,
+                over=stage.number == last and state.schedule.done(state.server),
+                save=lambda: monitor.folder.checkpoint(stage, state),  # noqa: B023
+            )
+        if stage.number == last:
+            return stage, state
+        stage, state = next_stage(stage, state, monitor.note)
+
+
+def _begin(monitor: Monitor) -> tuple[Stage, State]:
+    """Begin, or go on from the newest valid checkpoint."""
+    setup, folder = monitor.setup, monitor.folder
+    choices: Choices = {}
+    saved = folder.checkpoint_to_resume(monitor.config(choices), choices, setup.settings.resume)
+    if saved is not None:
+        stage, state = _restored(setup, saved, choices, monitor.note)
+        folder.resumed(saved)
+        return stage, state
+    stage, state = first_stage(setup, choices, monitor.note)
+    monitor.write_config(choices)
+    folder.checkpoint(stage, state)  # the initial weights: what is resumed starts from the same ones
+    return stage, state
+
+
+def _restored(
+    setup: Setup, saved: Checkpoint, choices: Choices, notify: Callable[[str], None]
+) -> tuple[Stage, State]:
+    try:
+        return restored(setup, decode(saved.tensors, saved.state), choices, notify)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"resume: {saved.path} does not fit ({reason}); expected a checkpoint of this run"
+        ) from error
+
+
+def _warn_about_untrained(stage: Stage, state: State) -> None:
+    setup = stage.setup
+    if setup.algorithm.name == "finetune" and not setup.algorithm.stages and not state.server.version:
+        warn_about_untrained(
+            setup.clean_data,
+            setup.profile.metric.name,
+            setup.given_model,
+            lambda: scores(stage, state, "global"),
+            setup.test_weight,
+        )
+
+
+# ---- baselines
+
+
+def _trained_baselines(
+    setup: Setup, callbacks: Sequence[Callback], interrupt: Interrupt
+) -> dict[str, Record]:
+    """Train what the method is compared with, one after another."""
+    return {
+        name: train(other, f"baseline {name}", callbacks, interrupt, {}).record
+        for name, other in _baselines(setup)
+    }
+
+
+def _baselines(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """Yield what a method is compared with: every client alone, and fedavg where it has no global model."""
+    if setup.settings.baselines is not True:
+        return
+    is_its_own = {"global": setup.is_global(0), "local": setup.alone}
+    methods: dict[str, Algorithm] = baseline_methods(setup.algorithm)
+    for name, method in methods.items():
+        if not is_its_own[name]:
+            folder = setup.settings.folder and setup.settings.folder / "baselines" / name
+            yield name, setup.like(method, folder, alone=name == "local")
+
+
+def check_finished(setup: Setup, name: str) -> None:
+    """Refuse a folder with a finished run that is not this one, or whose baselines are not."""
+    for what, run in ((name, setup), *((f"baseline {k}", other) for k, other in _baselines(setup))):
+        folder = run.settings.folder
+        if folder is not None and (run is setup or (folder / "config.json").exists()):
+            check_same(configuration(run, what, {}), folder)
+
+
+def _by_round(reference: Record, rounds: int) -> Callable[[int, float], float | None]:
+    """Return the global score to show at each round: the reference's, or its last where its length differs.
+
+    Runs that evaluate by virtual time do so at other rounds: then its last one until that time.
+    """
+    final: float | None = reference.summary()["test"]["global"]
+    if reference.config["settings"]["rounds"] != rounds:
+        return lambda version, time: final  # noqa: ARG005
+    known = {row["round"]: row["test.global"] for row in reference.metrics}
+    times = [row["time"] for row in reference.metrics]
+    values = list(known.values())
+
+    def at(version: int, time: float) -> float | None:
+        place = bisect.bisect_right(times, time)
+        return known[version] if version in known else values[place - 1] if place else None
+
+    return at
