@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partita as pt
-from partita.engine import federation
+from partita.engine import stage as stages
 from partita.engine.execute import plan
 
 METHOD = pt.fedalt(personal="output", lr=0.1)
@@ -38,7 +38,7 @@ def test_alone_means_trained_alone() -> None:
 @pytest.mark.parametrize("method", [METHOD, pt.finetune(personal="all", lr=0.1), pt.fedavg(lr=0.1)])
 def test_a_cohort_in_parts_is_the_same_cohort(method: object, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(method=method, cohort=5, executor="loop")
-    monkeypatch.setattr(federation, "BLOCK_CLIENTS", 2)
+    monkeypatch.setattr(stages, "BLOCK_CLIENTS", 2)
     parts = run(method=method, cohort=5, executor="loop")
     for name, value in whole.shared.items():
         assert torch.equal(parts.shared[name], value)

@@ -17,8 +17,10 @@ from partita.core import tree
 from partita.core.parts import Algorithm
 from partita.core.types import ClientState, Cohort, RoundContext, Upload, Work
 from partita.data import FederatedData
+from partita.engine import loop
 from partita.engine.execute.plan import draw
-from partita.engine.federation import Federation
+from partita.engine.stage import Stage
+from partita.engine.state import State
 from partita.models.blocks import Blocks, Image, layers, scalable, seeded
 from partita.models.resnet import SpatialMean
 
@@ -115,22 +117,22 @@ def rounds(
 ) -> tuple[list[Round], pt.Run]:
     """The same, with what every client sent in each round."""
     found: list[Round] = []
-    execute = Federation.execute
+    execute = loop.execute
 
-    def spy(self: Federation, cohort: Cohort, states: ClientState) -> tuple[Upload, ClientState]:
-        before = {k: v.clone() for k, v in {**self.base, **self.server.shared}.items()}
-        version = self.server.version
+    def spy(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientState]:
+        before = {k: v.clone() for k, v in {**state.initial, **state.server.shared}.items()}
+        version = state.server.version
         received = {
             cohort.clients[i]: ({**before, **g.download.shared}, version if g.event is None else g.event)
             for g in cohort.groups
             for i in g.positions
         }
-        done = execute(self, cohort, states)
+        done = execute(stage, state, cohort)
         found.append(Round(before, cohort.clients, received, *tree.map_tensors(torch.clone, done)))
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Federation, "execute", spy)
+        patch.setattr(loop, "execute", spy)
         run = federate(model, data, method, **options)
     return found, run
 

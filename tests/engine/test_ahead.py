@@ -9,8 +9,8 @@ import torch
 
 import partita as pt
 from partita.core.types import Cohort
-from partita.engine import federation
 from partita.engine import pending as ahead
+from partita.engine import stage as stages
 from partita.engine.execute import vmap
 from partita.schedule.clock import Clock
 
@@ -43,7 +43,7 @@ def test_ahead_in_parts_and_at_arrival(name: str, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(Clock, "in_flight", lambda clock: Cohort((), (), (), clock.now))
         assert all(map(torch.equal, tensors(SCHEDULES[name]), expected))
-    monkeypatch.setattr(federation, "BLOCK_CLIENTS", 2)
+    monkeypatch.setattr(stages, "BLOCK_CLIENTS", 2)
     assert all(map(torch.equal, tensors(SCHEDULES[name]), expected))
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import partita as pt
 from partita.core.parts import StagePlan
-from partita.engine import federation
+from partita.engine import loop
+from partita.engine import stage as stages
 from partita.engine.callbacks import Callback
 from partita.engine.settings import ENOUGH, as_alone
 from partita.recipes.experiment import Experiment
@@ -107,14 +108,14 @@ def test_clients_alone_train_block_by_block(monkeypatch) -> None:
     """However many there are, no more than a block of them is stacked at once."""
     alone = run(cohort=2).scores("local")
     most: list[int] = []
-    execute = federation.Federation.execute
+    execute = loop.execute
 
-    def counted(self, cohort, states):
+    def counted(stage, state, cohort):
         most.append(len(cohort.clients))
-        return execute(self, cohort, states)
+        return execute(stage, state, cohort)
 
-    monkeypatch.setattr(federation, "BLOCK_CLIENTS", 3)
-    monkeypatch.setattr(federation.Federation, "execute", counted)
+    monkeypatch.setattr(stages, "BLOCK_CLIENTS", 3)
+    monkeypatch.setattr(loop, "execute", counted)
     parts = run(cohort=2).scores("local")
     assert max(most) <= 3
     assert np.allclose(parts, alone)

@@ -10,7 +10,6 @@ from torch import nn
 
 import partita as pt
 from partita.core.parts import StagePlan
-from partita.engine import snapshot
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Variant, run_study
 
@@ -131,24 +130,6 @@ def test_clients_that_forget_have_the_part_they_are_evaluated_with() -> None:
         assert all(torch.equal(v, evaluated[k]) for k, v in mine.personal.items())
     with pytest.raises(ValueError, match="keep no personal part"):
         run.model(personal="mean")
-
-
-def test_an_older_checkpoint_is_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not say who holds what: what the server lacks is not trained, and the rest is kept."""
-    facts = snapshot.facts
-
-    def older(run: Any) -> dict[str, Any]:
-        found = facts(run)
-        return {**found, "computed": found.pop("holdings")["computed"]}
-
-    monkeypatch.setattr(snapshot, "facts", older)
-    run = federate(ALT, out=tmp_path, report=False)
-    read = pt.load(tmp_path, model=model())
-    assert set(read.client(0).personal) == set(HEAD)
-    with pytest.raises(ValueError, match=f"has not trained {HEAD[0]}"):
-        read.model()
-    for name, value in run.model(personal="mean").state_dict().items():
-        assert torch.equal(read.model(personal="mean").state_dict()[name], value)
 
 
 def test_a_variant_starts_from_a_whole_model() -> None:

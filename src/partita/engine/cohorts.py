@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -15,20 +16,15 @@ from partita.core.device import beside, put
 from partita.core.types import Cohort, Download, Group, RoundContext, Tensors, Upload
 
 
-def check_once(cohort: Cohort, names: Sequence[str]) -> None:
+def refuse_twice(cohort: Cohort, names: Sequence[str]) -> NoReturn:
     """Refuse a schedule that names a client twice: it would train twice and count twice."""
-    if len(set(cohort.clients)) < len(cohort.clients):
-        client, times = Counter(cohort.clients).most_common(1)[0]
-        named = f"{client} ({names[client]!r}) {times} times"
-        raise check.fail("cohort of the schedule", f"client {named}", "each client once in a round")
+    client, times = Counter(cohort.clients).most_common(1)[0]
+    repeated = f"client {client} ({names[client]!r}) {times} times"
+    raise check.fail("cohort of the schedule", repeated, "each client once in a round")
 
 
-def chunks(cohort: Cohort, most: int) -> Iterator[Cohort]:
-    """Cut a cohort into chunks of one size with at most so many clients; one chunk, if it is no larger."""
-    if len(cohort.clients) <= most:
-        if cohort.clients:
-            yield cohort
-        return
+def chunks_of(cohort: Cohort, most: int) -> Iterator[Cohort]:
+    """Cut a cohort into chunks of one size with at most so many clients."""
     n = len(cohort.clients)
     size = -(-n // -(-n // most))
     for a in range(0, n, size):
@@ -49,24 +45,19 @@ def _between(group: Group, a: int, b: int) -> Group:
     return group._replace(positions=places, download=download)
 
 
-def as_one_group(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[Group, RoundContext]:
-    """Return all groups as one, in the cohort's order, and the context in which each received its model.
+def as_one_group(groups: Sequence[Group], contexts: Sequence[RoundContext]) -> tuple[Group, RoundContext]:
+    """Return several groups as one, in the cohort's order: with a model and a round for each client.
 
-    Where these are several, the group has a model in each row and the context a round. `first` is the version
-    at which the stage began.
+    `contexts` are those in which each group received its model.
     """
-    events = [context.round if g.event is None else g.event for g in groups]
-    since = [g.download.version - first for g in groups]
-    if len(groups) == 1:
-        return groups[0], context._replace(round=events[0], stage_round=since[0])
-    owner = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
-    which = [g for _, g in owner]
-    shared, extra = tree.stack([groups[g].download[:2] for g in which])
-    context = context._replace(
-        round=torch.tensor([events[g] for g in which]),
-        stage_round=torch.tensor([since[g] for g in which]),
+    positions = sorted((place, g) for g, group in enumerate(groups) for place in group.positions)
+    owners = [g for _, g in positions]
+    shared, extra = tree.stack([groups[g].download[:2] for g in owners])
+    context = contexts[0]._replace(
+        round=torch.tensor([contexts[g].round for g in owners]),
+        stage_round=torch.tensor([contexts[g].stage_round for g in owners]),
     )
-    return Group(tuple(range(len(which))), Download(shared, extra, 0), stacked=True), context
+    return Group(tuple(range(len(owners))), Download(shared, extra, 0), stacked=True), context
 
 
 def merged(parts: Sequence[Upload]) -> Upload | None:
@@ -99,8 +90,6 @@ def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Seque
 
 def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
     """Scale each delta by its staleness; sample counts weight it later, so that the two never cancel."""
-    if all(s == 1.0 for s in scale):
-        return uploads
     there = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))
     return uploads._replace(delta={k: _scaled(x, there[x.device]) for k, x in uploads.delta.items()})
 

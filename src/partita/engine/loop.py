@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from partita.core import draws, tree
 from partita.core.device import HostCopy, put
 from partita.core.sound import examined, lengths, sound
 from partita.core.types import ClientState, Cohort, ServerState, Tensors, Upload
-from partita.engine.cohorts import as_one_group, check_once, discounted, merged, rebased
+from partita.engine.cohorts import as_one_group, chunks_of, discounted, merged, rebased, refuse_twice
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
 from partita.engine.stage import Stage
@@ -59,13 +59,15 @@ def one_round(stage: Stage, state: State) -> Round:
     begin = time.perf_counter()
     with state.timer("cohort"):
         cohort = state.schedule.next(state.server)  # who reports now, and what each had downloaded
-        check_once(cohort, stage.setup.data.names)
-    state.pending.drop(cohort.late)
+    if len(set(cohort.clients)) < len(cohort.clients):
+        refuse_twice(cohort, stage.setup.data.names)
+    if cohort.late:
+        state.pending.drop(cohort.late)
     _read_ahead(stage, state, cohort)
-    adds_up = stage.adds_up(cohort)  # then deltas are added up chunk by chunk
+    adds_up = stage.adds_up and len(cohort.clients) > stage.limits.deltas_in_memory  # chunk by chunk
     chunks = [
         _train_chunk(stage, state, chunk, cohort.quorum, number if adds_up else None)
-        for number, chunk in enumerate(stage.chunks(cohort))
+        for number, chunk in enumerate(_chunks(stage, cohort, adds_up))
     ] or [NOBODY]
     uploads, rejections = tree.cat([c.uploads for c in chunks]), [r for c in chunks for r in c.rejections]
     if stage.setup.settings.attack is not None:
@@ -73,7 +75,7 @@ def one_round(stage: Stage, state: State) -> Round:
             uploads, rejections = screen(uploads, rejections, _forged(stage, state, cohort, uploads))
     usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
     combined = None
-    if cohort.suffices(rejections.count("")):  # else the round is abandoned: only the version goes on
+    if rejections.count("") >= max(1, cohort.quorum):  # else the round is abandoned: only the version goes on
         sums = [c.sum for c in chunks if c.sum is not None]
         combined = merged(sums) if adds_up else _aggregate(stage, state, usable)
         for states in [c.states for c in chunks if c.states is not None]:
@@ -81,6 +83,15 @@ def one_round(stage: Stage, state: State) -> Round:
     state.server, notes = _server_step(stage, state, usable, combined)
     bytes_up, seconds = sum([c.bytes_up for c in chunks]), time.perf_counter() - begin
     return Round(cohort, uploads, rejections, bytes_up, notes, seconds)
+
+
+def _chunks(stage: Stage, cohort: Cohort, adds_up: bool = False) -> Iterable[Cohort]:
+    """Cut a cohort into chunks that fit: one, unless states, or deltas that add up, are many or large."""
+    limits = stage.limits
+    most = min(limits.clients_per_block, limits.deltas_in_memory) if adds_up else limits.clients_per_block
+    if len(cohort.clients) > most:
+        return chunks_of(cohort, most)
+    return [cohort] if cohort.clients else []
 
 
 def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk: int | None) -> Chunk:
@@ -109,24 +120,20 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
 def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
     """Return what these clients send now; whoever is in flight trains with those who have not yet."""
     pending = state.pending
-    if not pending.has_all(cohort.clients):
+    if any(client not in pending for client in cohort.clients):
         in_flight = state.schedule.in_flight()
         if not pending and not in_flight.clients:  # synchronous: nobody else is at work
             return _trained(stage, state, cohort)
-        for chunk in stage.chunks(pending.untrained(cohort, in_flight)):
+        for chunk in _chunks(stage, pending.untrained(cohort, in_flight)):
             pending.add(chunk.clients, _trained(stage, state, chunk))
     arriving = pending.take(cohort.clients)
     return arriving._replace(uploads=_with_sender(stage, arriving.uploads, cohort.clients))
 
 
 def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
-    """Run the local rule for these clients as one batch, and find out whose result is unusable."""
-    clients, n = np.asarray(cohort.clients), len(cohort.clients)
-    group, context = as_one_group(cohort.groups, state.context(stage), state.stage_start)
-    states = state.load(stage, cohort.clients)
-    with state.timer("steps"):
-        uploads, states = stage.executor(stage.programs["training"], clients, group, states, context)
-    uploads = _with_sender(stage, uploads, cohort.clients)
+    """Train these clients, and find out whose result is unusable."""
+    n = len(cohort.clients)
+    uploads, states = execute(stage, state, cohort)
     names, kept = list(uploads.metrics), (uploads.metrics, states)
     with state.timer("screening"):
         copy = HostCopy([*uploads.metrics.values(), *lengths(uploads, kept)])
@@ -136,6 +143,20 @@ def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
     with state.timer("screening"):
         rejections = [""] * n if sound(on_host[len(names) :]) else examined(uploads, kept, n)
     return Trained(uploads._replace(metrics=dict(zip(names, on_host))), states, rejections)
+
+
+def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientState]:
+    """Run the method's local rule for every client of the cohort, as one batch."""
+    if len(cohort.groups) == 1:
+        group, context = cohort.groups[0], state.context(stage, cohort.groups[0])
+    else:
+        contexts = [state.context(stage, group) for group in cohort.groups]
+        group, context = as_one_group(cohort.groups, contexts)
+    states = state.load(stage, cohort.clients)
+    with state.timer("steps"):
+        training, clients = stage.programs["training"], np.asarray(cohort.clients)
+        uploads, states = stage.executor(training, clients, group, states, context)
+    return _with_sender(stage, uploads, cohort.clients), states
 
 
 def _with_sender(stage: Stage, uploads: Upload, clients: Sequence[int]) -> Upload:

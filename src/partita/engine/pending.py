@@ -35,18 +35,8 @@ class Row(NamedTuple):
     rejection: str = ""
 
 
-class PendingUploads:
+class PendingUploads(dict[int, Row]):
     """By client, what it computed and has not sent yet."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def has_all(self, clients: Iterable[int]) -> bool:
-        """Whether all of these have trained."""
-        return all(c in self._rows for c in clients)
 
     def untrained(self, *cohorts: Cohort) -> Cohort:
         """Return all clients of these cohorts that have not trained yet, as one cohort."""
@@ -54,7 +44,7 @@ class PendingUploads:
         groups: dict[int | None, Group] = {}
         for cohort in cohorts:
             for group in cohort.groups:
-                new = [i for i in group.positions if cohort.clients[i] not in self._rows]
+                new = [i for i in group.positions if cohort.clients[i] not in self]
                 if not new:
                     continue
                 places = range(len(clients), len(clients) + len(new))
@@ -68,11 +58,11 @@ class PendingUploads:
         upload, states = trained.uploads, trained.states
         stacks = (upload.delta, upload.extra, upload.metrics, states.personal, states.memory)
         columns = [_rows(stack, len(clients)) for stack in stacks]
-        self._rows |= dict(zip(clients, map(Row, *columns, trained.rejections)))
+        self.update(zip(clients, map(Row, *columns, trained.rejections)))
 
     def take(self, clients: Sequence[int]) -> Trained:
         """Return what these clients send now; it no longer waits."""
-        rows = [self._rows.pop(c) for c in clients]
+        rows = [self.pop(c) for c in clients]
         delta, extra, metrics, personal, memory = (_stacked(parts) for parts in list(zip(*rows))[:-1])
         upload = Upload(delta, extra=extra, metrics=metrics)
         return Trained(upload, ClientState(personal, memory), [row.rejection for row in rows])
@@ -80,18 +70,18 @@ class PendingUploads:
     def drop(self, clients: Iterable[int]) -> None:
         """Forget what these clients computed: whoever leaves again trains anew."""
         for client in clients:
-            self._rows.pop(client, None)
+            self.pop(client, None)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint holds."""
-        return [{"client": client, **row._asdict()} for client, row in self._rows.items()]
+        return [{"client": client, **row._asdict()} for client, row in self.items()]
 
     def load_state(self, state: Sequence[dict[str, Any]], device: str) -> None:
         """Restore what a checkpoint holds; metrics are read on the host."""
-        self._rows = {}
+        self.clear()
         for entry in state:
             row = Row(**{k: v for k, v in entry.items() if k != "client"})
-            self._rows[entry["client"]] = tree.to(row, device)._replace(metrics=row.metrics)
+            self[entry["client"]] = tree.to(row, device)._replace(metrics=row.metrics)
 
 
 def _rows(stack: Tensors, n: int) -> list[Tensors]:

@@ -25,11 +25,10 @@ from partita.core.parts import (
     ServerRule,
     StagePlan,
 )
-from partita.core.types import ClientState, Cohort, Download, Partition, RoundContext, Tensors, Upload, Work
+from partita.core.types import ClientState, Download, Partition, RoundContext, Tensors, Upload, Work
 from partita.data.federated import SPLITS
-from partita.engine.cohorts import chunks
 from partita.engine.execute import Executor, ModelProblem, Task, budget, make_executor
-from partita.engine.execute.base import client_steps
+from partita.engine.execute.plan import client_steps
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
 from partita.measures.probe import try_probe
@@ -136,21 +135,12 @@ class Stage:
         return ""
 
     @functools.cached_property
-    def _may_add_up(self) -> bool:
+    def adds_up(self) -> bool:
         """Whether deltas may be added up as they come: the method allows it, and nobody looks at one."""
         settings = self.setup.settings
         looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
         able = getattr(self.algorithm.aggregate, "adds_up", False)
         return able and self.setup.devices.alike and not looked_at
-
-    def adds_up(self, cohort: Cohort) -> bool:
-        """Whether the deltas of a cohort are added up as they come, because they are many."""
-        return self._may_add_up and len(cohort.clients) > self.limits.deltas_in_memory
-
-    def chunks(self, cohort: Cohort) -> Iterator[Cohort]:
-        """Cut a cohort into chunks that fit: one, unless states, or deltas that add up, are many or large."""
-        most = self.limits.clients_per_block
-        return chunks(cohort, min(most, self.limits.deltas_in_memory) if self.adds_up(cohort) else most)
 
     def blocks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Cut clients into blocks whose states fit."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from partita.core import tree
-from partita.core.types import ClientState, RoundContext, ServerState, Tensors
+from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
 from partita.engine.cautions import warn_about_time
 from partita.engine.counters import Counters, Timer
 from partita.engine.pending import PendingUploads
@@ -52,14 +52,15 @@ class State:
     server_is_complete: bool = True
     pending: PendingUploads = field(default_factory=PendingUploads)
 
-    def context(self, stage: Stage) -> RoundContext:
-        """Return what draws and rates of this round depend on, but for the client."""
-        version = self.server.version
+    def context(self, stage: Stage, group: Group | None = None) -> RoundContext:
+        """Return what draws and rates depend on: now, or when a group received its model."""
+        now = self.server.version
+        received = now if group is None else group.download.version
         return RoundContext(
             seed=stage.setup.settings.seed,
-            round=version,
+            round=now if group is None or group.event is None else group.event,
             stage=stage.number,
-            stage_round=version - self.stage_start,
+            stage_round=received - self.stage_start,
             stage_rounds=stage.plan.rounds or 0,
             work=stage.work,
         )

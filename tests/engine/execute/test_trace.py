@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.engine.execute import captured, graph, trace
-from partita.engine.execute.stack import Stack, lift
-from partita.engine.execute.trace import Steps
+from partita.engine.execute.stack import Stack, Steps, lift
 
 N = 5
 

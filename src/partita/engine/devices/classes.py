@@ -20,7 +20,8 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine.devices.record import passed, recorded
-from partita.engine.execute.base import Executor, Runner, work_of
+from partita.engine.execute.base import Executor, Runner
+from partita.engine.execute.plan import work_of
 
 TRIAL = 8  # samples that are tried before a run
 TOGETHER = 512  # that pass through frozen blocks at a time: a device takes fewer, a simulation need not

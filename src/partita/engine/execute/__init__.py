@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from partita.core import check
 from partita.engine.execute.auto import Auto
-from partita.engine.execute.base import BoundProblem, Executor, Runner
+from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.loop import Loop
+from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.probe import ModelProfile, examine, names_of
 from partita.engine.execute.problem import ModelProblem
 from partita.engine.execute.task import Task, budget

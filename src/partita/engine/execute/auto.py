@@ -15,8 +15,9 @@ from partita.core import tree
 from partita.core.parts import Program
 from partita.core.types import ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Executor, Runner, client_steps
+from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.graph import Graph
+from partita.engine.execute.plan import BoundProblem, client_steps
 
 TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
 FEWEST, MOST = 8, 64  # clients of a trial
@@ -42,7 +43,7 @@ class Auto:
         return self.candidates[0].bound
 
     def on(self, data: FederatedData) -> Auto:
-        """The same on other samples."""
+        """Return this executor bound to `data`."""
         return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
 
     def __call__(

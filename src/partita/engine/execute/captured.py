@@ -18,8 +18,7 @@ from partita.core.types import Batch
 from partita.data import FederatedData
 from partita.engine.execute.compiled import compiled, known, note
 from partita.engine.execute.plan import Plan
-from partita.engine.execute.stack import Stack, flatten, unflatten
-from partita.engine.execute.trace import Traced, kinds, tensors, trace
+from partita.engine.execute.stack import Stack, Traced, flatten, kinds, tensors, trace, unflatten
 from partita.engine.execute.unrolled import Unrolled, patch_bytes
 
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory

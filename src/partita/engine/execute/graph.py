@@ -24,11 +24,9 @@ from partita.core import check
 from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
-from partita.engine.execute.base import work_of
 from partita.engine.execute.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
-from partita.engine.execute.plan import Plan, count_steps
-from partita.engine.execute.stack import Stack, flatten, join, unflatten
-from partita.engine.execute.trace import signature
+from partita.engine.execute.plan import Plan, count_steps, work_of
+from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
 from partita.engine.execute.vmap import Vmap, reordered
 
 Picks = dict[str, dict[str, str]]

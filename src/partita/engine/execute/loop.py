@@ -17,8 +17,7 @@ from partita.core import tree
 from partita.core.parts import LocalRule, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem
-from partita.engine.execute.plan import Plan, plans, start_keys
+from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys
 from partita.engine.execute.stack import Spec, flatten, unflatten
 
 
@@ -71,7 +70,7 @@ class Loop:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Loop:
-        """The same on other samples."""
+        """Return this executor bound to `data`."""
         return replace(self, bound=self.bound.on(data))
 
     def _client(

@@ -1,4 +1,4 @@
-"""Which samples each client sees in which step: one plan for a whole chunk of clients.
+"""What clients do in a phase: how many steps, at which rates, and which samples each step sees.
 
 A pass over a client's n samples is a new random order, cut into ⌈n/batch⌉ batches, the last one possibly
 short. The order is a function of (seed, round, phase, client, pass), computed for all clients at once by
@@ -7,6 +7,7 @@ sorting random bits; nothing depends on who else is in the chunk.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,60 @@ from torch import Tensor
 
 from partita.core import draws
 from partita.core.device import put
-from partita.core.parts import Phase
+from partita.core.parts import LocalRule, Phase, Program
 from partita.core.types import RoundContext, Work
 from partita.data import FederatedData
+from partita.engine.execute.problem import ModelProblem
 
 PASSES = 1 << 23
 """Passes of a chunk that can be numbered beside 40 random bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoundProblem:
+    """A problem, the data it is solved on, and the rules bound to it so far."""
+
+    problem: ModelProblem
+    data: FederatedData
+    rules: dict[str, LocalRule] = field(default_factory=dict)
+
+    def bind(self, program: Program) -> LocalRule:
+        """The rule for this problem; the same object every time, so that captured steps can be reused."""
+        if program.name not in self.rules:
+            self.rules[program.name] = program.build(self.problem)
+        return self.rules[program.name]
+
+    def on(self, data: FederatedData) -> BoundProblem:
+        """Return this problem with its rules, bound to other samples."""
+        return replace(self, data=data)
+
+    def rates(self, phase: Phase, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
+        """The phase's learning rates in this round, and whether they have a row for each client.
+
+        0-d (or rows of) float64: they take the type of what they multiply.
+        """
+        device, since = self.data.x.device, context.stage_round
+        rounds = [since] if isinstance(since, int) else since.tolist()
+        values = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
+        rows = any(v != own[0] for own in values for v in own)
+        if rows:
+            return tuple([put(np.array(own, dtype=np.float64), device) for own in values]), True
+        return tuple([torch.full((), own[0], dtype=torch.float64, device=device) for own in values]), False
+
+
+def work_of(phase: Phase, context: RoundContext) -> Work:
+    """Return how much this phase asks for."""
+    return context.work if phase.work is None else phase.work(context)
+
+
+def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
+    """Steps that these clients take in all phases of a rule."""
+    total = 0
+    for phase in rule.phases:
+        work = work_of(phase, context)
+        n = data.ranges(work.split)[clients, 1]
+        total += int(count_steps(n, clients, work).sum())
+    return total
 
 
 class Plan(NamedTuple):
@@ -43,7 +92,7 @@ def plans(
     data: FederatedData, clients: np.ndarray, phase: Phase, number: int, context: RoundContext
 ) -> list[Plan]:
     """A plan for each of the batches that a step of this phase sees."""
-    work = context.work if phase.work is None else phase.work(context)
+    work = work_of(phase, context)
     return [draw(data, clients, work, number + (j << 16), context) for j in range(phase.batches)]
 
 

@@ -19,9 +19,8 @@ import torch
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, work_of
 from partita.engine.execute.loop import Loop, Rows
-from partita.engine.execute.plan import count_steps, start_keys
+from partita.engine.execute.plan import BoundProblem, count_steps, start_keys, work_of
 
 IDLE = 1.25  # of the work itself, above which a client has all cores instead
 
@@ -42,7 +41,7 @@ class Pool:
         """Nothing: clients are prepared one by one."""
 
     def on(self, data: FederatedData) -> Pool:
-        """The same on other samples."""
+        """Return this executor bound to `data`."""
         return replace(self, workers=tuple([w.on(data) for w in self.workers]))
 
     def __call__(

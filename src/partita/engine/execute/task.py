@@ -14,8 +14,9 @@ from partita.core import check, tree
 from partita.core.device import arithmetic
 from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, Runner
+from partita.engine.execute.base import Runner
 from partita.engine.execute.loop import Loop
+from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.pool import Pool
 from partita.engine.execute.probe import ModelProfile, takes_channels_last, why_not_stackable
 from partita.engine.execute.problem import Change, ModelProblem, reference, stacked

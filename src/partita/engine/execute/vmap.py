@@ -19,10 +19,8 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.base import BoundProblem, work_of
-from partita.engine.execute.plan import Plan, count_steps, plans, start_keys
-from partita.engine.execute.stack import Stack, join, lift
-from partita.engine.execute.trace import Steps
+from partita.engine.execute.plan import BoundProblem, Plan, count_steps, plans, start_keys, work_of
+from partita.engine.execute.stack import Stack, Steps, join, lift
 
 PASS, SOME = 1 << 26, 4  # bytes of forward passes at a time on a CPU (larger blocks are new memory each time)
 
@@ -78,7 +76,7 @@ class Vmap:
         return id(self.bound.data), clients.tobytes(), phase.batches, number, context.seed, now, work
 
     def on(self, data: FederatedData) -> Vmap:
-        """The same on other samples."""
+        """Return this executor bound to `data`."""
         return replace(self, bound=self.bound.on(data))
 
     def chunk(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:

@@ -9,9 +9,9 @@ import torch
 
 from partita.core import check
 from partita.core.types import ClientState
-from partita.engine.store.base import Clients, Store
+from partita.engine.store.base import Store
 from partita.engine.store.disk import DiskStore
-from partita.engine.store.layout import Layout
+from partita.engine.store.layout import Clients, Layout
 from partita.engine.store.memory import MemoryStore
 
 __all__ = ["Clients", "DiskStore", "Layout", "MemoryStore", "Store", "open_store"]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from partita.core.check import fail
 from partita.core.types import ClientState, Tensors
-from partita.engine.store.layout import Layout
+from partita.engine.store.layout import Clients, IntArray, Layout
 
-IntArray = NDArray[np.int64]
-Clients = Sequence[int] | IntArray
 NOTHING = -1
 """The round of a store without any checkpoint."""
 
@@ -102,14 +97,3 @@ def decode(tensors: Tensors, layout: Layout, clients: int) -> Snapshot:
     if about["clients"] != clients:
         raise ValueError(f"the snapshot was written for {about['clients']} clients, this run has {clients}")
     return Snapshot(tensors["clients"].numpy(), tensors["rows"], about["round"], about["in_file"])
-
-
-def indices(clients: Clients, total: int, *, distinct: bool = False) -> IntArray:
-    """Client numbers as an array, checked."""
-    numbers = np.asarray(clients, dtype=np.int64)
-    outside = numbers[(numbers < 0) | (numbers >= total)]
-    if len(outside):
-        raise fail("clients", int(outside[0]), f"numbers from 0 to {total - 1}")
-    if distinct and len(np.unique(numbers)) < len(numbers):
-        raise fail("clients", numbers.tolist(), "each client once")
-    return numbers

@@ -30,16 +30,8 @@ import torch
 
 from partita.core import check, tree
 from partita.core.types import ClientState, Tensors
-from partita.engine.store.base import (
-    NOTHING,
-    Clients,
-    IntArray,
-    Snapshot,
-    decode,
-    encode,
-    indices,
-)
-from partita.engine.store.layout import Layout
+from partita.engine.store.base import NOTHING, Snapshot, decode, encode
+from partita.engine.store.layout import Clients, IntArray, Layout, indices
 from partita.engine.store.rows import RowFile, slots_of
 from partita.engine.store.slots import Slots
 

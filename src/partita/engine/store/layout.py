@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from partita.core.check import fail
 from partita.core.types import ClientState, Tensors
 
+IntArray = NDArray[np.int64]
+Clients = Sequence[int] | IntArray
 _ALIGN = 16  # the widest item (complex128), so that every slice of a row can be viewed as its dtype
 
 
@@ -123,3 +129,14 @@ def _line(field: Any) -> str:
 def _few(lines: list[str], most: int = 3) -> str:
     rest = f" and {len(lines) - most} more" if len(lines) > most else ""
     return (", ".join(lines[:most]) or "nothing else") + rest
+
+
+def indices(clients: Clients, total: int, *, distinct: bool = False) -> IntArray:
+    """Client numbers as an array, checked."""
+    numbers = np.asarray(clients, dtype=np.int64)
+    outside = numbers[(numbers < 0) | (numbers >= total)]
+    if len(outside):
+        raise fail("clients", int(outside[0]), f"numbers from 0 to {total - 1}")
+    if distinct and len(np.unique(numbers)) < len(numbers):
+        raise fail("clients", numbers.tolist(), "each client once")
+    return numbers

@@ -9,15 +9,8 @@ from torch import Tensor
 from partita.core import check, tree
 from partita.core.device import put
 from partita.core.types import ClientState, Tensors
-from partita.engine.store.base import (
-    Clients,
-    IntArray,
-    Snapshot,
-    decode,
-    encode,
-    indices,
-)
-from partita.engine.store.layout import Layout
+from partita.engine.store.base import Snapshot, decode, encode
+from partita.engine.store.layout import Clients, IntArray, Layout, indices
 
 
 class MemoryStore:

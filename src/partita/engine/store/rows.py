@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core import check
-from partita.engine.store.base import NOTHING, IntArray
+from partita.engine.store.base import NOTHING
 from partita.engine.store.files import failed, sync_folder
-from partita.engine.store.layout import Layout
+from partita.engine.store.layout import IntArray, Layout
 
 Row = NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from partita.engine.store.base import IntArray
+from partita.engine.store.layout import IntArray
 
 NONE: IntArray = np.zeros(0, dtype=np.int64)
 
