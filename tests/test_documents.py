@@ -116,6 +116,7 @@ def test_the_penalty_of_the_documents_has_its_own_aggregator() -> None:
     assert max(x.sum(0).abs().max() for x in rest.values()) < 1e-12
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_fedrep_of_the_documents_is_fedalt() -> None:
     """FedRep written from scratch ends with the same weights as `fedalt`."""
     (block,) = (b for b in blocks(DOCS / "extending.md", "python") if "def fedrep(" in b.text)
