@@ -1,4 +1,4 @@
-"""Everything that the documents show works: Python blocks, commands, examples, links, and the site itself."""
+"""Check that everything the documents show works: Python blocks, commands, examples, links and the site."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 def blocks(page: Path, *languages: str) -> list[Block]:
     text = page.read_text()
     fences = re.finditer(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [Block(page, text.count("\n", 0, found.start(1)) + 1, found[1]) for found in fences]
+    return [Block(page, text.count("\n", 0, fence.start(1)) + 1, fence[1]) for fence in fences]
 
 
 # ---- Python blocks
@@ -63,17 +63,17 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In a folder of its own; what a block registers is forgotten."""
+    """Run in a temporary folder, and restore the registries of methods and recipes afterwards."""
     monkeypatch.chdir(tmp_path)
     methods, recipes = dict(METHODS), dict(RECIPES)
     yield
-    for known, before in ((METHODS, methods), (RECIPES, recipes)):
-        known.clear()
-        known.update(before)
+    for registry, before in ((METHODS, methods), (RECIPES, recipes)):
+        registry.clear()
+        registry.update(before)
 
 
 def shorter(page: Path, text: str) -> str:
-    """Dozens of rounds are for the reader's eyes, except where it is looked at what they come to."""
+    """Reduce dozens of rounds to a few, except on pages whose assertions depend on their number."""
     if page.name in ("adversaries.md", "time.md"):
         return text
     enough = 40 if page.name == "README.md" else 5
@@ -88,11 +88,11 @@ def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "document"}
     for block in blocks(page, "python"):
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", UserWarning
-            )  # what we tell people to write should not be warned of
+            warnings.simplefilter("error", UserWarning)  # recommended code must not cause warnings
             text = "\n" * (block.line - 1) + shorter(page, block.text)
-            exec(compile(text, str(page), "exec", dont_inherit=True), names)  # as in a file of one's own
+            exec(
+                compile(text, str(page), "exec", dont_inherit=True), names
+            )  # without the imports of this file
         if isinstance(names.get("run"), pt.Run):
             score = names["run"].summary()["test"]["personal"]
             assert math.isfinite(score), block.name
@@ -116,8 +116,9 @@ def test_the_penalty_of_the_documents_has_its_own_aggregator() -> None:
     assert max(x.sum(0).abs().max() for x in rest.values()) < 1e-12
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_fedrep_of_the_documents_is_fedalt() -> None:
-    """The method that is written from scratch has the weights of the one that is there."""
+    """FedRep written from scratch ends with the same weights as `fedalt`."""
     (block,) = (b for b in blocks(DOCS / "extending.md", "python") if "def fedrep(" in b.text)
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -134,35 +135,35 @@ def test_fedrep_of_the_documents_is_fedalt() -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_methods_by_other_names_run(name: str) -> None:
-    found = KNOWN[name]
+    known = KNOWN[name]
     data = pt.data.digits(clients=6, partition=pt.data.label_skew(classes=3), test=0.4, seed=0)
-    method, settings = eval(found.expression, {"pt": pt}), eval(f"dict({found.settings})", {"pt": pt})
+    method, settings = eval(known.expression, {"pt": pt}), eval(f"dict({known.settings})", {"pt": pt})
     model = pt.models.mlp(64, 16, 8, 10)
     if name == "FedBN":
         model = torch.nn.Sequential(*model, torch.nn.BatchNorm1d(10))
     run = pt.federate(model, data, method, rounds=2, steps=2, batch=8, baselines=False, **settings)
     assert run.summary()["test"]["personal"] is not None
-    assert f"| {name} | {found.paper} | `{found.expression}`" in (DOCS / "methods" / "index.md").read_text()
+    assert f"| {name} | {known.paper} | `{known.expression}`" in (DOCS / "methods" / "index.md").read_text()
 
 
 # ---- commands
 
 
 def commands() -> list[Block]:
-    """Every line of a shell block that calls `partita`, up to a pipe or a comment."""
-    found = []
+    """Return every line of a shell block that calls `partita`, up to a pipe or a comment."""
+    lines = []
     for page in PAGES:
         for block in blocks(page, "sh", "console", "bash"):
             for i, line in enumerate(block.text.splitlines()):
                 line = line.removeprefix("$ ").strip()
                 if line.startswith("partita "):
-                    found.append(Block(page, block.line + i, line.partition(" | ")[0]))
-    return found
+                    lines.append(Block(page, block.line + i, line.partition(" | ")[0]))
+    return lines
 
 
 @pytest.mark.parametrize("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
 def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parsed as the shell would, without running it; its recipe takes the settings, its names are known."""
+    """Parse a command without running it: its options, the settings of its recipe and its names exist."""
     arguments = shlex.split(command.text, comments=True)[1:]
     group: Any = get_command(app)
     if arguments == ["--install-completion"]:
@@ -170,13 +171,13 @@ def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.Cap
         return
     context = group.make_context("partita", list(arguments))
     name, chosen, rest = group.resolve_command(context, arguments)
-    given = chosen.make_context(name, rest, parent=context).params  # refuses unknown options and wrong types
+    options = chosen.make_context(name, rest, parent=context).params  # refuses unknown options, wrong types
     if name in ("run", "compare", "split"):
-        check_experiment(given)
+        check_experiment(options)
     elif name == "list":
-        assert catalogue.entries(given["kind"])
+        assert catalogue.entries(options["kind"])
     elif name == "show":
-        assert catalogue.facts(given["name"])
+        assert catalogue.facts(options["name"])
     assert capsys.readouterr().err == ""
 
 
@@ -185,7 +186,7 @@ STORED = ("partial-", "persafl-", "ffgg-real", "fedplus-mnist", "byzantine", "em
 
 @functools.cache
 def builds(name: str, assignments: tuple[str, ...]) -> bool:
-    """Whether the recipe takes the settings; several pages show the same command."""
+    """Return whether the recipe takes the settings (cached: several pages show the same command)."""
     recipe = find(str(EXAMPLES / Path(name).name) if name.endswith(".py") else name)
     settings = parse(list(assignments))
     if name.startswith(STORED):  # needs data that may not be here
@@ -194,9 +195,9 @@ def builds(name: str, assignments: tuple[str, ...]) -> bool:
     return bool(build(recipe, settings))
 
 
-def check_experiment(given: dict[str, Any]) -> None:
-    assert builds(given["recipe"], tuple(given["set_"] or ()))
-    for method in re.findall(r"(\w+)(?:\([^)]*\))?", given.get("algorithms") or ""):
+def check_experiment(options: dict[str, Any]) -> None:
+    assert builds(options["recipe"], tuple(options["set_"] or ()))
+    for method in re.findall(r"(\w+)(?:\([^)]*\))?", options.get("algorithms") or ""):
         assert method in METHODS
 
 
@@ -290,7 +291,7 @@ def test_the_links_of_the_readme_resolve() -> None:
 
 
 class Links(HTMLParser):
-    """What a page refers to, what it loads, and the places in it."""
+    """The links of a page, the resources that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -298,9 +299,9 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.places |= {value for key in ("id", "name") if (value := given.get(key))}
-        target = given.get("src") or given.get("href")
+        attributes = dict(attrs)
+        self.places |= {value for key in ("id", "name") if (value := attributes.get(key))}
+        target = attributes.get("src") or attributes.get("href")
         if target and tag in ("script", "link", "img", "iframe", "source", "video", "audio"):
             self.loads.append(target)
         elif target and tag == "a":
@@ -309,7 +310,7 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Links]:
-    """All pages of the built site, by file."""
+    """Build the site and return the links of its pages by file."""
     for needed in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install -c constraints.txt -e '.[docs]'")
@@ -350,10 +351,10 @@ def test_links_resolve(site: dict[Path, Links]) -> None:
                 continue
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             target = target / "index.html" if target.is_dir() else target
-            there = target.is_file()
-            if there and parts.fragment and target in site:
-                there = unquote(parts.fragment) in site[target].places
-            if not there:
+            resolves = target.is_file()
+            if resolves and parts.fragment and target in site:
+                resolves = unquote(parts.fragment) in site[target].places
+            if not resolves:
                 broken.append(f"{page.name}: {link}")
     assert broken == []
 
