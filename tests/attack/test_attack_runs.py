@@ -177,7 +177,7 @@ def test_loop_equals_vmap(attack: Attack) -> None:
 def test_blocks_of_clients_make_no_difference(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Liars know the whole cohort, also where it is trained in parts."""
     whole = federate(pt.fedalt("output", LR), attack=attack)
-    monkeypatch.setattr("partita.engine.federation.BLOCK_CLIENTS", 2)
+    monkeypatch.setattr("partita.engine.stage.BLOCK_CLIENTS", 2)
     assert_same(tensors(whole), tensors(federate(pt.fedalt("output", LR), attack=attack)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,13 +214,12 @@ def test_records_on_disk_are_for_the_cpu(monkeypatch) -> None:
     """Asked before any work: a run on a GPU keeps its records there."""
     from partita.engine.devices.devices import Devices
 
-    begin = Devices.__init__
+    check = Devices.check
 
-    def on_gpu(self: Any, run: Any, capacity: Any) -> None:
-        object.__setattr__(run.settings, "device", "cuda")
-        begin(self, run, capacity)
+    def on_gpu(self: Any, plans: Any, splits: Any, settings: Any, has_buffers: bool) -> None:
+        check(self, plans, splits, replace(settings, device="cuda"), has_buffers)
 
-    monkeypatch.setattr(Devices, "__init__", on_gpu)
+    monkeypatch.setattr(Devices, "check", on_gpu)
     refused(r"^capacity record='disk': expected 'memory' with device='cuda'", two(record="disk"))
 
 

@@ -137,9 +137,9 @@ def test_weights() -> None:
 def test_parts_are_of_one_size() -> None:
     """So that a step need not be recorded for a rest."""
     cohort = Cohort(tuple(range(100)), (), (0,) * 100, 0.0)
-    assert [len(part.clients) for part in cohorts.parts(cohort, 97)] == [50, 50]
-    assert [len(part.clients) for part in cohorts.parts(cohort, 40)] == [34, 34, 32]
-    assert [len(part.clients) for part in cohorts.parts(cohort, 100)] == [100]
+    assert [len(part.clients) for part in cohorts.chunks_of(cohort, 97)] == [50, 50]
+    assert [len(part.clients) for part in cohorts.chunks_of(cohort, 40)] == [34, 34, 32]
+    assert [len(part.clients) for part in cohorts.chunks_of(cohort, 100)] == [100]
 
 
 def test_each_part_of_a_cohort_has_draws_of_its_own(sizes) -> None:

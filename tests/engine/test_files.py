@@ -170,7 +170,7 @@ def test_checkpoints_are_safetensors_and_json(folder: Folder) -> None:
         json.loads((path / "state.json").read_text())
     with safetensors.safe_open(found[-1] / "tensors.safetensors", "pt") as f:
         for k, x in folder.run.shared.items():
-            assert torch.equal(f.get_tensor(f"shared/{k}"), x)
+            assert torch.equal(f.get_tensor(f"server/shared/{k}"), x)
 
 
 def test_fields_of_metrics(folder: Folder) -> None:

@@ -832,10 +832,10 @@ def test_auto_goes_on_with_what_it_picked(tmp_path) -> None:
     folder = tmp_path / "run"
     stop_at(folder, 3, "memory", executor="auto")
     state = json.loads((newest(folder) / "state.json").read_text())
-    assert state["picks"]
+    assert state["executor_choices"]
     federate(folder, "memory", executor="auto", resume=True)
     after = json.loads((folder / "config.json").read_text())["executor"]["picks"]
-    assert state["picks"].items() <= after.items()
+    assert state["executor_choices"].items() <= after.items()
 
 
 def test_statistics_are_recovered(tmp_path) -> None:

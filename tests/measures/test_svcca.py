@@ -21,10 +21,10 @@ from partita.core.metrics import LOSSES, METRICS
 from partita.core.parts import Algorithm, LocalRule, Measure, Probe
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload
 from partita.data import FederatedData
-from partita.engine import measuring
+from partita.engine import evaluate
 from partita.engine.execute.problem import ModelProblem, reference, stacked
 from partita.measures.ended import ended
-from partita.measures.probe import probed
+from partita.measures.probe import _unseen, probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
 from partita.models.blocks import Blocks, layers
 
@@ -397,7 +397,7 @@ def test_liars_and_clients_without_samples_take_no_part() -> None:
 def test_clients_and_samples_in_parts(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = pt.measures.svcca(X)
     whole = found(federate(pt.local(LR), measure, executor=executor))
-    monkeypatch.setattr(measuring, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(evaluate, "STATE_BYTES", 1)
     assert measure.probe is not None
     few = measure._replace(probe=measure.probe._replace(batch=4))
     assert found(federate(pt.local(LR), few, executor=executor)) == pytest.approx(whole, abs=1e-9)
@@ -480,11 +480,11 @@ def test_a_number_takes_test_samples_that_nobody_trains_on() -> None:
     x = np.arange(40 * 5).reshape(40, 5).astype(np.float32)
     data = FederatedData.make(x, np.arange(40) % 3, train, test)
     free = {*range(25, 35)}
-    draws = [set(measuring._unseen(data, 6, seed).tolist()) for seed in (0, 0, 1)]
+    draws = [set(_unseen(data, 6, seed).tolist()) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
     assert all(d <= free and len(d) == 6 for d in draws)
-    assert set(measuring._unseen(data, 10, 0).tolist()) == free
-    rows = measuring._unseen(DATA, 12, 7)
+    assert set(_unseen(data, 10, 0).tolist()) == free
+    rows = _unseen(DATA, 12, 7)
     first, second = (
         federate(pt.local(LR), pt.measures.svcca(given), seed=7) for given in (12, DATA.x[rows].numpy())
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from algorithms.test_every_algorithm import (
 )
 from partita.core import draws
 from partita.core.parts import Algorithm
-from partita.core.types import Cohort, RoundContext, Work
-from partita.engine import pending as ahead
+from partita.core.types import RoundContext, Work
 from partita.engine.execute.plan import draw
+from partita.engine.pending import PendingUploads, Trained
 from reference import plain
 
 S = pt.schedule
@@ -166,18 +166,18 @@ def test_training_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     schedule = S.asynchronous(concurrency=4, buffer=2, delays=RANDOM)
     algorithm = pt.fedalt("output", lr=pt.optim.linear(0.3), momentum=0.5)
     sizes: list[int] = []
-    train = ahead.Ahead._train
+    add = PendingUploads.add
 
-    def count(self: ahead.Ahead, run: Any, cohort: Cohort) -> None:
-        sizes.append(len(cohort.clients))
-        train(self, run, cohort)
+    def count(self: PendingUploads, clients: Sequence[int], trained: Trained) -> None:
+        sizes.append(len(clients))
+        add(self, clients, trained)
 
-    monkeypatch.setattr(ahead.Ahead, "_train", count)
+    monkeypatch.setattr(PendingUploads, "add", count)
     common = {"rounds": 20, "cohort": 4, "steps": 3, "batch": 4, "schedule": schedule}
     batched = federate(algorithm, DOUBLE, **common)
     assert max(sizes) > 2
-    untrained = ahead.Ahead._untrained
-    monkeypatch.setattr(ahead.Ahead, "_untrained", lambda self, cohort, _: untrained(self, cohort))
+    untrained = PendingUploads.untrained
+    monkeypatch.setattr(PendingUploads, "untrained", lambda self, cohort, _: untrained(self, cohort))
     alone = federate(algorithm, DOUBLE, **common)
     assert_close(tensors(batched), tensors(alone), atol=1e-10)
 

@@ -248,7 +248,7 @@ def test_time_that_is_up_before_anyone_reports() -> None:
     assert "0 rounds" in str(run.summary())
 
 
-def test_a_clock_goes_on_from_its_facts() -> None:
+def test_a_clock_goes_on_from_its_state() -> None:
     asked = S.asynchronous(4, 2, delays=S.delays(upload=S.exponential(1.0), dropout=0.3), order="random")
     straight = begin(asked, 9)
     found = cohorts(straight, 20)
@@ -256,9 +256,9 @@ def test_a_clock_goes_on_from_its_facts() -> None:
     for v in range(7):
         first.next(server(v))
     second = begin(asked, 9)
-    second.restore(first.facts(), first.tensors())
+    second.load_state(first.state())
     assert [second.next(server(v))[:1] for v in range(7, 20)] == [c[:1] for c in found[7:]]
-    assert second.facts() == straight.facts()
+    assert second.state() == straight.state()
 
 
 @pytest.mark.parametrize(

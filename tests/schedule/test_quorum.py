@@ -97,7 +97,7 @@ def test_a_quorum_that_is_met_changes_no_bits() -> None:
 
 def test_in_parts_too(monkeypatch) -> None:
     """A cohort that does not fit into one block is saved as a whole, or not at all."""
-    monkeypatch.setattr("partita.engine.federation.BLOCK_CLIENTS", 3)
+    monkeypatch.setattr("partita.engine.stage.BLOCK_CLIENTS", 3)
     method, timely = pt.fedalt(personal="output", lr=0.1), delays(upload=exponential(1.0))
     found = run(method, schedule=synchronous(delays=timely, deadline=100.0, quorum=CLIENTS))
     assert len(found.store.touched) == CLIENTS

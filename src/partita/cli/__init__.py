@@ -13,6 +13,7 @@ from partita.cli import listing
 from partita.cli import run as running
 from partita.cli import split as splitting
 from partita.cli.bench import command as benching
+from partita.cli.process import keep_freed_memory
 from partita.core import early
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command()(benching.bench)
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
     early.loaded()
+    keep_freed_memory()
     warnings.showwarning = _warning  # type: ignore[assignment]
     try:
         sys.exit(app(standalone_mode=False))

@@ -20,6 +20,8 @@ from partita.engine.stage import Stage
 from partita.engine.state import State
 from partita.engine.store import MemoryStore
 
+WORK_AHEAD = ("cuda",)  # devices that work while the host goes on
+
 
 class Round(NamedTuple):
     """What happened in a round.
@@ -57,6 +59,7 @@ NOBODY = Chunk(Upload({}), [], 0)
 def one_round(stage: Stage, state: State) -> Round:
     """Let a cohort train, and the server act on what it sends."""
     begin = time.perf_counter()
+    stage.executor.release()  # what the last round computed is used up
     with state.timer("cohort"):
         cohort = state.schedule.next(state.server)  # who reports now, and what each had downloaded
     if len(set(cohort.clients)) < len(cohort.clients):
@@ -186,7 +189,7 @@ def _prefetch(stage: Stage, state: State, clients: int) -> None:
     """Draw the next cohort's samples while a GPU works on this one."""
     version = state.server.version + 1
     last = version >= state.stage_start + (stage.plan.rounds or 0)
-    if last or stage.setup.data.x.device.type != "cuda":
+    if last or stage.setup.data.x.device.type not in WORK_AHEAD:
         return
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)

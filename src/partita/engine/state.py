@@ -155,21 +155,25 @@ def _begin(
     return state
 
 
-def restored(
+def saved_stage(
     setup: Setup, saved: Mapping[str, Any], choices: Choices, notify: Callable[[str], None]
-) -> tuple[Stage, State]:
-    """Return the stage and the state that a checkpoint was written of."""
+) -> Stage:
+    """Bind the stage that a checkpoint was written in."""
     _check_model(saved["initial"], setup.initial)
     for name in ("stage", "stage_start"):
         if type(saved[name]) is not int or saved[name] < 0:
             raise TypeError(f"{name} is no whole number")
     choices.update(saved["executor_choices"])
-    initial = tree.to(saved["initial"], setup.settings.device)
-    stage = bind(setup, saved["stage"], initial, choices, notify)
-    timer = Timer(setup.settings.device, setup.settings.profile)
-    state = _open(stage, saved["stage_start"], 0.0, Counters(setup.data.clients), timer, choices)
-    state.load_state(saved, setup.settings.device)
-    return stage, state
+    return bind(setup, saved["stage"], tree.to(saved["initial"], setup.settings.device), choices, notify)
+
+
+def restored(stage: Stage, saved: Mapping[str, Any], choices: Choices) -> State:
+    """Return the state that a checkpoint holds."""
+    settings = stage.setup.settings
+    counters, timer = Counters(stage.setup.data.clients), Timer(settings.device, settings.profile)
+    state = _open(stage, saved["stage_start"], 0.0, counters, timer, choices)
+    state.load_state(saved, settings.device)
+    return state
 
 
 def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Timer, choices: Choices) -> State:

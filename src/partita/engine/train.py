@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from partita.algorithms.baselines import baselines as baseline_methods
@@ -19,7 +20,7 @@ from partita.engine.record import Record
 from partita.engine.results import figures
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
-from partita.engine.state import State, decode, first_stage, next_stage, restored
+from partita.engine.state import State, decode, first_stage, next_stage, restored, saved_stage
 from partita.engine.stopping import Interrupt
 from partita.engine.store.checkpoint import Checkpoint
 
@@ -86,7 +87,10 @@ def _begin(monitor: Monitor) -> tuple[Stage, State]:
     choices: Choices = {}
     saved = folder.checkpoint_to_resume(monitor.config(choices), choices, setup.settings.resume)
     if saved is not None:
-        stage, state = _restored(setup, saved, choices, monitor.note)
+        with _refusing_misfits(saved):
+            tree = decode(saved.tensors, saved.state)
+            stage = saved_stage(setup, tree, choices, monitor.note)
+            state = restored(stage, tree, choices)
         folder.resumed(saved)
         return stage, state
     stage, state = first_stage(setup, choices, monitor.note)
@@ -95,11 +99,11 @@ def _begin(monitor: Monitor) -> tuple[Stage, State]:
     return stage, state
 
 
-def _restored(
-    setup: Setup, saved: Checkpoint, choices: Choices, notify: Callable[[str], None]
-) -> tuple[Stage, State]:
+@contextmanager
+def _refusing_misfits(saved: Checkpoint) -> Iterator[None]:
+    """Turn what goes wrong with a checkpoint of something else into a refusal of it."""
     try:
-        return restored(setup, decode(saved.tensors, saved.state), choices, notify)
+        yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 
 from partita.cli.bench.compare import Marks
 from partita.engine.callbacks import Event
-from partita.engine.phases import Phases
+from partita.engine.counters import Timer
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return show
 
 
-def spent(phases: Phases) -> dict[str, float]:
+def spent(phases: Timer) -> dict[str, float]:
     return {name: seconds for name, seconds in phases.seconds.items() if seconds}
 
 
 def test_phases_inside_others_count_once(clock: Callable[..., None]) -> None:
-    phases = Phases("cpu")
+    phases = Timer("cpu")
     clock(10.0, 11.0, 13.0, 13.5, 17.5, 18.0)
     with phases("steps"):
         with phases("states"):
@@ -39,7 +39,7 @@ def test_phases_inside_others_count_once(clock: Callable[..., None]) -> None:
 
 
 def test_a_phase_that_fails_ends(clock: Callable[..., None]) -> None:
-    phases = Phases("cpu")
+    phases = Timer("cpu")
     clock(0.0, 1.0, 3.0, 7.0, 10.0, 12.0)
     with pytest.raises(ValueError, match="wrong"), phases("steps"), phases("states"):
         raise ValueError("wrong")

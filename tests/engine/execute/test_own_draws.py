@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.core import types
+from partita.core.parts import Program
 from partita.core.types import Batch, Group, Partition
 from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
@@ -196,7 +197,13 @@ def test_who_comes_first_does_not_matter() -> None:
     found = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         group = Group(tuple(range(5)), types.Download(params, {}, 1))
-        upload, _ = loop(method.local, np.array(order), group, types.ClientState({}, {}), context)
+        upload, _ = loop(
+            Program("training", method.local, trains=True),
+            np.array(order),
+            group,
+            types.ClientState({}, {}),
+            context,
+        )
         found.append({c: upload.delta["hidden.weight"][i] for i, c in enumerate(order)})
     assert problem.draws.seeded
     for c in range(5):

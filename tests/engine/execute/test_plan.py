@@ -179,7 +179,7 @@ def test_orders_and_keys_change_with_phase_client_pass_and_step() -> None:
 def test_the_rest_of_the_moment_changes_nothing() -> None:
     """Draws are a function of seed, round, phase and client; rates are what knows the stage."""
     data, work = federated([9]), Work(epochs=1, batch=2)
-    other = MOMENT._replace(stage=2, stage_round=0, stage_rounds=1, work=Work(steps=1), role="personal")
+    other = MOMENT._replace(stage=2, stage_round=0, stage_rounds=1, work=Work(steps=1))
     a, b = (draw(data, np.array([0]), work, 0, m) for m in (MOMENT, other))
     assert torch.equal(a.rows, b.rows)
     assert torch.equal(a.keys, b.keys)

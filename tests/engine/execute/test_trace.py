@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita.engine.execute import captured, graph, trace
+from partita.engine.execute import captured, graph, stack
 from partita.engine.execute.stack import Stack, Steps, lift
 
 N = 5
@@ -30,7 +30,7 @@ def step(own: dict[str, Tensor], common: dict[str, Tensor]) -> dict[str, object]
 
 def test_the_same_bits_and_the_same_structure() -> None:
     given = stacks()
-    wanted, found = lift(step, *given), trace.trace(step, *given)(*given)
+    wanted, found = lift(step, *given), stack.trace(step, *given)(*given)
     assert (found.spec, found.has_rows, found.n) == (wanted.spec, wanted.has_rows, wanted.n)
     for a, b in zip(wanted.leaves, found.leaves):
         assert a is b if a is None else torch.equal(a, b)
@@ -39,13 +39,13 @@ def test_the_same_bits_and_the_same_structure() -> None:
 def test_other_values_of_the_same_shapes() -> None:
     first, common = stacks()
     other = Stack([x + 1 for x in first.leaves], first.has_rows, first.spec, N)
-    traced = trace.trace(step, first, common)
+    traced = stack.trace(step, first, common)
     for a, b in zip(lift(step, other, common).leaves, traced(other, common).leaves):
         assert a is b if a is None else torch.equal(a, b)
 
 
 def test_a_step_that_comes_often_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "OFTEN", 3)
+    monkeypatch.setattr(stack, "OFTEN", 3)
     calls = []
 
     def counted(own: dict[str, Tensor], common: dict[str, Tensor]) -> dict[str, object]:
@@ -62,8 +62,8 @@ def test_a_step_that_comes_often_is_written_down(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "OFTEN", 1)
-    monkeypatch.setattr(trace, "KEPT", 2)
+    monkeypatch.setattr(stack, "OFTEN", 1)
+    monkeypatch.setattr(stack, "KEPT", 2)
     steps, given = Steps(), stacks()
     for n in (2, 3, 4, 5):
         steps(step, *[a.between(0, n) for a in given])
@@ -71,7 +71,7 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_looks_at_values_is_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "OFTEN", 1)
+    monkeypatch.setattr(stack, "OFTEN", 1)
 
     def looks(own: dict[str, Tensor], common: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = 2.0 if float(common["a"].sum()) > 0 else 1.0
@@ -89,7 +89,7 @@ def test_a_step_that_looks_at_values_is_not_written_down(monkeypatch: pytest.Mon
 def test_runs_have_the_same_bits_written_down_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     for often in (10**9, 1):
-        monkeypatch.setattr(trace, "OFTEN", often)
+        monkeypatch.setattr(stack, "OFTEN", often)
         runs.append(federate("vmap"))
     assert all(torch.equal(runs[0].shared[k], v) for k, v in runs[1].shared.items())
 
@@ -109,7 +109,7 @@ def federate(executor: str, **options: object) -> pt.Run:
 
 
 def test_sizes_do_not_depend_on_what_came_before() -> None:
-    made = graph.Graph(None, 0, 0, 0, usual=frozenset({100}))  # type: ignore[arg-type]
+    made = graph.Graph(None, 0, 0, 0, cohort_sizes=frozenset({100}))  # type: ignore[arg-type]
     assert [made._size(n) for n in (100, 50, 34, 33, 25)] == [100, 50, 34, 34, 25]
     assert [made._size(n) for n in (1, 2, 3, 5, 7, 9, 12, 49, 70)] == [1, 2, 4, 6, 8, 12, 13, 50, 96]
     assert [made._size(n) for n in (97, 98)] == [100, 100]  # some of the cohort have no samples
@@ -220,9 +220,9 @@ def test_values_that_change_places_in_a_step() -> None:
 
     carry = Stack.of((torch.ones(2, 3), torch.full((2, 3), 2.0)), 2, rows=True)
     nothing = Stack.of((), 2, rows=False)
-    traced = trace.trace(swap, carry, nothing, nothing)
+    traced = stack.trace(swap, carry, nothing, nothing)
     run = captured._in_place(traced.graph, carry)
-    run(*trace.tensors(carry))
+    run(*stack.tensors(carry))
     assert [x[0, 0].item() for x in carry.leaves] == [2.0, 3.0]
 
 

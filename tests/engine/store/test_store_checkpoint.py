@@ -186,7 +186,7 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(checkpoint, "FORMAT", 9)
     write(tmp_path, 1, X, {})
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="format 9, this version of Partita reads 2"):
+    with pytest.raises(ValueError, match="format 9, this version of Partita reads 3"):
         read(tmp_path)
 
 

@@ -260,7 +260,12 @@ class Classes:
         return uploads, new
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Nothing: what a class does depends on what its samples have passed before."""
+        """Do nothing: what a class does depends on what its samples have passed before."""
+
+    def release(self) -> None:
+        """Let the executors of all classes use the memory of earlier results again."""
+        for executor in (self.whole, *[part.executor for part in self.parts.values()]):
+            executor.release()
 
 
 def _endings(name: str) -> Iterator[str]:

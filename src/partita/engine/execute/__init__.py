@@ -93,7 +93,9 @@ def make_executor(executor: str | Factory, task: Task) -> Runner:
     if isinstance(executor, str):
         return EXECUTORS[executor](task)
     made = executor(task)
-    missing = [name for name in ("name", "bound", "on", "prefetch", "__call__") if not hasattr(made, name)]
+    missing = [
+        name for name in ("name", "bound", "on", "prefetch", "release", "__call__") if not hasattr(made, name)
+    ]
     if missing:
         lack = f"one that has {', '.join(missing)}, too"
         raise check.fail("executor", made, f"a function that returns an executor: {lack}")

@@ -66,6 +66,11 @@ class Auto:
             if executor.name == picked:
                 executor.prefetch(program, clients, context)
 
+    def release(self) -> None:
+        """Let those that train use the memory of earlier results again."""
+        for executor in self.candidates:
+            executor.release()
+
     def _measure(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> dict[str, str]:

@@ -26,6 +26,10 @@ class Executor(Protocol):
         """Prepare what these clients will do next, while a device is at work."""
         ...
 
+    def release(self) -> None:
+        """Nobody reads the results of earlier calls any more: their memory may be used again."""
+        ...
+
 
 class Runner(Executor, Protocol):
     """An executor on data that may be exchanged."""

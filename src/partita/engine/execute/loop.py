@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
-import sys
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +24,7 @@ class Loop:
 
     bound: BoundProblem
     name: str = "loop"
-    spare: dict[Any, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        keep_freed_memory()
+    buffers: Buffers = field(default_factory=lambda: Buffers())
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
@@ -42,7 +36,7 @@ class Loop:
     def _all(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        rows = Rows(len(clients), self.spare if program.trains else {})
+        rows = Rows(len(clients), self.buffers if program.trains else Buffers())
         keys = start_keys(clients, context, self.bound.data.x.device)
         for i in range(len(clients)):
             rows.put(i, self.one(program, i, clients, group, states, context, keys))
@@ -67,7 +61,11 @@ class Loop:
         return self._client(self.bound.bind(program), *own)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Nothing: clients are prepared one by one."""
+        """Do nothing: clients are prepared one by one."""
+
+    def release(self) -> None:
+        """Use the memory of earlier results of training again: nobody reads them any more."""
+        self.buffers.release()
 
     def on(self, data: FederatedData) -> Loop:
         """Return this executor bound to `data`."""
@@ -98,54 +96,54 @@ class Loop:
         return Batch(x, y, None, plan.keys[0, s])
 
 
-class Rows:
-    """The results of n clients side by side, as they come.
+class Buffers:
+    """Memory for the results of training, used again once it is released.
 
-    Memory of an earlier round is used again once nobody holds it any more: memory that is new to the process
-    costs more than the copy into it.
+    Memory that is new to the process costs more than the copy into it.
     """
 
-    def __init__(self, n: int, spare: dict[Any, Tensor]) -> None:
-        self._n, self._spare = n, spare
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._lent: list[Tensor] = []
+
+    def take(self, n: int, like: Tensor) -> Tensor:
+        """Return a stack of n rows like this one, with any content."""
+        shape = (n, *like.shape)
+        for i, buffer in enumerate(self._free):
+            if buffer.shape == shape and buffer.dtype == like.dtype and buffer.device == like.device:
+                self._lent.append(self._free.pop(i))
+                return buffer
+        self._lent.append(like.new_empty(shape))
+        return self._lent[-1]
+
+    def release(self) -> None:
+        """Take back all that was lent; what was not needed since the last time is given up."""
+        self._free, self._lent = self._lent, []
+
+
+class Rows:
+    """The results of n clients side by side, as they come."""
+
+    def __init__(self, n: int, buffers: Buffers) -> None:
+        self._n, self._buffers = n, buffers
         self._rows: list[Any] = []
         self._spec: Spec = None
         self._lock = threading.Lock()
 
     def put(self, i: int, result: tuple[Upload, ClientState]) -> None:
-        """The i-th client's."""
+        """Copy the result of the i-th client into its row."""
         leaves: list[Any] = []
         spec = flatten(result, leaves)
         with self._lock:
             if not self._rows:
                 self._spec = spec
-                self._rows = [self._room(k, x) if isinstance(x, Tensor) else x for k, x in enumerate(leaves)]
+                take = self._buffers.take
+                self._rows = [take(self._n, x) if isinstance(x, Tensor) else x for x in leaves]
         for row, x in zip(self._rows, leaves):
             if isinstance(x, Tensor):
                 row[i].copy_(x)
 
     def result(self) -> tuple[Upload, ClientState]:
-        """All of them."""
-        found: tuple[Upload, ClientState] = unflatten(self._spec, iter(self._rows))
-        return found
-
-    def _room(self, k: int, x: Tensor) -> Tensor:
-        shape = (self._n, *x.shape)
-        room = self._spare.pop(k, None)
-        if room is None or room.shape != shape or room.dtype != x.dtype or sys.getrefcount(room) > 2:
-            room = x.new_empty(shape)
-        self._spare[k] = room
-        return room
-
-
-@functools.cache
-def keep_freed_memory(limit: int = 1 << 29) -> None:
-    """Let the process keep up to `limit` bytes of freed memory instead of returning them to the system.
-
-    Clients of a large model free and take the same tens of megabytes in turn; getting them back from the
-    system page by page costs a tenth of the time. glibc only; elsewhere nothing happens.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        trim_threshold, map_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-        libc.mallopt(map_threshold, 1 << 25)
-        libc.mallopt(trim_threshold, limit)
+        """Return all of them as stacks."""
+        stacks: tuple[Upload, ClientState] = unflatten(self._spec, iter(self._rows))
+        return stacks

@@ -19,7 +19,7 @@ import torch
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.loop import Loop, Rows
+from partita.engine.execute.loop import Buffers, Loop, Rows
 from partita.engine.execute.plan import BoundProblem, count_steps, start_keys, work_of
 
 IDLE = 1.25  # of the work itself, above which a client has all cores instead
@@ -38,7 +38,11 @@ class Pool:
         return self.workers[0].bound
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Nothing: clients are prepared one by one."""
+        """Do nothing: clients are prepared one by one."""
+
+    def release(self) -> None:
+        """Use the memory of earlier results of training again: nobody reads them any more."""
+        self.workers[0].release()
 
     def on(self, data: FederatedData) -> Pool:
         """Return this executor bound to `data`."""
@@ -60,7 +64,7 @@ class Pool:
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
-        rows = Rows(n, self.workers[0].spare if program.trains else {})
+        rows = Rows(n, self.workers[0].buffers if program.trains else Buffers())
         keys = start_keys(clients, context, self.bound.data.x.device)
         places = iter(self._order(program, clients, context))
 

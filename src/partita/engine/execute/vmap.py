@@ -69,6 +69,9 @@ class Vmap:
                 found = plans(self.bound.data, clients, phase, number, context)
                 self.drawn[self._drawn(clients, phase, number, context)] = found
 
+    def release(self) -> None:
+        """Do nothing: a stack is new memory each time."""
+
     def _drawn(self, clients: np.ndarray, phase: Phase, number: int, context: RoundContext) -> Any:
         """All that a plan depends on."""
         now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())

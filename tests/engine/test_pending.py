@@ -9,7 +9,7 @@ import torch
 
 import partita as pt
 from partita.core.types import Cohort
-from partita.engine import pending as ahead
+from partita.engine import loop
 from partita.engine import stage as stages
 from partita.engine.execute import vmap
 from partita.schedule.clock import Clock
@@ -66,7 +66,7 @@ def test_samples_drawn_while_a_device_works(
     options, used = DRAWN[name]
     given = {"schedule": None, "executor": executor, "rounds": 4, "evaluate_every": 9, **options}
     expected, drawn, hits = tensors(**given), [], 0
-    monkeypatch.setattr(ahead, "DEVICES", ("cpu",))
+    monkeypatch.setattr(loop, "WORK_AHEAD", ("cpu",))
     expect = vmap.Vmap.prefetch
 
     def counted(self: vmap.Vmap, *args: Any) -> None:
