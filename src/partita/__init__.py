@@ -8,10 +8,6 @@ run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", 
 print(run.summary())
 """
 
-from collections.abc import Mapping as _Mapping
-from collections.abc import Sequence as _Sequence
-from pathlib import Path as _Path
-
 import partita.core.early as _early  # noqa: F401 (before what takes its time to load)
 from partita import (
     aggregate,
@@ -62,7 +58,7 @@ from partita.algorithms import (
 from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
-from partita.api import federate
+from partita.api import Run, federate, load
 from partita.core import draws, tree
 from partita.core.check import Refused
 from partita.core.metrics import Metric
@@ -96,8 +92,6 @@ from partita.core.types import (
 )
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
-from partita.engine.record import Record
-from partita.engine.run import Run, load
 from partita.engine.stopping import Stopped
 from partita.optim.rates import as_rate
 
@@ -202,12 +196,3 @@ __all__ += [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _page(runs: _Mapping[str, _Sequence[Record]], path: _Path) -> _Path:
-    from partita.report import write  # on use: it loads plotly
-
-    return write(runs, path)
-
-
-Record.page = staticmethod(_page)

@@ -1,4 +1,4 @@
-"""What a user calls: `federate`, with all its arguments."""
+"""What a user calls: `federate`, with all its arguments, and what it returns."""
 
 from __future__ import annotations
 
@@ -20,17 +20,44 @@ from partita.core.device import arithmetic
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
+from partita.engine import run as engine_run
 from partita.engine.callbacks import ProgressBar, Trace
 from partita.engine.federation import Federation
 from partita.engine.loop import train
-from partita.engine.record import Record, write_page
-from partita.engine.run import Run
+from partita.engine.record import Record
 from partita.engine.settings import Settings, declarations
 from partita.engine.stopping import Interrupt
 from partita.engine.store.places import new_page
 from partita.engine.threads import same_threads
+from partita.report import write, write_page
 
 P = ParamSpec("P")
+
+
+class Run(engine_run.TrainedRun):
+    """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
+
+    `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
+    """
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write a page that opens offline: curves, who gained and who lost and why, cost, settings."""
+        return write({self.facts["algorithm"]: [self]}, path)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run to a new folder like that of `out=`, page included; `partita.load` reads it."""
+        target = check.path("folder", folder)
+        self.write(target)
+        if not (target / "report.html").exists():
+            write_page({self.facts["algorithm"]: [self]}, target / "report.html")
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> Run:
+    """Read a finished run from its folder.
+
+    `model` (as it was trained) is needed for `client(i).model()` only.
+    """
+    return Run(**vars(engine_run.load(folder, model)))
 
 
 @dataclass(frozen=True)
@@ -119,9 +146,10 @@ def federate(given: Arguments) -> Run:
     try:
         known = folder if settings.resume and settings.device == "cpu" else None
         with same_threads(known), arithmetic(settings.precision, settings.deterministic):
-            result = train(
+            trained = train(
                 run, name, listeners, interrupt, resume=settings.resume, references=given.references
             )
+        result = Run(**vars(trained))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")
         return result

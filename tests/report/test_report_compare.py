@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from report_rows import Fake, client, fake
+from report_rows import client, fake
 
+from partita.engine.record import Record
 from partita.report.compare import paired, table
 
 
@@ -121,7 +122,7 @@ def test_pairs_are_clients_by_name_and_seed() -> None:
 
 
 def test_numbered_clients_of_other_data_are_units_by_seed() -> None:
-    def runs(first: float, second: float, name: str = "3") -> list[Fake]:
+    def runs(first: float, second: float, name: str = "3") -> list[Record]:
         made = [fake(client(name, x), seed=seed) for seed, x in enumerate((first, second))]
         for seed, run in enumerate(made):
             run.config["data"] = {"fingerprint": f"data {seed}"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import partita as pt
-from partita.engine.run import Run
+from partita import Run
 from partita.report.devices import devices
 
 

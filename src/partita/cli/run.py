@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from partita.api import Run
 from partita.cli import screen, tables
 from partita.cli.common import (
     Ask,
@@ -41,7 +42,6 @@ from partita.cli.options import (
     told,
 )
 from partita.core import check
-from partita.engine.run import Run
 from partita.engine.store.files import json_text
 from partita.engine.store.places import new_page
 from partita.recipes import Experiment, Study, find

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
@@ -34,11 +33,11 @@ def scores(run: Record, summary: Summary) -> Table:
     best = better(scores.values(), default=None)
     for kind, name in names.items():
         value, hurt = summary["test"][kind], summary["hurt"].get(f"vs_{kind}")
-        shown = "-" if value is None else f"{value:.4f}"
+        shown, worst = ("-" if score is None else f"{score:.4f}" for score in (value, run.worst_tenth(kind)))
         table.add_row(
             name,
             f"[bold green]{shown}[/bold green]" if value is not None and value == best else shown,
-            _worst(run, kind),
+            worst,
             "" if hurt is None else f"{hurt} of {summary['scored']}",
         )
     return table
@@ -52,15 +51,6 @@ def _liars(summary: Summary) -> str:
         f"; {lying['clients']} of {summary['clients']} clients lie ({escape(str(lying['attack']))}): "
         "scores of the others"
     )
-
-
-def _worst(run: Record, kind: str) -> str:
-    scores = run.scores(kind)
-    honest = np.array([not row["byzantine"] for row in run.clients])
-    scores = scores[honest & ~np.isnan(scores)]
-    if not len(scores):
-        return "-"
-    return f"{np.quantile(scores, 0.1 if run.higher_is_better else 0.9):.4f}"
 
 
 def gains(run: Record, rows: int = 3) -> Table:

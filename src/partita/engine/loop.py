@@ -18,7 +18,7 @@ from partita.engine.federation import Federation
 from partita.engine.folder import begin_run, check_same
 from partita.engine.monitor import Watch
 from partita.engine.record import Record
-from partita.engine.run import Run
+from partita.engine.run import TrainedRun
 from partita.engine.screen import screen
 from partita.engine.stopping import Interrupt
 
@@ -137,7 +137,7 @@ def train(
     *,
     resume: bool,
     references: Mapping[str, Record],
-) -> Run:
+) -> TrainedRun:
     """A run from its beginning or its checkpoint to its end, alone in its folder."""
     try:
         return _trained(run, what, callbacks, interrupt, resume, dict(references))
@@ -152,7 +152,7 @@ def _trained(
     interrupt: Interrupt,
     resume: bool,
     references: dict[str, Record],
-) -> Run:
+) -> TrainedRun:
     """After the baselines that it is compared with."""
     watch = Watch(run, what, callbacks)
     begin_run(run, watch, resume)
@@ -172,7 +172,7 @@ def _trained(
         interrupt.check(watch)
     if not watch.diverged:  # that has been said, with another reason
         warn_about_nothing(run, watch.timing.abandoned)
-    result = Run.of(run, watch, references)
+    result = TrainedRun.of(run, watch, references)
     watch.tell_summary(result)
     return result
 

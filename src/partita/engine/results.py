@@ -30,7 +30,9 @@ def figures(run: Federation, watch: Watch, references: Mapping[str, Record]) -> 
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
     summary["diverged"] = watch.divergence(_finite(run.server.shared), others)
     summary["classes"] = _classes(run, rows, scores)
-    return Record(watch.rows, rows, watch.config(), summary)
+    record = Record(watch.rows, rows, watch.config(), summary)
+    summary["hurt"] = {f"vs_{kind}": record.hurt(kind) for kind in ("global", "local")}
+    return record
 
 
 def _scores(run: Federation, watch: Watch, references: Mapping[str, Record]) -> Scores:
@@ -137,10 +139,9 @@ def _counted(labels: np.ndarray, starts: np.ndarray, sizes: np.ndarray, classes:
 
 
 def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
-    weight, honest = run.test_weight, run.honest
+    weight = run.test_weight
     counters = watch.counters
     seconds = counters["training_seconds"]
-    better = 1.0 if run.profile.metric.higher_is_better else -1.0
     shared, personal = (tree.pick(run.base, names) for names in run.partition)
     return Summary(
         algorithm=run.given.name,
@@ -151,7 +152,7 @@ def _summary(run: Federation, watch: Watch, scores: Scores) -> Summary:
         metric=run.profile.metric.name,
         higher_is_better=run.profile.metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
-        hurt={f"vs_{kind}": _hurt(scores, kind, better, honest) for kind in ("global", "local")},
+        hurt={},  # counted by the record
         seconds=round(watch.elapsed, 3),
         client_steps_per_second=round(counters["client_steps"] / seconds, 1) if seconds else 0.0,
         phases={k: round(v, 3) for k, v in run.phases.seconds.items()},
@@ -215,17 +216,6 @@ def _byzantine(run: Federation, watch: Watch, scores: Scores) -> dict[str, Any] 
     excluded = [run.data.names[c] for c in sorted(watch.excluded) if not run.honest[c]]
     count = len(run.settings.byzantine_clients)
     return {"clients": count, "attack": run.attack.name, "test": test, "excluded": excluded}
-
-
-def _hurt(scores: Scores, kind: str, better: float, honest: np.ndarray) -> int | None:
-    """How many honest clients score worse with their personal model."""
-    personal, other = scores["personal"], scores[kind]
-    if personal is None or other is None:
-        return None
-    both = honest & ~(np.isnan(personal) | np.isnan(other))
-    if not both.any():
-        return None
-    return int((better * personal[both] < better * other[both]).sum())
 
 
 def _peak_memory(device: str) -> int:

@@ -17,7 +17,7 @@ from partita.core.types import ClientState, Tensors
 from partita.engine import snapshot
 from partita.engine.federation import Federation
 from partita.engine.monitor import Watch
-from partita.engine.record import Record, read, write_page
+from partita.engine.record import Record, read
 from partita.engine.results import figures
 from partita.engine.snapshot import Holdings
 from partita.engine.store import Store, checkpoint, open_store
@@ -34,7 +34,7 @@ class Client:
     is that part of the model that it is evaluated with.
     """
 
-    def __init__(self, run: Run, number: int) -> None:
+    def __init__(self, run: TrainedRun, number: int) -> None:
         self._run, self.number, self.name = run, number, run.clients[number]["client"]
 
     @property
@@ -82,8 +82,8 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run(Record):
-    """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
+class TrainedRun(Record):
+    """The figures of a run, and its models; `partita.Run` adds the page.
 
     `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
     """
@@ -98,7 +98,7 @@ class Run(Record):
     holdings: Holdings
 
     @classmethod
-    def of(cls, run: Federation, watch: Watch, references: Mapping[str, Record]) -> Run:
+    def of(cls, run: Federation, watch: Watch, references: Mapping[str, Record]) -> TrainedRun:
         """The result of a finished run; also writes clients.csv and summary.json."""
         found = figures(run, watch, references)
 
@@ -213,16 +213,9 @@ class Run(Record):
                 there[name].copy_(value)
         return model.eval()
 
-    def save(self, folder: str | Path) -> None:
-        """The run as a new folder like that of `out=`, page included; `partita.load` reads it."""
-        target = check.path("folder", folder)
-        self.write(target)
-        if not (target / "report.html").exists():
-            write_page({self.facts["algorithm"]: [self]}, target / "report.html")
 
-
-def load(folder: str | Path, model: nn.Module | None = None) -> Run:
-    """A finished run from its folder. `model` (as it was trained) is needed for `client(i).model()` only."""
+def load(folder: str | Path, model: nn.Module | None = None) -> TrainedRun:
+    """Read a finished run from its folder."""
     if model is not None and not isinstance(model, nn.Module):
         raise check.fail("model", model, "the nn.Module that was trained")
     record, folder = read(folder), Path(folder)
@@ -248,7 +241,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     def write(target: Path) -> None:
         copy_folder(folder, new_folder("folder", target, outside=folder))
 
-    return Run(
+    return TrainedRun(
         **vars(record),
         shared=shared,
         base=base,

@@ -29,13 +29,12 @@ from partita import (
 from partita.algorithms import METHODS, pipeline, psi, tuned
 from partita.algorithms.by_name import by_name
 from partita.algorithms.local import solvers
-from partita.api import Arguments, federate
+from partita.api import Arguments, Run, federate
 from partita.core import check
 from partita.core.options import bind, signature
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.engine.loop import check_finished
-from partita.engine.run import Run
 from partita.engine.settings import Manner, Parts, Settings, Training
 
 Functions = dict[str, Callable[..., Any]]

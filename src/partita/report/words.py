@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from partita.engine.record import human_bytes
-from partita.report.rows import number
+from partita.engine.record import human_bytes, number
 
 MISSING = "–"
 
@@ -46,6 +45,11 @@ def count(value: object) -> str:
     if x is None:
         return MISSING
     return f"{x:,.0f}" if x == int(x) else f"{x:,.1f}"
+
+
+def counted(value: object, noun: str) -> str:
+    """1 round, 50 rounds."""
+    return f"{count(value)} {noun}" + ("" if number(value) == 1 else "s")
 
 
 def rounded(value: object) -> str:

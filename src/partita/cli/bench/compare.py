@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.api import federate
+from partita.api import Run, federate
 from partita.cli.bench.ceilings import Ceilings, ceilings, flops_of_a_step
 from partita.cli.bench.peers.apart import Speed, Turns
 from partita.cli.bench.peers.job import Job
@@ -19,7 +19,6 @@ from partita.cli.bench.workloads import METHODS, WORKLOADS, Method, Workload
 from partita.core.device import arithmetic
 from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
-from partita.engine.run import Run
 
 Tell = Callable[[str], None]
 
