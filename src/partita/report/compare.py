@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita.core import check
-from partita.engine.record import MODELS, Record, gain, lookup, mean, number, spread
+from partita.engine.record import MODELS, ROUNDING, Record, gain, lookup, mean, number, spread
 from partita.report.rows import Row, Runs, checked, first, metric, same_clients, suffixes
 
 
@@ -109,4 +109,6 @@ def _wilcoxon(differences: Sequence[float]) -> float | None:
         return None
     from scipy.stats import wilcoxon  # heavy; only a comparison needs it
 
-    return float(wilcoxon(differences).pvalue)
+    # differences that are equal up to rounding share a rank
+    largest = max(map(abs, differences))
+    return float(wilcoxon([round(d / largest / ROUNDING) for d in differences]).pvalue)
