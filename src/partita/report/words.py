@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers in the form that people read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MISSING = "–"
 
 
 def score(value: object, digits: int = 4) -> str:
-    """0.9624; large scores with fewer digits, tiny ones with as many as it takes."""
+    """Write a score: 0.9624; large ones with fewer digits, tiny ones with as many as it takes."""
     x = number(value)
     if x is None:
         return MISSING
@@ -18,21 +18,21 @@ def score(value: object, digits: int = 4) -> str:
 
 
 def spread(value: dict[str, float] | None, seeds: int) -> str:
-    """0.9624, or 0.9624 ± 0.0031 over several seeds."""
+    """Write 0.9624, or 0.9624 ± 0.0031 over several seeds."""
     if value is None:
         return MISSING
     return f"{score(value['mean'])} ± {deviation(value)}" if seeds > 1 else score(value["mean"])
 
 
 def deviation(value: dict[str, float], shown: str | None = None) -> str:
-    """The standard deviation with as many decimals as the mean it belongs to (`shown`, if not as a score)."""
+    """Write the standard deviation with as many decimals as the mean (`shown`, if that is no score)."""
     decimals = (shown or score(value["mean"])).partition(".")[2]
     plain = decimals.isdigit() or not decimals
     return f"{value['std']:,.{len(decimals)}f}" if plain else f"{value['std']:.2g}"
 
 
 def signed(value: object) -> str:
-    """+0.0311 or −0.0311."""
+    """Write +0.0311 or −0.0311."""
     x = number(value)
     if x is None:
         return MISSING
@@ -40,7 +40,7 @@ def signed(value: object) -> str:
 
 
 def count(value: object) -> str:
-    """A number of things: 1,234; with a decimal only where a mean of counts has one."""
+    """Write a number of things: 1,234; with a decimal only where a mean of counts has one."""
     x = number(value)
     if x is None:
         return MISSING
@@ -48,24 +48,24 @@ def count(value: object) -> str:
 
 
 def counted(value: object, noun: str) -> str:
-    """1 round, 50 rounds."""
+    """Write 1 round, 50 rounds."""
     return f"{count(value)} {noun}" + ("" if number(value) == 1 else "s")
 
 
 def rounded(value: object) -> str:
-    """A large number without its decimals."""
+    """Write a large number without its decimals."""
     x = number(value)
     return MISSING if x is None else f"{x:,.0f}"
 
 
 def bytes_(value: object) -> str:
-    """12.3 MB."""
+    """Write 12.3 MB."""
     x = number(value)
     return MISSING if x is None else human_bytes(x)
 
 
 def seconds(value: object) -> str:
-    """8.3 s, 4 min 05 s or 3 h 20 min."""
+    """Write 8.3 s, 4 min 05 s or 3 h 20 min."""
     x = number(value)
     if x is None:
         return MISSING
@@ -76,7 +76,7 @@ def seconds(value: object) -> str:
 
 
 def units(value: object) -> str:
-    """A length of virtual time, or a rate: three digits, or all before the point. 0.0793, 60.9, 12, 1,204."""
+    """Write a virtual time or a rate with three digits, or all before the point: 0.0793, 60.9, 12, 1,204."""
     x = number(value)
     if x is None:
         return MISSING
@@ -84,7 +84,7 @@ def units(value: object) -> str:
 
 
 def share(value: object) -> str:
-    """80 %, or 0.13 %."""
+    """Write 80 %, or 0.13 %."""
     x = number(value)
     if x is None:
         return MISSING
@@ -92,7 +92,7 @@ def share(value: object) -> str:
 
 
 def p_value(value: object) -> str:
-    """0.031, or <0.001."""
+    """Write 0.031, or <0.001."""
     x = number(value)
     if x is None:
         return MISSING
@@ -100,10 +100,10 @@ def p_value(value: object) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The beginning of a long text."""
+    """Return a text, cut after `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def listed(words: list[str]) -> str:
-    """a, b and c."""
+    """Write a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
