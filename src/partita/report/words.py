@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 from partita.engine.record import human_bytes, number
 
 MISSING = "–"
+
+
+def _of_any(write: Callable[[float], str]) -> Callable[[object], str]:
+    """Let a function take any value: what is no finite number is missing."""
+
+    @wraps(write)
+    def of_any(value: object) -> str:
+        x = number(value)
+        return MISSING if x is None else write(x)
+
+    return of_any
 
 
 def score(value: object, digits: int = 4) -> str:
@@ -31,19 +45,15 @@ def deviation(value: dict[str, float], shown: str | None = None) -> str:
     return f"{value['std']:,.{len(decimals)}f}" if plain else f"{value['std']:.2g}"
 
 
-def signed(value: object) -> str:
+@_of_any
+def signed(x: float) -> str:
     """Write +0.0311 or −0.0311."""
-    x = number(value)
-    if x is None:
-        return MISSING
     return f"{'+' if x > 0 else '−' if x < 0 else ''}{score(abs(x))}"
 
 
-def count(value: object) -> str:
+@_of_any
+def count(x: float) -> str:
     """Write a number of things: 1,234; with a decimal only where a mean of counts has one."""
-    x = number(value)
-    if x is None:
-        return MISSING
     return f"{x:,.0f}" if x == int(x) else f"{x:,.1f}"
 
 
@@ -52,50 +62,42 @@ def counted(value: object, noun: str) -> str:
     return f"{count(value)} {noun}" + ("" if number(value) == 1 else "s")
 
 
-def rounded(value: object) -> str:
+@_of_any
+def rounded(x: float) -> str:
     """Write a large number without its decimals."""
-    x = number(value)
-    return MISSING if x is None else f"{x:,.0f}"
+    return f"{x:,.0f}"
 
 
-def bytes_(value: object) -> str:
+@_of_any
+def bytes_(x: float) -> str:
     """Write 12.3 MB."""
-    x = number(value)
-    return MISSING if x is None else human_bytes(x)
+    return human_bytes(x)
 
 
-def seconds(value: object) -> str:
+@_of_any
+def seconds(x: float) -> str:
     """Write 8.3 s, 4 min 05 s or 3 h 20 min."""
-    x = number(value)
-    if x is None:
-        return MISSING
     if x < 60:
         return f"{x:.1f} s"
     minutes, rest = divmod(round(x), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def units(value: object) -> str:
+@_of_any
+def units(x: float) -> str:
     """Write a virtual time or a rate with three digits, or all before the point: 0.0793, 60.9, 12, 1,204."""
-    x = number(value)
-    if x is None:
-        return MISSING
     return f"{x:,.0f}" if abs(x) >= 99.95 or x == int(x) else f"{x:#.3g}"
 
 
-def share(value: object) -> str:
+@_of_any
+def share(x: float) -> str:
     """Write 80 %, or 0.13 %."""
-    x = number(value)
-    if x is None:
-        return MISSING
     return f"{100 * x:.0f} %" if x == 0 or abs(x) >= 0.0995 else f"{100 * x:.2g} %"
 
 
-def p_value(value: object) -> str:
+@_of_any
+def p_value(x: float) -> str:
     """Write 0.031, or <0.001."""
-    x = number(value)
-    if x is None:
-        return MISSING
     return "<0.001" if x < 0.001 else f"{x:.3f}"
 
 
