@@ -163,7 +163,7 @@ def test_a_better_mean_elsewhere_is_said() -> None:
     text = top({"x": [run]})
     assert "Training alone is best here: accuracy 0.9900 against 0.9000 with personal models." in text
     assert "helps" not in text
-    assert "over all test samples, each alone scores better than personal models" in text
+    assert "over all test samples, training alone scores better than personal models" in text
     assert "each alone best 0.9900" in text
     run.facts["test"]["local"], run.facts["test"]["global"] = 0.5, 0.95
     expected = "One global model is best here: accuracy 0.9500 against 0.9000 with personal models."

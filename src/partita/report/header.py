@@ -185,9 +185,10 @@ def _better(rows: Sequence[Row], winner: Row) -> tuple[str, float] | None:
 def _overall(row: Row) -> str:
     """Say what the count of clients hides: that another kind of model is better on average."""
     better = _better([row], row)
-    return (
-        f"But over all test samples, {NAMES[better[0]]} scores better than personal models." if better else ""
-    )
+    if better is None:
+        return ""
+    model = "one global model" if better[0] == "global" else "training alone"
+    return f"But over all test samples, {model} scores better than personal models."
 
 
 def _close(pairs: Sequence[Row], winner: str) -> str:
