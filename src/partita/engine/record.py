@@ -173,8 +173,8 @@ class Summary(dict[str, Any]):
 
     def _excluded(self, most: int = 5) -> str:
         reasons, names = self.get("excluded_why") or {}, self["excluded"]
-        told = [f"{name} ({reasons[name]})" if name in reasons else name for name in names[:most]]
-        return ", ".join(told) + (f" and {len(names) - most} more" if len(names) > most else "")
+        listed = [f"{name} ({reasons[name]})" if name in reasons else name for name in names[:most]]
+        return ", ".join(listed) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -65,8 +65,8 @@ def header(runs: Runs, clients: Averages, title: str | None) -> Safe:
 
 
 def _alert(runs: Runs) -> Safe | None:
-    told = [tag("p", tag("b", DIVERGED), words.removeprefix(DIVERGED)) for words in headlines(runs)]
-    return tag("div", *told, class_="alert", role="alert") if told else None
+    paragraphs = [tag("p", tag("b", DIVERGED), words.removeprefix(DIVERGED)) for words in headlines(runs)]
+    return tag("div", *paragraphs, class_="alert", role="alert") if paragraphs else None
 
 
 # ---- what ran
@@ -129,11 +129,11 @@ def _attack(facts: Mapping[str, Any]) -> str:
 
 def _seeds(runs: Runs) -> str:
     seeds = dict.fromkeys(run.facts.get("seed") for seeds in runs.values() for run in seeds)
-    known = [str(seed) for seed in seeds if seed is not None]
-    if not known:
+    names = [str(seed) for seed in seeds if seed is not None]
+    if not names:
         most = max(len(seeds) for seeds in runs.values())
         return "one run" if most == 1 else f"{most} runs"
-    return f"seed {known[0]}" if len(known) == 1 else shorten(f"seeds {listed(known)}", 60)
+    return f"seed {names[0]}" if len(names) == 1 else shorten(f"seeds {listed(names)}", 60)
 
 
 # ---- the verdict
@@ -150,8 +150,8 @@ def _verdict(runs: Runs, rows: Sequence[Row], winner: Row, clients: Record) -> s
         kind, value = better
         ours = "together" if kind == "local" and against[:1] == ["local"] else "with personal models"
         ours = f"with {label}" if several else ours
-        own = score(winner["personal"]["mean"])
-        return f"{TITLES[kind]} is best here: {metric(runs)} {score(value)} against {own} {ours}."
+        personal = score(winner["personal"]["mean"])
+        return f"{TITLES[kind]} is best here: {metric(runs)} {score(value)} against {personal} {ours}."
     if several:
         return f"{label} scores best: {metric(runs)} {score(winner['personal']['mean'])}."
     if not against:
@@ -174,11 +174,11 @@ def _scored(row: Row) -> str:
 
 def _better(rows: Sequence[Row], winner: Row) -> tuple[str, float] | None:
     """Return the kind of model, with its score, that is better on average than the best personal models."""
-    known = [(kind, row[kind]["mean"]) for row in rows for kind in TITLES if row[kind] is not None]
-    if winner["personal"] is None or not known:
+    others = [(kind, row[kind]["mean"]) for row in rows for kind in TITLES if row[kind] is not None]
+    if winner["personal"] is None or not others:
         return None
     higher = winner["higher_is_better"]
-    other = (max if higher else min)(known, key=lambda pair: pair[1])
+    other = (max if higher else min)(others, key=lambda pair: pair[1])
     return other if gain(winner["personal"]["mean"], other[1], higher) < 0 else None
 
 
@@ -222,10 +222,10 @@ def _who_loses(row: Row, several: bool) -> str:
 
 def _cards(row: Row, mark: bool) -> Safe:
     """Return three big numbers, the best marked if it means anything."""
-    known = {model: row[model]["mean"] for model in MODELS if row[model] is not None}
+    scores = {model: row[model]["mean"] for model in MODELS if row[model] is not None}
     # equal scores are all best: a method without a personal part is its global model
-    best = (max if row["higher_is_better"] else min)(known.values()) if len(known) > 1 and mark else None
-    cards = [_card(model, row, best is not None and known.get(model) == best) for model in MODELS]
+    best = (max if row["higher_is_better"] else min)(scores.values()) if len(scores) > 1 and mark else None
+    cards = [_card(model, row, best is not None and scores.get(model) == best) for model in MODELS]
     return tag("div", *cards, class_="cards")
 
 

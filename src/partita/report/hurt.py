@@ -49,15 +49,15 @@ def _excluded(seeds: Sequence[Record]) -> dict[str, str]:
     """Return whose uploads were set aside, and why, as far as it is known."""
     excluded: dict[str, str] = {}
     for run, suffix in zip(seeds, suffixes(seeds)):
-        known = run.facts.get("excluded_why") or {}
-        excluded |= {f"{c}{suffix}": str(known.get(c) or "") for c in run.facts.get("excluded") or ()}
+        rejections = run.facts.get("excluded_why") or {}
+        excluded |= {f"{c}{suffix}": str(rejections.get(c) or "") for c in run.facts.get("excluded") or ()}
     return excluded
 
 
 def _telling(clients: Record) -> list[str]:
     """Return the references, less one that the personal models are the same as for everyone."""
-    known = references(clients)
-    return [kind for kind in known if differs(clients, kind)] or known
+    kinds = references(clients)
+    return [kind for kind in kinds if differs(clients, kind)] or kinds
 
 
 def worst_first(clients: Record, reference: str) -> np.ndarray:

@@ -175,7 +175,7 @@ def _last_line(run: Record) -> tuple[list[float], list[float]] | None:
         places, losses = (lookup(row, "measures", LINE[0], key) for key in ("lambda", LINE[1]))
         if isinstance(places, list) and isinstance(losses, list) and len(places) == len(losses) > 1:
             pairs = [(number(a), number(b)) for a, b in zip(places, losses)]
-            known = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if known:
-                return [a for a, _ in known], [b for _, b in known]
+            points = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if points:
+                return [a for a, _ in points], [b for _, b in points]
     return None

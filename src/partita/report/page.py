@@ -136,8 +136,8 @@ def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = Fal
 
 def _reference(clients: Averages, start: str) -> Safe | None:
     """Return buttons for what the personal models are compared with, the most telling for `start` first."""
-    known = [kind for record in (clients[start], *clients.values()) for kind in references(record)]
-    return choice("reference", "Compared with", {kind: REFERENCES[kind] for kind in dict.fromkeys(known)})
+    kinds = [kind for record in (clients[start], *clients.values()) for kind in references(record)]
+    return choice("reference", "Compared with", {kind: REFERENCES[kind] for kind in dict.fromkeys(kinds)})
 
 
 def _selected(clients: Averages) -> Safe | None:

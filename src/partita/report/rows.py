@@ -136,8 +136,8 @@ def references(clients: Record) -> list[str]:
     A method without a personal part gives everyone the global model: then the gain over it is zero for all
     and says nothing, so training alone comes first.
     """
-    known = [kind for kind in ("global", "local") if not np.isnan(clients.gains(kind)).all()]
-    return sorted(known, key=lambda kind: not differs(clients, kind))
+    kinds = [kind for kind in ("global", "local") if not np.isnan(clients.gains(kind)).all()]
+    return sorted(kinds, key=lambda kind: not differs(clients, kind))
 
 
 def differs(clients: Record, reference: str) -> bool:

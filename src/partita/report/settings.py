@@ -27,8 +27,8 @@ def settings(runs: Runs) -> Safe:
         for role, pick in _items(config, "executor", "picks"):
             choice = [str(lookup(pick, key) or "") for key in ("picked", "why")]
             choices.append([*[label] * several, role, *choice])
-        if known := ", ".join(f"{name} {version}" for name, version in _items(config, "versions")):
-            versions[known] = None
+        if packages := ", ".join(f"{name} {version}" for name, version in _items(config, "versions")):
+            versions[packages] = None
     head = [*[""] * several, "work", "executor", "why it was picked"]
     return section(
         "settings",
@@ -37,7 +37,7 @@ def settings(runs: Runs) -> Safe:
         *parts,
         table(head, choices, words=range(4)) if choices else None,
         *folds,
-        *(note(f"Versions: {known}.") for known in versions),
+        *(note(f"Versions: {packages}.") for packages in versions),
     )
 
 

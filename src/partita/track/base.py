@@ -170,12 +170,12 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
     Lists are left out, but the number of excluded clients is there.
     """
-    found = {}
+    named = {}
     for key, value in _flat({**values, "excluded": len(values.get("excluded") or ())}):
         if isinstance(value, int | float) and not isinstance(value, bool):
             name = NAMES.get(key, key.replace(".", "/"))
-            found[re.sub(r"[^\w/ :-]", "_", name)] = float(value)  # MLflow takes no others
-    return found
+            named[re.sub(r"[^\w/ :-]", "_", name)] = float(value)  # MLflow takes no others
+    return named
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,10 +200,10 @@ def recall(tool: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the run's folder remembers of the run in the tool: a resumed run goes on there."""
     path = Path(config.get("out") or ".") / f"track-{tool}.json"
     try:
-        found = json.loads(path.read_text()) if config.get("out") else {}
+        facts = json.loads(path.read_text()) if config.get("out") else {}
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def keep(tool: str, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

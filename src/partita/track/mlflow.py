@@ -124,12 +124,12 @@ class MLflow(Tracker):
         if run is None:
             return None
         try:
-            known = self._client.get_run(run)
+            stored = self._client.get_run(run)
         except self._library.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return known if known.info.lifecycle_stage == "active" else None
+        return stored if stored.info.lifecycle_stage == "active" else None
 
     def _find(self, name: str) -> str:
         """Return the id of the experiment of this name, which is created if there is none."""

@@ -56,10 +56,10 @@ class WandB(Tracker):
 
     def open(self, what: str, round: int, config: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Begin a new run, or go on with the one that the run's folder remembers."""
-        known = recall(self.tool, config)
+        remembered = recall(self.tool, config)
         if self._group is None:
             fresh = f"{slug(self._name or 'partita')}-{uuid.uuid4().hex[:8]}"
-            self._group = known.get("group") or os.environ.get("WANDB_RUN_GROUP") or fresh
+            self._group = remembered.get("group") or os.environ.get("WANDB_RUN_GROUP") or fresh
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         # a sweep's agent gives an id to the run it asked for: the method's
@@ -71,8 +71,8 @@ class WandB(Tracker):
             job_type="baseline" if self.is_baseline else "method",
             mode=self._mode,
             dir=None if self._folder is None else str(self._folder),
-            id=known.get("run", fresh_id),
-            resume="allow" if known else None,
+            id=remembered.get("run", fresh_id),
+            resume="allow" if remembered else None,
             reinit="create_new",  # a run that the user has begun stays as it is
             config=selected(config),
         )
