@@ -229,7 +229,7 @@ def summary(attack: object = None, lr: float = 0.1) -> str:
 
 def test_the_summary_says_why_clients_are_excluded() -> None:
     text = summary(pt.attack.malformed("names"))
-    assert "2 clients lie (malformed); scores are of the others" in text
+    assert "2 Byzantine clients (malformed); scores are those of the honest clients" in text
     assert "excluded for unusable uploads: 1 (without hidden1.linear.weight), 4 (" in text
     assert "lr" not in text
 

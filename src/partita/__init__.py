@@ -8,10 +8,6 @@ run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", 
 print(run.summary())
 """
 
-from collections.abc import Mapping as _Mapping
-from collections.abc import Sequence as _Sequence
-from pathlib import Path as _Path
-
 import partita.core.early as _early  # noqa: F401 (before what takes its time to load)
 from partita import (
     aggregate,
@@ -96,7 +92,6 @@ from partita.core.types import (
 )
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
-from partita.engine.record import Record
 from partita.engine.stopping import Stopped
 from partita.optim.rates import as_rate
 
@@ -201,12 +196,3 @@ __all__ += [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def _page(runs: _Mapping[str, _Sequence[Record]], path: _Path) -> _Path:
-    from partita.report import write  # on use: it loads plotly
-
-    return write(runs, path)
-
-
-Record.page = staticmethod(_page)

@@ -27,7 +27,7 @@ from partita.data import FederatedData
 from partita.engine.callbacks import ProgressBar, Trace
 from partita.engine.evaluate import personal_model
 from partita.engine.folder import RunFolder
-from partita.engine.record import Record, read, write_page
+from partita.engine.record import Record, read
 from partita.engine.settings import Settings, declarations
 from partita.engine.setup import Setup
 from partita.engine.state import Holdings, decode
@@ -37,6 +37,7 @@ from partita.engine.store.files import copy_folder
 from partita.engine.store.places import new_folder, new_page
 from partita.engine.threads import same_threads
 from partita.engine.train import Outcome, train
+from partita.report import write, write_page
 
 P = ParamSpec("P")
 
@@ -338,8 +339,12 @@ class Run(Record):
                 there[name].copy_(value)
         return model.eval()
 
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write a page that opens offline: curves, who gained and who lost and why, cost, settings."""
+        return write({self.facts["algorithm"]: [self]}, path)
+
     def save(self, folder: str | Path) -> None:
-        """The run as a new folder like that of `out=`, page included; `partita.load` reads it."""
+        """Write the run to a new folder like that of `out=`, page included; `partita.load` reads it."""
         target = check.path("folder", folder)
         self.write(target)
         if not (target / "report.html").exists():
@@ -347,7 +352,10 @@ class Run(Record):
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> Run:
-    """A finished run from its folder. `model` (as it was trained) is needed for `client(i).model()` only."""
+    """Read a finished run from its folder.
+
+    `model` (as it was trained) is needed for `client(i).model()` only.
+    """
     if model is not None and not isinstance(model, nn.Module):
         raise check.fail("model", model, "the nn.Module that was trained")
     record, folder = read(folder), Path(folder)

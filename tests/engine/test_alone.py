@@ -144,7 +144,7 @@ def test_side_by_side_alone_is_the_baseline_of_a_single_run() -> None:
     assert np.array_equal(runs["local"][0].scores("local"), made.run().scores("local"))
 
     assert "8 rounds with 3 clients each" in header.what_ran(runs)
-    found, section = time.time(runs, rows.means(runs))
+    found, section = time.time(runs, rows.averages(runs))
     for name in ("time.scores", "time.active"):
         assert "local" not in [trace["name"] for trace in found[name]["data"]]
     assert "local ran without delays" not in str(section)

@@ -1,27 +1,25 @@
-"""Rows as a run would write them, made by hand."""
+"""Records as a run would leave them, made by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from partita.engine.record import MODELS, Record, Summary
+
 Row = dict[str, Any]
 
 
-@dataclass
-class Fake:
-    """A result with nothing behind it."""
-
-    clients: list[Row]
-    metrics: list[Row] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def summary(self) -> Mapping[str, Any]:
-        return self.facts
+def record(
+    clients: Sequence[Row],
+    metrics: Sequence[Row] = (),
+    config: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Record:
+    """The figures of a run that never ran."""
+    return Record(list(metrics), list(clients), dict(config or {}), Summary(facts or {}))
 
 
 def client(name: str, personal: Any, other: Any = None, alone: Any = None, **more: Any) -> Row:
@@ -30,14 +28,25 @@ def client(name: str, personal: Any, other: Any = None, alone: Any = None, **mor
     return {**row, "local": alone, "global": other, "personal": personal, **more}
 
 
-def fake(*clients: Row, seed: int = 0, **facts: Any) -> Fake:
-    """A run of these clients."""
-    return Fake(list(clients), facts={"metric": "accuracy", "higher_is_better": True, "seed": seed, **facts})
+def fake(*clients: Row, seed: int = 0, **facts: Any) -> Record:
+    """A run of these clients, with the mean scores over their test samples."""
+    honest = [row for row in clients if not row.get("byzantine")]
+    test = {model: weighted(honest, model) for model in MODELS}
+    scored = sum(isinstance(row.get("personal"), float) and np.isfinite(row["personal"]) for row in honest)
+    known = {"metric": "accuracy", "higher_is_better": True, "seed": seed, "test": test, "scored": scored}
+    return record(clients, facts={**known, **facts})
+
+
+def weighted(rows: Sequence[Row], model: str) -> float | None:
+    """The mean over all test samples of the clients that have a score."""
+    pairs = [(row[model], row["n_test"]) for row in rows if row.get(model) is not None and row.get("n_test")]
+    pairs = [(x, n) for x, n in pairs if np.isfinite(x)]
+    return sum(x * n for x, n in pairs) / sum(n for _, n in pairs) if pairs else None
 
 
 def example(
     method: str = "fedalt", seed: int = 0, clients: int = 40, gain: float = 0.06, train: bool = False
-) -> Fake:
+) -> Record:
     """A whole run as `federate` would leave it, with clients of every kind; no training behind it."""
     draw = np.random.default_rng([seed, clients])
     n_train = np.maximum(1, draw.lognormal(3.5, 1.0, clients)).astype(int)
@@ -74,7 +83,7 @@ def example(
         "client_memory": 3_400_000,
         "parameters": {"shared": 4160, "personal": 650},
     }
-    return Fake(rows, curve(scores, seed), config(method), facts)
+    return record(rows, curve(scores, seed), config(method), facts)
 
 
 def curve(scores: dict[str, float], seed: int) -> list[Row]:
@@ -105,22 +114,26 @@ def config(method: str) -> dict[str, Any]:
     }
 
 
-def attacked(method: str = "fedalt", gain: float = 0.06) -> Fake:
-    """The same with ten liars among forty clients."""
+def attacked(method: str = "fedalt", gain: float = 0.06) -> Record:
+    """The same with ten Byzantine clients among forty."""
     run = example(method, gain=gain)
     for row in run.clients[::4]:
-        row |= {"client": f"liar {row['client']}", "byzantine": 1, "personal": 0.01}
-    run.facts |= {
-        "byzantine": {"clients": 10, "attack": "sign_flip", "test": {"personal": 0.1}},
-        "scored": 30,
-    }
+        row |= {"client": f"byzantine {row['client']}", "byzantine": 1, "personal": 0.01}
+    run.facts.update(
+        {
+            "byzantine": {"clients": 10, "attack": "sign_flip", "test": {"personal": 0.1}},
+            "scored": 30,
+        }
+    )
     run.config["attack"] = {"name": "sign_flip", "scale": 2.0}
     run.config["settings"]["byzantine"] = list(range(0, 40, 4))
     return run
 
 
-def timed(method: str = "fedalt", seed: int = 0, pace: float = 2.0, stale: bool = True, **clock: Any) -> Fake:
-    """The same on a virtual clock: a step takes `pace` units; with stale uploads or in step."""
+def timed(
+    method: str = "fedalt", seed: int = 0, pace: float = 2.0, stale: bool = True, **clock: Any
+) -> Record:
+    """The same on a virtual clock: a step takes `pace` units; asynchronous if `stale`."""
     run = example(method, seed)
     draw = np.random.default_rng([seed, int(10 * pace)])
     for row in run.metrics:
@@ -144,7 +157,7 @@ def timed(method: str = "fedalt", seed: int = 0, pace: float = 2.0, stale: bool 
     return run
 
 
-def measured(method: str = "fedalt", seed: int = 0) -> Fake:
+def measured(method: str = "fedalt", seed: int = 0) -> Record:
     """The same with all measures and an aggregator that iterates."""
     run = example(method, seed)
     draw = np.random.default_rng(seed)

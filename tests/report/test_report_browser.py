@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_rows import Fake, attacked, client, example, fake, measured, timed
+from report_rows import attacked, client, example, fake, measured, timed
 
 from partita import report
+from partita.engine.record import Record
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -26,7 +27,7 @@ EVIL = "<b>@0</b> &amp;</script><script>document.title='evil'</script>"
 LONG = "a-very-long-name-of-a-client-without-any-place-to-break-" * 4
 
 
-def runs() -> dict[str, dict[str, list[Fake]]]:
+def runs() -> dict[str, dict[str, list[Record]]]:
     """The pages that are opened."""
     odd = example(clients=12)
     odd.clients[0] |= {"client": EVIL, "n_train": 9000, "personal": 0.99, "global": 0.1}
@@ -41,7 +42,7 @@ def runs() -> dict[str, dict[str, list[Fake]]]:
         "bare": {"x": [bare]},
         "empty": {"x": [fake(client("a", None))]},
         "followed": {k: [measured(k, seed) for seed in (0, 1)] for k in ("fedalt", "fedavg")},
-        "liars": {"fedalt": [attacked()]},
+        "byzantine": {"fedalt": [attacked()]},
         "clocks": {
             "asynchronous": [timed(seed=seed) for seed in (0, 1)],
             "synchronous": [timed(pace=6.0, stale=False)],
@@ -192,10 +193,10 @@ def test_virtual_time_is_drawn(reports: Reports, name: str) -> None:
     assert opened.complaints == []
 
 
-def test_liars_are_not_drawn(reports: Reports) -> None:
-    opened = reports.open("liars")
+def test_byzantine_clients_are_not_drawn(reports: Reports) -> None:
+    opened = reports.open("byzantine")
     assert drawn(opened.page)["clients"] == 30
-    assert "10 of 40 clients lie (sign_flip)" in opened.page.locator("header").text_content()
+    assert "10 of 40 clients are Byzantine (sign_flip)" in opened.page.locator("header").text_content()
     assert opened.complaints == []
 
 

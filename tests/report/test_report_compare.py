@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from report_rows import Fake, client, fake
+from report_rows import client, fake
 
+from partita.engine.record import Record
 from partita.report.compare import paired, table
 
 
@@ -121,7 +122,7 @@ def test_pairs_are_clients_by_name_and_seed() -> None:
 
 
 def test_numbered_clients_of_other_data_are_units_by_seed() -> None:
-    def runs(first: float, second: float, name: str = "3") -> list[Fake]:
+    def runs(first: float, second: float, name: str = "3") -> list[Record]:
         made = [fake(client(name, x), seed=seed) for seed, x in enumerate((first, second))]
         for seed, run in enumerate(made):
             run.config["data"] = {"fingerprint": f"data {seed}"}
@@ -155,3 +156,11 @@ def test_bad_input_is_named() -> None:
         table({"x": [run], "y": [fake(client("a", 0.5), metric="mse")]})
     with pytest.raises(ValueError, match=r"against='fedalt2'.*did you mean 'fedalt'"):
         paired({"fedalt": [run], "y": [run]}, against="fedalt2")
+
+
+def test_rounding_does_not_break_ties() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    scores = ((0.3, 0.2), (0.8, 0.7), (0.2, 0.3), (0.5, 0.3), (0.9, 0.6))  # 0.1 comes out three times over
+    a, b = (fake(*(client(n, pair[side]) for n, pair in zip("abcde", scores))) for side in (0, 1))
+    [row] = paired({"a": [a], "b": [b]}, against="b")
+    assert row["p"] == pytest.approx(stats.wilcoxon([1, 1, -1, 2, 3]).pvalue)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from report_rows import Fake, client, example, fake
+from report_rows import client, example, fake, record
 
+from partita.engine.record import Record
 from partita.report import figures as draw
-from partita.report.rows import means
+from partita.report.rows import averages
 
 
 def resolved(value: Any) -> Any:
@@ -23,8 +25,8 @@ def resolved(value: Any) -> Any:
 def test_plotly_knows_every_field() -> None:
     go = pytest.importorskip("plotly.graph_objects")
     runs = {label: [example(label, seed, train=True) for seed in (0, 1)] for label in ("a", "b")}
-    made = [draw.curves(runs, "accuracy"), draw.losses(runs), draw.scatter(means(runs), True)]
-    made += [draw.violins(means(runs), True), draw.violins(means(runs), True, "_train")]
+    made = [draw.curves(runs, "accuracy"), draw.losses(runs), draw.scatter(averages(runs))]
+    made += [draw.violins(averages(runs)), draw.violins(averages(runs), "train")]
     for figure in made:
         assert figure is not None
         go.Figure(resolved(figure))
@@ -33,12 +35,12 @@ def test_plotly_knows_every_field() -> None:
 
 
 def test_a_curve_is_the_mean_of_its_seeds_with_a_band() -> None:
-    def run(seed: int, *scores: float) -> Fake:
+    def run(seed: int, *scores: float) -> Record:
         rows = [
             {"round": i + 1, "seconds": 2.0 * (i + 1) + seed, "test.personal": x}
             for i, x in enumerate(scores)
         ]
-        return Fake([], rows)
+        return record([], rows)
 
     figure = draw.curves({"x": [run(0, 0.2, 0.6), run(1, 0.4, 0.6)]}, "accuracy")
     assert figure is not None
@@ -53,7 +55,7 @@ def test_a_curve_is_the_mean_of_its_seeds_with_a_band() -> None:
 
 def test_equal_curves_are_drawn_once() -> None:
     rows = [{"round": 1, "test.personal": 0.5, "test.global": 0.5}]
-    figure = draw.curves({"x": [Fake([], rows)]}, "accuracy")
+    figure = draw.curves({"x": [record([], rows)]}, "accuracy")
     assert figure is not None
     assert [t["name"] for t in figure["data"]] == ["personal models"]
 
@@ -64,7 +66,7 @@ def test_points_are_clients_by_what_became_of_them() -> None:
         client("down", 0.1, 0.5, n_train=1000),
         client("same", 0.5, 0.5),
     ]
-    figure = draw.scatter(means({"x": [fake(*rows, client("unknown", None, 0.5))]}), True)
+    figure = draw.scatter(averages({"x": [fake(*rows, client("unknown", None, 0.5))]}))
     assert figure is not None
     found = {t["name"]: (t["customdata"][0][0], t["y"], t["marker"]["color"]) for t in figure["data"]}
     assert found == {
@@ -78,7 +80,7 @@ def test_points_are_clients_by_what_became_of_them() -> None:
 
 
 def test_clients_at_one_point_do_not_hide_each_other() -> None:
-    figure = draw.scatter(means({"x": [fake(*(client(str(i), 0.9, 0.5) for i in range(30)))]}), True)
+    figure = draw.scatter(averages({"x": [fake(*(client(str(i), 0.9, 0.5) for i in range(30)))]}))
     assert figure is not None
     x = figure["data"][0]["x"]
     assert len(set(x)) == 30
@@ -87,19 +89,20 @@ def test_clients_at_one_point_do_not_hide_each_other() -> None:
 
 def test_very_many_clients_are_sampled_and_that_is_said() -> None:
     rows = [client(str(i), 0.9, 0.5) for i in range(draw.MOST_POINTS + 1)]
-    figure = draw.scatter(means({"x": [fake(*rows)]}), True)
+    figure = draw.scatter(averages({"x": [fake(*rows)]}))
     assert figure is not None
     assert sum(len(t["x"]) for t in figure["data"]) == draw.MOST_POINTS
-    assert draw.sample(rows) == draw.sample(rows)
+    many = np.arange(draw.MOST_POINTS + 1)
+    assert draw.sample(many).tolist() == draw.sample(many).tolist()
 
 
 def test_violins_hold_the_changes() -> None:
     rows = [client(str(i), 0.1 * i, 0.2, global_train=0.5, personal_train=0.75) for i in range(4)]
-    figure, train = (draw.violins(means({"x": [fake(*rows)]}), True, s) for s in ("", "_train"))
+    figure, train = (draw.violins(averages({"x": [fake(*rows)]}), split) for split in ("test", "train"))
     assert figure is not None
     assert train is not None
     violin, median = figure["data"]
     assert violin["y"] == pytest.approx([-0.2, -0.1, 0.0, 0.1])
     assert median["y"] == pytest.approx([-0.05])
     assert train["data"][0]["y"] == [0.25] * 4
-    assert draw.violins(means({"x": [fake(client("a", 0.5))]}), True) is None
+    assert draw.violins(averages({"x": [fake(client("a", 0.5))]})) is None

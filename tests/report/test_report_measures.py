@@ -1,4 +1,4 @@
-"""What is followed beside scores, and what is shown of runs with liars."""
+"""What is followed beside scores, and what is shown of runs with Byzantine clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_rows import Fake, attacked, client, example, fake, measured
+from report_rows import attacked, client, example, fake, measured, record
 
+from partita.engine.record import Record
 from partita.report import page as pages
 from partita.report.compare import paired, table
-from partita.report.header import who_lies
+from partita.report.header import byzantine
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.page import page
-from partita.report.rows import checked, means
+from partita.report.rows import averages, checked
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,10 @@ def shown(markup: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup)).strip()
 
 
-def followed(*values: dict[str, Any], seed: int = 0, **more: Any) -> Fake:
+def followed(*values: dict[str, Any], seed: int = 0, **more: Any) -> Record:
     """A run whose evaluations found this."""
     rows = [{"round": i + 1, "seconds": 1.0 * i, "measures": value, **more} for i, value in enumerate(values)]
-    return Fake([client("a", 0.5)], rows, facts={"seed": seed})
+    return record([client("a", 0.5)], rows, facts={"seed": seed})
 
 
 # ---- figures over the rounds
@@ -193,23 +194,27 @@ def test_the_page_has_the_section() -> None:
     assert text.count("<script") == 3
 
 
-# ---- liars
+# ---- Byzantine clients
 
 
-def test_the_header_says_how_many_lie() -> None:
-    said = "10 of 40 clients lie (sign_flip); scores are of the honest ones."
-    assert who_lies({"x": [attacked()]}) == said
+def test_the_header_says_how_many_are_byzantine() -> None:
+    said = "10 of 40 clients are Byzantine (sign_flip); scores are those of the honest clients."
+    assert byzantine({"x": [attacked()]}) == said
     assert said in shown(page({"x": [attacked()]}))
-    assert who_lies({"x": [example()]}) == ""
+    assert byzantine({"x": [example()]}) == ""
     both = {"x": [attacked()], "y": [example()]}
-    expected = "x: 10 of 40 clients lie (sign_flip); y: nobody lies; scores are of the honest ones."
-    assert who_lies(both) == expected
-    assert who_lies({"x": [attacked()], "y": [attacked("fedavg")]}) == said
+    expected = "x: 10 of 40 clients are Byzantine (sign_flip); y: none; "
+    expected += "scores are those of the honest clients."
+    assert byzantine(both) == expected
+    assert byzantine({"x": [attacked()], "y": [attacked("fedavg")]}) == said
     one = fake(client("a", 0.5), clients=3, byzantine={"clients": 1, "attack": "alie"})
-    assert who_lies({"x": [one]}) == "1 of 3 clients lies (alie); scores are of the honest ones."
+    assert (
+        byzantine({"x": [one]})
+        == "1 of 3 clients is Byzantine (alie); scores are those of the honest clients."
+    )
 
 
-def test_liars_are_in_no_figure_and_no_table() -> None:
+def test_byzantine_clients_are_in_no_figure_and_no_table() -> None:
     run = attacked()
     text = page({"fedalt": [run]})
     lying = [row["client"] for row in run.clients if row["byzantine"]]
@@ -225,20 +230,20 @@ def test_liars_are_in_no_figure_and_no_table() -> None:
     assert table({"x": [run]})[0]["hurt_vs_global"] == sum(r["personal"] < r["global"] for r in honest)
 
 
-def test_who_lies_may_differ_between_seeds() -> None:
+def test_who_is_byzantine_may_differ_between_seeds() -> None:
     first = fake(client("a", 0.5, 0.6), client("b", 0.1, 0.6, byzantine=1))
     second = fake(client("a", 0.9, 0.6, byzantine=1), client("b", 0.7, 0.6), seed=1)
-    rows = means(checked({"x": [first, second]}))["x"]
+    rows = averages(checked({"x": [first, second]}))["x"].clients
     assert [(row["client"], row["personal"]) for row in rows] == [("a", 0.5), ("b", 0.7)]
 
 
-def test_a_run_of_liars_only_has_a_page() -> None:
+def test_a_run_of_byzantine_clients_only_has_a_page() -> None:
     assert "No client has two scores" in page({"x": [fake(client("a", 0.5, 0.6, byzantine=1))]})
 
 
 def test_the_excluded_are_told_why() -> None:
     run = fake(client("a", 0.5, 0.6), client("b", 0.5, 0.6), excluded=["a"], excluded_why={"a": "too large"})
-    text = shown(hurt({"x": [run]}, means({"x": [run]})))
+    text = shown(hurt({"x": [run]}, averages({"x": [run]})))
     assert text.count("It was excluded: its uploads were unusable (too large)") == 1
 
 

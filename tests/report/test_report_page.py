@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_rows import Fake, client, example, fake
+from report_rows import client, example, fake, record
 
+from partita.engine.record import Record
 from partita.report import page as pages
 from partita.report.compare import table
 from partita.report.cost import cost, visits
@@ -18,7 +19,7 @@ from partita.report.header import header, what_ran
 from partita.report.html import data
 from partita.report.hurt import MOST_ROWS, hurt, worst_first
 from partita.report.page import page
-from partita.report.rows import means
+from partita.report.rows import averages
 from partita.report.settings import flat, settings
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
@@ -37,12 +38,12 @@ def shown(markup: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup)).strip()
 
 
-def top(runs: dict[str, list[Fake]], title: str | None = None) -> str:
-    return shown(header(runs, means(runs), title))
+def top(runs: dict[str, list[Record]], title: str | None = None) -> str:
+    return shown(header(runs, averages(runs), title))
 
 
-def losers(run: Fake) -> str:
-    return hurt({"x": [run]}, means({"x": [run]}))
+def losers(run: Record) -> str:
+    return hurt({"x": [run]}, averages({"x": [run]}))
 
 
 # ---- the whole page
@@ -71,12 +72,15 @@ def test_no_text_of_users_becomes_markup() -> None:
     run = example(clients=6)
     for row in run.clients:
         row.update(client=EVIL, personal=0.1, label_shift=None)
-    run.facts |= {"algorithm": EVIL, "metric": EVIL, "excluded": [EVIL]}
-    run.config = {
-        EVIL: EVIL,
-        "executor": {"picks": {EVIL: {"picked": EVIL, "why": EVIL}}},
-        "versions": {EVIL: EVIL},
-    }
+    run.facts.update({"algorithm": EVIL, "metric": EVIL, "excluded": [EVIL]})
+    run.config.clear()
+    run.config.update(
+        {
+            EVIL: EVIL,
+            "executor": {"picks": {EVIL: {"picked": EVIL, "why": EVIL}}},
+            "versions": {EVIL: EVIL},
+        }
+    )
     text = page({EVIL: [run], EVIL + "2": [run]}, title=EVIL)
     assert "alert(1)</script>" not in text.replace("&lt;/script&gt;", "")
     assert "<img" not in text
@@ -103,8 +107,8 @@ def test_only_our_scripts_may_run_and_nothing_is_fetched() -> None:
 
 
 NAN = float("nan")
-ODD: dict[str, Fake] = {
-    "nothing at all": Fake([]),
+ODD: dict[str, Record] = {
+    "nothing at all": record([]),
     "one client": fake(client("only", 0.5, 0.4, 0.3)),
     "no reference": fake(client("a", 0.5), client("b", 0.6)),
     "no score": fake(client("a", None), client("b", NAN)),
@@ -115,8 +119,10 @@ ODD: dict[str, Fake] = {
     "regression": fake(
         client("a", 1234.5, 2000.0), client("b", 3.0, 1e-7), higher_is_better=False, metric="mse"
     ),
-    "odd config": Fake([client("a", 0.5)], config={"settings": None, "data": None, "executor": "loop"}),
-    "odd metrics": Fake([], metrics=[{}, {"round": 1, "test.personal": NAN}, {"round": 2, "train_loss": 1}]),
+    "odd config": record([client("a", 0.5)], config={"settings": None, "data": None, "executor": "loop"}),
+    "odd metrics": record(
+        [], metrics=[{}, {"round": 1, "test.personal": NAN}, {"round": 2, "train_loss": 1}]
+    ),
 }
 
 
@@ -157,7 +163,7 @@ def test_a_better_mean_elsewhere_is_said() -> None:
     text = top({"x": [run]})
     assert "Training alone is best here: accuracy 0.9900 against 0.9000 with personal models." in text
     assert "helps" not in text
-    assert "over all test samples, each alone scores better than personal models" in text
+    assert "over all test samples, training alone scores better than personal models" in text
     assert "each alone best 0.9900" in text
     run.facts["test"]["local"], run.facts["test"]["global"] = 0.5, 0.95
     expected = "One global model is best here: accuracy 0.9500 against 0.9000 with personal models."
@@ -177,7 +183,7 @@ def test_without_a_personal_part_training_alone_is_the_measure() -> None:
     run = fake(client("a", 0.9, 0.9, 0.8), client("b", 0.7, 0.7, 0.8))
     expected = "Compared with training alone, training together helps 1 of 2 clients and hurts 1."
     assert expected in top({"fedavg": [run]})
-    run.clients[1]["local"] = 0.9
+    run = fake(client("a", 0.9, 0.9, 0.8), client("b", 0.7, 0.7, 0.9))
     expected = "Training alone is best here: accuracy 0.8500 against 0.8000 together."
     assert expected in top({"fedavg": [run]})
 
@@ -213,11 +219,11 @@ def test_the_hurt_are_counted_as_in_the_table() -> None:
     both = top({"x": seeds, "y": [fake(client("a", 0.1, 0.6))]})
     assert "With x, on average, 1 of 2 clients per seed do worse" in both
     assert table({"x": seeds})[0]["hurt_vs_global"] == 1
-    listed = shown(hurt({"x": seeds}, means({"x": seeds})))
+    listed = shown(hurt({"x": seeds}, averages({"x": seeds})))
     assert "0 of 2 clients worse than with the global model, averaged over the seeds" in listed
 
 
-def other_clients(*names: str, seeds: int = 2) -> list[Fake]:
+def other_clients(*names: str, seeds: int = 2) -> list[Record]:
     """Runs on different data: the first client of each is hurt."""
     runs = [fake(*(client(n, 0.9 - 0.4 * (n == names[0]), 0.6) for n in names), seed=s) for s in range(seeds)]
     for seed, run in enumerate(runs):
@@ -238,18 +244,23 @@ def test_numbered_clients_of_other_data_are_not_averaged() -> None:
     assert said.count("The seeds have different clients, so each client of each seed counts by itself.") == 2
     assert "means over the seeds" not in said.split("What it cost")[0]
     runs["x"][0].facts["seed"] = 1  # the seeds do not tell them apart
-    assert [row["client"] for row in means(runs)["x"]] == ["3 (run 1)", "4 (run 1)", "3 (run 2)", "4 (run 2)"]
+    assert averages(runs)["x"].names == [
+        "3 (run 1)",
+        "4 (run 1)",
+        "3 (run 2)",
+        "4 (run 2)",
+    ]
 
 
 def test_clients_with_names_or_the_same_data_are_averaged() -> None:
     same, unknown = other_clients("3", "4"), other_clients("3", "4")
-    same[1].config = same[0].config
-    unknown[1].config = {}
+    same[1].config.update(same[0].config)
+    unknown[1].config.clear()
     for seeds in (other_clients("f1234_56", "4"), same, unknown):
-        rows = means({"x": seeds})["x"]
+        rows = averages({"x": seeds})["x"].clients
         assert [row["client"] for row in rows] == [row["client"] for row in seeds[0].clients]
         assert rows[0]["n_train"] == 20.5
-        assert "means over the seeds." in hurt({"x": seeds}, {"x": rows})
+        assert "means over the seeds." in hurt({"x": seeds}, averages({"x": seeds}))
 
 
 def pressed(text: str, choice: str) -> list[str]:
@@ -293,8 +304,8 @@ def test_labels_that_are_close_are_named() -> None:
 
 def test_the_hurt_are_listed_worst_first() -> None:
     rows = [client("a", 0.5, 0.6), client("b", 0.2, 0.6), client("c", 0.9, 0.6), client("d", NAN, 0.6)]
-    assert [row["client"] for row in worst_first(rows, "global", True)] == ["b", "a"]
-    assert [row["client"] for row in worst_first(rows, "global", False)] == ["c"]
+    assert worst_first(fake(*rows), "global").tolist() == [1, 0]
+    assert worst_first(fake(*rows, higher_is_better=False), "global").tolist() == [2]
     text = shown(losers(fake(*rows)))
     assert "2 of 3 clients worse than with the global model" in text
     assert "b 20 10 – 0.6000 0.2000 −0.4000 Nothing stands out" in text
@@ -402,7 +413,7 @@ def test_a_page_begins_with_what_diverged() -> None:
 def test_a_comparison_names_the_labels_that_diverged() -> None:
     runs = {label: [example(label, seed) for seed in (0, 1)] for label in ("good", EVIL)}
     runs[EVIL][1].facts["diverged"] = diverged(30)
-    text = header(runs, means(runs), None)
+    text = header(runs, averages(runs), None)
     assert text.index("DIVERGED") < text.index("Partita report")
     assert "alert(1)</p>" not in text
     assert "<script>" not in text

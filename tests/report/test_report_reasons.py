@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pytest
-from report_rows import client
+from report_rows import client, fake
 
 from partita.report.reasons import crowd, reasons
 
@@ -18,12 +19,19 @@ CLIENTS = [
 
 
 def why(
-    row: dict[str, object], reference: str = "global", excluded: Mapping[str, str] = MappingProxyType({})
+    row: dict[str, Any],
+    reference: str = "global",
+    excluded: Mapping[str, str] = MappingProxyType({}),
+    among: list[dict[str, Any]] = CLIENTS,
+    higher: bool = True,
 ) -> list[str]:
-    return reasons(row, reference, crowd(CLIENTS, True), True, excluded)
+    """The reasons for one client, among others."""
+    usual, one = crowd(fake(*among, higher_is_better=higher)), fake(row, higher_is_better=higher)
+    [gained], [on_train] = one.gains(reference), one.gains(reference, "train")
+    return reasons(row, gained, on_train, usual, excluded)
 
 
-def hurt(**more: object) -> dict[str, object]:
+def hurt(**more: object) -> dict[str, Any]:
     """A client that lost 0.1, with nothing unusual about it."""
     return {**client("x", 0.6, 0.7, n_train=50, n_test=100, label_shift=0.2, distance=1.0), **more}
 
@@ -33,7 +41,7 @@ def test_nothing_unusual_has_no_reason() -> None:
 
 
 def test_few_samples_are_below_the_lower_quartile() -> None:
-    assert crowd(CLIENTS, True).few == 32.5
+    assert crowd(fake(*CLIENTS)).few_samples == 32.5
     assert why(hurt(n_train=33)) == []
     assert why(hurt(n_train=32)) == ["few data: 32 training samples, three clients in four have 33 or more"]
     assert why(hurt(n_train=None)) == []
@@ -57,20 +65,19 @@ def test_a_change_of_three_test_samples_is_not_called_chance() -> None:
 
 def test_samples_weigh_in_points_only_where_scores_are_parts_of_one() -> None:
     rows = [client("a", 3.0, 2.0)]
-    assert reasons(rows[0], "global", crowd(rows, False), False, {}) == []
-    lower_is_better = crowd(CLIENTS, False)
-    assert reasons(hurt(personal=0.8, n_test=1), "global", lower_is_better, False, {}) == []
+    assert why(rows[0], among=rows, higher=False) == []
+    assert why(hurt(personal=0.8, n_test=1), higher=False) == []
 
 
 def test_labels_unlike_the_others_are_in_the_top_tenth() -> None:
     # shifts 0.05 … 0.5: nine tenths are below 0.455
     assert why(hurt(label_shift=0.45)) == []
-    assert why(hurt(label_shift=0.46)) == ["its labels are unlike the others’: shift 0.46, usual 0.28"]
+    assert why(hurt(label_shift=0.46)) == ["its labels are unlike the others’: shift 0.46, median 0.28"]
 
 
 def test_where_all_labels_are_alike_none_are_unlike() -> None:
     rows = [client(str(i), 0.6, 0.7, label_shift=0.3, n_test=100) for i in range(5)]
-    assert reasons(rows[0], "global", crowd(rows, True), True, {}) == []
+    assert why(rows[0], among=rows) == []
 
 
 def test_far_is_twice_the_median() -> None:
@@ -80,7 +87,7 @@ def test_far_is_twice_the_median() -> None:
 
 def test_without_distances_nothing_moved_far() -> None:
     rows = [client(str(i), 0.6, 0.7, n_test=100, distance=0.0) for i in range(5)]
-    assert reasons({**rows[0], "distance": 0.0}, "global", crowd(rows, True), True, {}) == []
+    assert why({**rows[0], "distance": 0.0}, among=rows) == []
 
 
 def test_overfitting_is_up_on_train_and_down_on_test() -> None:
@@ -106,4 +113,4 @@ def test_several_reasons_hold_at_once() -> None:
 
 def test_missing_numbers_are_no_reason() -> None:
     bare = [{"client": "a", "personal": 0.1, "global": 0.9}, {"client": "b"}]
-    assert reasons(bare[0], "global", crowd(bare, True), True, {}) == []
+    assert why(bare[0], among=bare) == []

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_rows import Fake, client, example, fake, timed
+from report_rows import client, example, fake, record, timed
 
+from partita.engine.record import Record
 from partita.report import figures as draw
 from partita.report import histograms
 from partita.report import page as pages
@@ -16,8 +17,9 @@ from partita.report.compare import table
 from partita.report.cost import cost, visits
 from partita.report.header import header, what_ran
 from partita.report.page import page
-from partita.report.rows import means, virtual_time
-from partita.report.time import reached, slow, targets, time, time_to
+from partita.report.rows import averages
+from partita.report.time import reached, targets, time
+from partita.report.time import slow as slow_clients
 
 EVIL = "</script><b>@0"
 FIGURES = ["time.scores", "time.active", "time.delays", "time.ages"]
@@ -33,12 +35,12 @@ def shown(markup: str | None) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup or "")).strip()
 
 
-def told(runs: dict[str, list[Fake]]) -> str:
+def told(runs: dict[str, list[Record]]) -> str:
     """The text of the section."""
-    return shown(time(runs, means(runs))[1])
+    return shown(time(runs, averages(runs))[1])
 
 
-def ran(*points: tuple[float, float], seed: int = 0, **facts: Any) -> Fake:
+def ran(*points: tuple[float, float], seed: int = 0, **facts: Any) -> Record:
     """A run that had these scores at these times."""
     rows = [
         {"round": i + 1, "seconds": 1.0 * i, "time": at, "test.personal": x}
@@ -46,8 +48,7 @@ def ran(*points: tuple[float, float], seed: int = 0, **facts: Any) -> Fake:
     ]
     clock = {"time": points[-1][0], "staleness": {"max": 1}}
     made = fake(client("a", points[-1][1]), seed=seed, rounds=len(points), clock=clock, **facts)
-    made.metrics = rows
-    return made
+    return record(made.clients, rows, facts=made.facts)
 
 
 # ---- whether there is anything to tell
@@ -57,8 +58,8 @@ def test_a_clock_that_counts_rounds_tells_nothing() -> None:
     plain = example()
     plain.facts["clock"] = {"time": 50.0, "staleness": {"max": 0, "counts": [[0, 9]]}, "late": 0, "lost": 0}
     for run in (example(), plain):
-        assert virtual_time(run) is None
-        assert time({"x": [run]}, means({"x": [run]})) == ({}, None)
+        assert run.facts.virtual_time is None
+        assert time({"x": [run]}, averages({"x": [run]})) == ({}, None)
         assert 'id="time"' not in page({"x": [run]})
         assert "virtual" not in page({"x": [run], "y": [run]})
 
@@ -67,13 +68,13 @@ def test_a_clock_that_counts_rounds_tells_nothing() -> None:
 def test_more_than_rounds_is_told(more: dict[str, Any]) -> None:
     run = example()
     run.facts["clock"] = {"time": 50.0, "staleness": {"max": 0}, "late": 0, "lost": 0, **more}
-    assert virtual_time(run) == run.facts["clock"]["time"]
+    assert run.facts.virtual_time == run.facts["clock"]["time"]
     assert 'id="time"' in page({"x": [run]})
 
 
 def test_the_page_has_all_figures() -> None:
     runs = {"a": [timed(), timed(seed=1)], "b": [timed("b", pace=5.0, stale=False)], "c": [example("c")]}
-    figures, section = time(runs, means(runs))
+    figures, section = time(runs, averages(runs))
     assert list(figures) == FIGURES
     text = page(runs)
     for name in FIGURES:
@@ -169,7 +170,7 @@ def test_targets_of_errors_come_from_above() -> None:
     runs = {"a": [ran((1.0, 0.3), higher_is_better=False)], "b": [ran((1.0, 2.0), higher_is_better=False)]}
     assert targets(runs) == [0.6, 0.38, 0.34, 0.32, 0.31]
     run = ran((1.0, 0.9), (2.0, 0.33), (4.0, 0.3), higher_is_better=False)
-    assert [time_to(run, goal, False) for goal in (1.0, 0.34, 0.32, 0.2)] == [1.0, 2.0, 4.0, None]
+    assert [run.time_to(goal) for goal in (1.0, 0.34, 0.32, 0.2)] == [1.0, 2.0, 4.0, None]
     text = told({"a": [run]})
     assert "≤ 0.60" in text
     assert "loss" not in text
@@ -195,12 +196,13 @@ QUICK, SLOW = ran((1.0, 0.5), (35.0, 0.9), (40.0, 1.0)), ran((60.0, 0.5), (120.0
 
 
 def test_how_much_sooner_is_said() -> None:
-    text = told({"slow": [SLOW], "quick": [QUICK]})
+    both = {"slow": [SLOW], "quick": [QUICK]}
+    text = told(both)
     assert "quick reaches accuracy 0.90 after 35 units of virtual time, slow after 120." in text
     assert "≥ 0.50 ≥ 0.80 ≥ 0.90 ≥ 0.95 ≥ 0.99" in text
     assert "slow 60 120 120 – –" in text
     assert "quick 1 35 35 40 40" in text
-    markup = str(time({"slow": [SLOW], "quick": [QUICK]}, {})[1])
+    markup = str(time(both, averages(both))[1])
     assert "<b>35</b>" in markup
     assert "<b>120</b>" not in markup
 
@@ -246,7 +248,7 @@ def test_what_never_happened_is_left_out() -> None:
     text = told({"x": [run]})
     assert "late" not in text.split("The clock")[1]
     assert "staleness" not in text.split("The clock")[1].lower()
-    assert "time.ages" not in time({"x": [run]}, means({"x": [run]}))[0]
+    assert "time.ages" not in time({"x": [run]}, averages({"x": [run]}))[0]
 
 
 def test_runs_without_delays_are_named() -> None:
@@ -261,7 +263,7 @@ def test_cost_and_comparison_show_virtual_time() -> None:
     runs = {"x": [timed(), timed(seed=1)], "y": [example()]}
     rows = table(runs)
     assert [row["virtual_time"] for row in rows] == [pytest.approx(100.5), None]
-    text = shown(header(runs, means(runs), None))
+    text = shown(header(runs, averages(runs), None))
     assert "time virtual time sent" in text
     assert re.search(r"1 min 23 s – 41\.0 MB", text)
 
@@ -285,7 +287,7 @@ def test_steps_of_the_server_are_no_rounds() -> None:
 # ---- histograms
 
 
-def counted(kind: str, counts: list[list[float]], seed: int = 0) -> Fake:
+def counted(kind: str, counts: list[list[float]], seed: int = 0) -> Record:
     return fake(client("a", 0.5), seed=seed, rounds=3, clock={"time": 9.0, kind: {"counts": counts}})
 
 
@@ -352,7 +354,7 @@ def test_many_ages_are_grouped_and_a_long_tail_is_cut() -> None:
 def test_plotly_knows_every_field() -> None:
     go = pytest.importorskip("plotly.graph_objects")
     runs = {"a": [timed(), timed(seed=1)], "b": [timed("b", stale=False, pace=3.0)]}
-    figures, _ = time(runs, means(runs))
+    figures, _ = time(runs, averages(runs))
     assert list(figures) == FIGURES
     for figure in figures.values():
         go.Figure(_resolved(figure))
@@ -367,6 +369,10 @@ def _resolved(value: Any) -> Any:
 
 
 # ---- slow clients
+
+
+def slow(rows: list[dict[str, Any]], higher: bool) -> str:
+    return slow_clients(fake(*rows, higher_is_better=higher))
 
 
 def paced(scores: list[float], reports: int = 5) -> list[dict[str, Any]]:
@@ -418,5 +424,5 @@ def test_what_cannot_be_said_is_not_said() -> None:
 def test_lines_of_many_runs_are_folded() -> None:
     few = {f"m{i}": [timed()] for i in range(2)}
     many = {f"m{i}": [timed()] for i in range(6)}
-    assert "<details>" not in str(time(few, means(few))[1])
-    assert "<summary>Slow clients</summary>" in str(time(many, means(many))[1])
+    assert "<details>" not in str(time(few, averages(few))[1])
+    assert "<summary>Slow clients</summary>" in str(time(many, averages(many))[1])

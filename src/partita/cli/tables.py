@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from partita.engine.record import Record, Summary, personal_part
+from partita.engine.record import Record, Summary, gain, personal_part
 from partita.recipes import Table as Figure
 
 
@@ -34,11 +33,11 @@ def scores(run: Record, summary: Summary) -> Table:
     best = better(scores.values(), default=None)
     for kind, name in names.items():
         value, hurt = summary["test"][kind], summary["hurt"].get(f"vs_{kind}")
-        shown = "-" if value is None else f"{value:.4f}"
+        shown, worst = ("-" if score is None else f"{score:.4f}" for score in (value, run.worst_tenth(kind)))
         table.add_row(
             name,
             f"[bold green]{shown}[/bold green]" if value is not None and value == best else shown,
-            _worst(run, kind),
+            worst,
             "" if hurt is None else f"{hurt} of {summary['scored']}",
         )
     return table
@@ -54,32 +53,23 @@ def _liars(summary: Summary) -> str:
     )
 
 
-def _worst(run: Record, kind: str) -> str:
-    scores = run.scores(kind)
-    honest = np.array([not row["byzantine"] for row in run.clients])
-    scores = scores[honest & ~np.isnan(scores)]
-    if not len(scores):
-        return "-"
-    return f"{np.quantile(scores, 0.1 if run.higher_is_better else 0.9):.4f}"
-
-
 def gains(run: Record, rows: int = 3) -> Table:
     """The clients that gain and lose most by their personal model, against the better of the two others."""
     table = Table(title="Who gains and who loses most")
     for column in ("client", "training samples", "alone", "global", "personal", "gain"):
         table.add_column(column, justify="right")
-    sign = 1 if run.higher_is_better else -1
+    better = max if run.higher_is_better else min
     scored: list[tuple[float, dict[str, Any]]] = []
     for row in run.clients:
         if not row["byzantine"] and None not in (row["local"], row["global"], row["personal"]):
-            other = max(sign * row["local"], sign * row["global"])
-            scored.append((sign * row["personal"] - other, row))
+            other = better(row["local"], row["global"])
+            scored.append((float(gain(row["personal"], other, run.higher_is_better)), row))
     scored.sort(key=lambda pair: -pair[0])
     shown = scored if len(scored) <= 2 * rows else [*scored[:rows], *scored[-rows:]]
-    for i, (gain, row) in enumerate(shown):
-        colour = "green" if gain > 0 else "red" if gain < 0 else ""
+    for i, (gained, row) in enumerate(shown):
+        colour = "green" if gained > 0 else "red" if gained < 0 else ""
         cells = [f"{row[k]:.3f}" for k in ("local", "global", "personal")]
-        change = f"[{colour}]{gain:+.3f}[/{colour}]" if colour else f"{gain:+.3f}"
+        change = f"[{colour}]{gained:+.3f}[/{colour}]" if colour else f"{gained:+.3f}"
         table.add_row(escape(row["client"]), str(row["n_train"]), *cells, change, end_section=i == rows - 1)
     return table
 

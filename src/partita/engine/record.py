@@ -1,16 +1,24 @@
-"""What a run leaves in figures: its settings, its metrics, a row for each client, a summary."""
+"""The figures of a run: its settings, its metrics, a row for each client, a summary.
+
+Every statistic that is told of a run is defined here, once: what a client gains by its personal model, how
+many are hurt, the worst tenth, the time to a score, and the spread over several seeds.
+"""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from partita.core import check
 from partita.data.names import Numbered
@@ -19,6 +27,11 @@ from partita.engine.store.files import from_text, read_jsonl
 from partita.engine.table import BLOCK, Table
 from partita.engine.written import CONFIG, SUMMARY, check_form
 
+MODELS = ("local", "global", "personal")
+"""The models that each client is scored with: trained alone, the server's, its own."""
+ROUNDING = 1e-9
+"""Scores that differ by at most this share of the larger one are equal."""
+COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
 CLIENT_COLUMNS = (
     "client",
     "n_train",
@@ -27,9 +40,7 @@ CLIENT_COLUMNS = (
     "capacity",
     "memory",
     "byzantine",
-    "local",
-    "global",
-    "personal",
+    *MODELS,
     "global_train",
     "personal_train",
     "distance",
@@ -39,31 +50,85 @@ CLIENT_COLUMNS = (
     "late",
     "lost",
 )
-MODELS = ("local", "global", "personal")
-_COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
-_KINDS: dict[str, Callable[[str], Any]] = {"class": from_text, **dict.fromkeys(_COUNTS, int)}
+NUMERIC_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in ("client", "class"))
+
+# ---- statistics
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as a float, and None for everything else: missing, NaN, infinite."""
+    # most cells of a large table are floats or None; isinstance(..., Real) takes ten times as long
+    if value is None or type(value) is float:
+        return value if value is not None and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | Real) and math.isfinite(value) else None
+
+
+def numbers(values: Iterable[object]) -> list[float]:
+    """Return those of the values that are finite numbers."""
+    return [x for x in map(number, values) if x is not None]
+
+
+def mean(values: Iterable[object]) -> float | None:
+    """Return the mean of the finite numbers among the values; None if there are none."""
+    known = numbers(values)
+    return math.fsum(known) / len(known) if known else None
+
+
+def spread(values: Iterable[object]) -> dict[str, float] | None:
+    """Return {"mean", "std"} of the finite numbers among the values; None if there are none.
+
+    `std` is the sample standard deviation, 0 for a single value.
+    """
+    known = numbers(values)
+    if not known:
+        return None
+    return {"mean": statistics.fmean(known), "std": statistics.stdev(known) if len(known) > 1 else 0.0}
+
+
+def gain(score: ArrayLike, reference: ArrayLike, higher_is_better: bool) -> np.ndarray:
+    """Return how much better each score is than its reference: above zero is better, below zero worse.
+
+    It is exactly 0 where the two differ by rounding alone, and NaN where one of them is no finite number.
+    """
+    ours, theirs = np.asarray(score, dtype=np.float64), np.asarray(reference, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        difference = ours - theirs if higher_is_better else theirs - ours
+        equal = np.abs(difference) <= ROUNDING * np.maximum(np.abs(ours), np.abs(theirs))
+    known = np.isfinite(ours) & np.isfinite(theirs)
+    return np.where(known, np.where(equal, 0.0, difference), np.nan)
+
+
+def lookup(values: object, *keys: str) -> Any:
+    """Return `values[key][key]...`; None where a level is missing or no mapping."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+# ---- a run
 
 
 class Summary(dict[str, Any]):
-    """summary.json as a dictionary; printed, it is a table for people."""
+    """What summary.json holds; printed, it is a table for people."""
 
     def __str__(self) -> str:
         test, hurt, metric = self["test"], self["hurt"], self["metric"]
-        told = sentences(self.get("diverged"))
-        lines = [f"{DIVERGED} {told[0]}", *(f"  {words}" for words in told[1:])] if told else []
+        diverged = sentences(self.get("diverged"))
+        lines = [f"{DIVERGED} {diverged[0]}", *(f"  {words}" for words in diverged[1:])] if diverged else []
         lines.append(
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
         )
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
-        lines += [f"  {names[k]:18} {metric} {_number(test[k])}" for k in names]
+        lines += [f"  {names[k]:18} {metric} {_score(test[k])}" for k in names]
         if part := personal_part(self):
             lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
             if hurt[key] is not None:
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
         lines += [*self._clock(), *self.abandoned(), *self._classes()]
-        if liars := self.get("byzantine"):
-            lines.append(f"  {liars['clients']} clients lie ({liars['attack']}); scores are of the others")
+        if byzantine := self.get("byzantine"):
+            count, attack = byzantine["clients"], byzantine["attack"]
+            lines.append(f"  {count} Byzantine clients ({attack}); scores are those of the honest clients")
         if self["excluded"]:
             lines.append(f"  excluded for unusable uploads: {self._excluded()}")
         speed = self["client_steps_per_second"]
@@ -73,11 +138,20 @@ class Summary(dict[str, Any]):
         )
         return "\n".join(lines)
 
+    @property
+    def virtual_time(self) -> float | None:
+        """The virtual time of the run; None where it is just the number of rounds."""
+        time, rounds = number(lookup(self, "clock", "time")), number(self.get("rounds"))
+        if time is None or rounds is None:
+            return time
+        events = (("staleness", "max"), ("late",), ("lost",), ("abandoned",))
+        eventful = any(number(lookup(self, "clock", *keys)) for keys in events)
+        return time if eventful or not math.isclose(time, rounds) else None
+
     def _clock(self) -> list[str]:
-        """What virtual time says, where it says more than the number of rounds."""
-        clock = self.get("clock")
-        if not clock or not clock["time"] or clock["time"] == self["rounds"]:
+        if not self.virtual_time:
             return []
+        clock = self["clock"]
         age = clock["staleness"]
         text = f"  virtual time {clock['time']:,.1f}: {clock['updates_per_time']:.3g} server steps per unit, "
         text += f"{clock['active']:.0%} of the clients at work"
@@ -86,25 +160,21 @@ class Summary(dict[str, Any]):
         return ["; ".join([text, *counts])]
 
     def abandoned(self) -> list[str]:
-        """How many rounds the server took no step in, if there were any."""
-        count = (self.get("clock") or {}).get("abandoned")
+        """Say in how many rounds the server took no step, if there were any."""
+        count = lookup(self, "clock", "abandoned")
         return [f"  {count} of {self['rounds']} rounds abandoned: too few usable uploads"] if count else []
 
     def _classes(self) -> list[str]:
-        """How each class of devices does."""
-        found = []
-        for name, facts in (self.get("classes") or {}).items():
-            score = facts["test"]["personal"]
-            text = f"  {name}: {facts['clients']} clients, {facts['capacity']:.0%} of the memory"
-            found.append(f"{text}, {self['metric']} {_number(score)}")
-        return found
+        return [
+            f"  {name}: {facts['clients']} clients, {facts['capacity']:.0%} of the memory, "
+            f"{self['metric']} {_score(facts['test']['personal'])}"
+            for name, facts in (self.get("classes") or {}).items()
+        ]
 
     def _excluded(self, most: int = 5) -> str:
-        """Who, and why."""
-        why = self.get("excluded_why") or {}
-        names = self["excluded"]
-        shown = [f"{name} ({why[name]})" if name in why else name for name in names[:most]]
-        return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+        reasons, names = self.get("excluded_why") or {}, self["excluded"]
+        listed = [f"{name} ({reasons[name]})" if name in reasons else name for name in names[:most]]
+        return ", ".join(listed) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,8 +188,6 @@ class Record:
     clients: Sequence[dict[str, Any]]
     config: dict[str, Any]
     facts: Summary
-    page: ClassVar[Callable[[Mapping[str, Sequence[Record]], Path], Path]]
-    """Writes the report; set where the package is put together, since a run knows nothing of pages."""
 
     @property
     def table(self) -> Table:
@@ -135,9 +203,14 @@ class Record:
         return [name for (name,) in self.table.values(["client"])]
 
     @property
+    def honest(self) -> np.ndarray:
+        """For each client, in order, whether it is not Byzantine."""
+        return ~(self.table.numbers("byzantine") > 0)
+
+    @property
     def higher_is_better(self) -> bool:
         """Whether a larger score is a better one."""
-        return bool(self.facts["higher_is_better"])
+        return bool(self.facts.get("higher_is_better", True))
 
     def scores(self, model: str = "personal", split: str = "test") -> np.ndarray:
         """The score of every client, in order, under its 'local', 'global' or 'personal' model.
@@ -148,60 +221,86 @@ class Record:
         column = model if check.choice("split", split, ("test", "train")) == "test" else f"{model}_train"
         return self.table.numbers(column)
 
+    def gains(self, reference: str = "global", split: str = "test") -> np.ndarray:
+        """How much better every client, in order, does with its personal model than with a reference model.
+
+        reference   'global' or 'local'
+
+        Above zero is better, 0 equal up to rounding; NaN for a client that lacks one of the two scores.
+        """
+        check.choice("reference", reference, ("global", "local"))
+        return gain(self.scores("personal", split), self.scores(reference, split), self.higher_is_better)
+
+    def hurt(self, reference: str = "global") -> int | None:
+        """How many honest clients do worse with their personal model than with the 'global' or 'local' one.
+
+        None if no honest client has both scores.
+        """
+        gains = self.gains(reference)[self.honest]
+        return None if np.isnan(gains).all() else int((gains < 0).sum())
+
+    def worst_tenth(self, model: str = "personal") -> float | None:
+        """The score that nine honest clients in ten reach; None if no honest client has a score."""
+        scores = self.scores(model)[self.honest]
+        scores = scores[np.isfinite(scores)]
+        return float(np.quantile(scores, 0.1 if self.higher_is_better else 0.9)) if len(scores) else None
+
     def time_to(self, score: float, model: str = "personal") -> float | None:
         """The virtual time of the first evaluation that reached this score; None if none did."""
         check.number("score", score)
         key = f"test.{check.choice('model', model, ('global', 'personal'))}"
         sign = 1.0 if self.higher_is_better else -1.0
-        there = (
-            row["time"] for row in self.metrics if row[key] is not None and sign * row[key] >= sign * score
-        )
-        return next(there, None)
+        for row in self.metrics:
+            value, time = number(row.get(key)), number(row.get("time"))
+            if value is not None and time is not None and sign * value >= sign * score:
+                return time
+        return None
 
     def summary(self) -> Summary:
         """Scores of local-only, global and personal models, and how many clients were hurt."""
         return self.facts
 
-    def report(self, path: str | Path = "report.html") -> Path:
-        """The run as a page that opens offline: curves, who gained and who lost and why, cost, settings."""
-        return Record.page({self.facts["algorithm"]: [self]}, Path(path))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.facts}"
 
 
+# ---- words
+
+
 def personal_part(facts: Mapping[str, Any], most: int = 4) -> str:
-    """What stays with clients: 'head.weight, head.bias (650 of 4,810 parameters, 13.5 %)'.
+    """Say what stays with clients: 'head.weight, head.bias (650 of 4,810 parameters, 13.5 %)'.
 
     Empty where nothing does, and for summaries that do not say.
     """
     part = facts.get("personal_part")
-    if not isinstance(part, Mapping):
-        return ""
-    names, count, total = part.get("names"), part.get("parameters", 0), part.get("of", 0)
+    names, count, total = (lookup(part, key) for key in ("names", "parameters", "of"))
     if not names or not total:
         return ""
     if count == total:
-        copy = (facts.get("parameters") or {}).get("shared") == total
+        copy = lookup(facts, "parameters", "shared") == total
         return f"{'a copy of everything' if copy else 'everything'} ({total:,} parameters)"
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
-    return f"{shown} ({count:,} of {total:,} parameters, {100 * count / total:.3g} %)"
+    listed = ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    return f"{listed} ({count:,} of {total:,} parameters, {100 * count / total:.3g} %)"
 
 
-def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """The report beside figures that are on disk already: without plotly, a warning and no page."""
-    try:
-        Record.page(runs, path)
-    except ModuleNotFoundError as error:
-        if error.name != "plotly":
-            raise
-        check.warn(
-            f"{path.name} was not written: plotly is not installed; later: partita report {path.parent}"
-        )
+def human_bytes(count: float) -> str:
+    """Write 1,234,567 as 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
+
+
+# ---- reading
 
 
 def read(folder: str | Path) -> Record:
-    """The figures of a finished run from its folder; needs no checkpoint."""
+    """Read the figures of a finished run from its folder; needs no checkpoint."""
     folder = check.path("folder", folder)
     if not (folder / "summary.json").is_file():
         raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)")
@@ -214,90 +313,76 @@ def read(folder: str | Path) -> Record:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    check_form(path, found, CONFIG)
-    return found
+    config = read_json(path)
+    check_form(path, config, CONFIG)
+    return config
 
 
 def _read_summary(path: Path) -> Summary:
-    found = Summary(read_json(path))
-    check_form(path, found, SUMMARY)
+    summary = Summary(read_json(path))
+    check_form(path, summary, SUMMARY)
     try:
-        str(found)
+        str(summary)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise check.fail("file", str(path), f"a summary, as a run writes it ({error!r})") from None
-    return found
+    return summary
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object."""
+    """Read a file that holds one JSON object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        raise check.fail("file", str(path), "a JSON object, as a run writes it") from None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise check.fail("file", str(path), "a JSON object, as a run writes it")
-    return found
+    return value
 
 
 def _read_clients(path: Path) -> Table:
-    """A table with numbers; a column that an older run did not write is empty."""
+    """Read a table with numbers; a column that an older run did not write is empty."""
     try:
         with path.open(newline="", encoding="utf-8") as f:
             lines = csv.reader(f)
             header = next(lines, [])
-            columns = _columns(path, header, filter(None, lines))
+            columns = _read_columns(path, header, filter(None, lines))
     except (OSError, UnicodeError, csv.Error) as error:
         raise check.fail("file", str(path), f"a table, as a run writes it ({error})") from None
     if not columns or not {"client", "n_train", "n_test"} <= set(header):
         raise check.fail("file", str(path), "the columns client, n_train, n_test, ..., as a run writes them")
-    length, names = len(columns["client"]), columns["client"]
-    if names == [*Numbered(length)]:
-        columns["client"] = Numbered(length)
-    return Table(length, {**columns, **dict.fromkeys(set(CLIENT_COLUMNS) - set(header))})
+    names = columns["client"]
+    if names == [*Numbered(len(names))]:
+        columns["client"] = Numbered(len(names))
+    return Table(len(names), {**columns, **dict.fromkeys(set(CLIENT_COLUMNS) - set(header))})
 
 
-def _columns(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> dict[str, Any]:
-    """What stands below each heading, block by block; nothing if there is no line."""
-    found: dict[str, list[Any]] = {}
-    while block := list(itertools.islice(lines, BLOCK)):
-        for name, cells in zip(header, itertools.zip_longest(*block, fillvalue="")):
+def _read_columns(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> dict[str, Any]:
+    """Read what stands below each heading, block by block; nothing if there is no line."""
+    blocks: dict[str, list[Any]] = {}
+    while rows := list(itertools.islice(lines, BLOCK)):
+        for name, cells in zip(header, itertools.zip_longest(*rows, fillvalue="")):
             try:
-                found.setdefault(name, []).append(_values(name, cells))
+                blocks.setdefault(name, []).append(_parse(name, cells))
             except (ValueError, TypeError, OverflowError):
-                raise check.fail(
-                    "file", str(path), f"numbers in column {name}, as a run writes them"
-                ) from None
-    return {name: _joined(blocks) for name, blocks in found.items()}
+                allowed = f"numbers in column {name}, as a run writes them"
+                raise check.fail("file", str(path), allowed) from None
+    return {name: _join(parts) for name, parts in blocks.items()}
 
 
-def _values(name: str, cells: Sequence[str]) -> Any:
-    """Numbers as an array where none is missing or NaN stands for it, all else as a list."""
+def _parse(name: str, cells: Sequence[str]) -> Any:
+    """Return numbers as an array where none is missing or NaN stands for it, all else as a list."""
     if name not in CLIENT_COLUMNS[1:]:
         return [from_text(cell) for cell in cells]
-    kind = _KINDS.get(name, float)
+    kind: Any = int if name in COUNTS else from_text if name == "class" else float
     values = [kind(cell) if cell else None for cell in cells]
     if kind is float or (kind is int and None not in values):
         return np.array(values, dtype=kind)
     return values
 
 
-def _joined(blocks: list[Any]) -> Any:
+def _join(blocks: list[Any]) -> Any:
     if all(isinstance(block, np.ndarray) for block in blocks):
         return np.concatenate(blocks)
     return [
         value for block in blocks for value in (block.tolist() if isinstance(block, np.ndarray) else block)
     ]
-
-
-def human_bytes(count: float) -> str:
-    """1,234,567 as 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"

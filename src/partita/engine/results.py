@@ -34,7 +34,9 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
     summary["diverged"] = monitor.divergence(state, _finite(state.server.shared), others)
     summary["classes"] = _classes(stage, rows, scores)
-    return Record(state.counters.rows, rows, monitor.config(state.executor_choices), summary)
+    record = Record(state.counters.rows, rows, monitor.config(state.executor_choices), summary)
+    summary["hurt"] = {f"vs_{kind}": record.hurt(kind) for kind in ("global", "local")}
+    return record
 
 
 def _scores(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Scores:
@@ -149,7 +151,6 @@ def _counted(labels: np.ndarray, starts: np.ndarray, sizes: np.ndarray, classes:
 def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
     setup, counters, version = stage.setup, state.counters, state.server.version
     weight, metric, names = setup.test_weight, setup.profile.metric, setup.data.names
-    better = 1.0 if metric.higher_is_better else -1.0
     shared, personal = (tree.pick(state.initial, part) for part in stage.partition)
     seconds, excluded = counters.training_seconds, sorted(counters.excluded)
     return Summary(
@@ -161,7 +162,7 @@ def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
-        hurt={f"vs_{kind}": _hurt(scores, kind, better, setup.honest) for kind in ("global", "local")},
+        hurt={},  # counted by the record
         seconds=round(counters.elapsed, 3),
         client_steps_per_second=round(counters.client_steps / seconds, 1) if seconds else 0.0,
         phases={k: round(v, 3) for k, v in state.timer.seconds.items()},
@@ -228,17 +229,6 @@ def _byzantine(setup: Setup, excluded: Sequence[int], scores: Scores) -> dict[st
         "test": {kind: mean_score(scores[kind], weight) for kind in MODELS},
         "excluded": [setup.data.names[c] for c in excluded if not setup.honest[c]],
     }
-
-
-def _hurt(scores: Scores, kind: str, better: float, honest: np.ndarray) -> int | None:
-    """How many honest clients score worse with their personal model."""
-    personal, other = scores["personal"], scores[kind]
-    if personal is None or other is None:
-        return None
-    both = honest & ~(np.isnan(personal) | np.isnan(other))
-    if not both.any():
-        return None
-    return int((better * personal[both] < better * other[both]).sum())
 
 
 def _peak_memory(device: str) -> int:

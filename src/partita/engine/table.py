@@ -1,4 +1,4 @@
-"""A table of clients that is kept by columns, so that a million of them are a few arrays."""
+"""A table of clients that is kept by columns, so that a million clients take a few arrays."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, overload
 import numpy as np
 
 BLOCK = 1024
-"""Rows that are held as Python objects at a time."""
+"""How many rows are held as Python objects at a time."""
 
 Column = Sequence[Any] | np.ndarray | str | float | None
-"""A value for each row, or one for all. NaN in an array of numbers is a value that is not there: None."""
+"""A value for each row, or one for all rows. NaN in an array of numbers is a missing value: None."""
 
 
 class Coded(Sequence[Any]):
-    """One of a few values for each row: `values[codes[i]]`."""
+    """A column of few different values: row i has `values[codes[i]]`."""
 
     def __init__(self, codes: np.ndarray, values: Sequence[Any]) -> None:
         self.codes, self.values = codes, values
@@ -34,7 +34,7 @@ class Coded(Sequence[Any]):
 
 
 class Table(Sequence[dict[str, Any]]):
-    """Like a list of dictionaries, each of which is made when it is looked at."""
+    """A list of dictionaries, each of which is made when it is read."""
 
     def __init__(self, length: int, columns: Mapping[str, Column]) -> None:
         self._length, self._columns = length, dict(columns)
@@ -67,15 +67,15 @@ class Table(Sequence[dict[str, Any]]):
         return f"Table of {self._length} rows with {', '.join(self._columns)}"
 
     def values(self, names: Sequence[str], *, finite: bool = False) -> Iterator[tuple[Any, ...]]:
-        """The values of these columns, row by row; with `finite` an infinite number is not there either."""
+        """Yield the values of these columns, row by row; with `finite`, infinite numbers are None as well."""
         for a in range(0, self._length, BLOCK):
             yield from self._tuples(names, a, min(a + BLOCK, self._length), finite)
 
     def numbers(self, name: str) -> np.ndarray:
-        """A column as numbers, NaN where there is none."""
-        found = self._columns.get(name)
-        if isinstance(found, np.ndarray):
-            return found.astype(np.float64)
+        """Return a column as numbers, NaN where a value is missing."""
+        column = self._columns.get(name)
+        if isinstance(column, np.ndarray):
+            return column.astype(np.float64)
         return np.array([np.nan if v is None else v for (v,) in self.values([name])], dtype=np.float64)
 
     def _dicts(self, a: int, b: int) -> Iterator[dict[str, Any]]:
@@ -89,14 +89,14 @@ class Table(Sequence[dict[str, Any]]):
 
 
 def _plain(column: Column, a: int, b: int, finite: bool) -> Sequence[Any]:
-    """The values of rows a to b, as Python objects."""
+    """Return the values of rows a to b as Python objects."""
     if column is None or isinstance(column, str | float):
         return [column] * (b - a)
     if not isinstance(column, np.ndarray):
         return column[a:b]
-    some = column[a:b]
-    gone = ~np.isfinite(some) if finite else np.isnan(some)
-    found: list[Any] = some.tolist()
-    for i in np.flatnonzero(gone).tolist():
-        found[i] = None
-    return found
+    block = column[a:b]
+    missing = ~np.isfinite(block) if finite else np.isnan(block)
+    values: list[Any] = block.tolist()
+    for i in np.flatnonzero(missing).tolist():
+        values[i] = None
+    return values

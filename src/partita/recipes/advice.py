@@ -12,12 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from partita.engine.record import Record, human_bytes
+from partita.engine.record import Record, gain, human_bytes, mean
 from partita.recipes.gradient_left import left
 from partita.recipes.study import Table
 from partita.recipes.versus import ALONE, GLOBAL
 from partita.report import compare
-from partita.report.rows import difference, mean, number
 
 NONE, ALL = "none", "all"
 NEAR_ZERO = 0.1  # of what is asked of the same parameters where nothing is personal
@@ -104,7 +103,7 @@ def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
     if not scored:
         return Advice(None, "No split has a score: no client has test samples, or all runs failed.", [])
     best = (max if higher else min)(scored, key=lambda row: row.mean or 0.0)
-    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label, higher)]
+    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label)]
     taken = min(tied, key=lambda row: row.cost)
     reason = f"{_first(taken, runs)} {_second(taken, best, scored, higher)}".strip()
     return Advice(taken.part, reason, [*_little_left(rows, taken), *_too_few(runs)])
@@ -159,15 +158,16 @@ def _hurt(runs: Runs, label: str, reference: str) -> float | None:
     """Clients that do worse than in the reference's run of the same seed; a mean over the seeds."""
     if label == reference:
         return None
-    gaps = [list(_gaps(a, b, _higher(runs)).values()) for a, b in zip(runs[label], runs[reference])]
+    gaps = [list(_gaps(a, b).values()) for a, b in zip(runs[label], runs[reference])]
     return mean(sum(gap < 0 for gap in some) for some in gaps if some)
 
 
-def _gaps(ours: Record, theirs: Record, higher: bool) -> dict[str, float]:
-    """By client: how much better our model is."""
-    others = {row["client"]: number(row["personal"]) for row in theirs.clients}
-    pairs = {row["client"]: (number(row["personal"]), others.get(row["client"])) for row in ours.clients}
-    return {k: difference(a, b, higher) for k, (a, b) in pairs.items() if a is not None and b is not None}
+def _gaps(ours: Record, theirs: Record) -> dict[str, float]:
+    """Return by client how much better our personal model is."""
+    others = dict(zip(theirs.names, theirs.scores()))
+    pairs = {name: (score, others[name]) for name, score in zip(ours.names, ours.scores()) if name in others}
+    gaps = {name: float(gain(a, b, ours.higher_is_better)) for name, (a, b) in pairs.items()}
+    return {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
 
 
 def _higher(runs: Runs) -> bool:
@@ -177,11 +177,11 @@ def _higher(runs: Runs) -> bool:
 # ---- who is as good as the best
 
 
-def _within_noise(runs: Runs, best: str, label: str, higher: bool) -> bool:
+def _within_noise(runs: Runs, best: str, label: str) -> bool:
     """The mean lead of the best, client by client, is no more than its standard error."""
     leads: dict[str, list[float]] = {}
     for ours, theirs in zip(runs[best], runs[label]):
-        for client, gap in _gaps(ours, theirs, higher).items():
+        for client, gap in _gaps(ours, theirs).items():
             leads.setdefault(client, []).append(gap)
     found = [statistics.fmean(some) for some in leads.values()]
     if not found:

@@ -23,8 +23,8 @@ from partita.algorithms.local.solvers import Solver
 from partita.core import tree
 from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
 from partita.core.types import ClientState, Download, RoundContext, Tensors, Upload, Work
+from partita.engine.record import number
 from partita.measures import gradient_norm
-from partita.report.rows import number
 
 TIMES = {"end": "gradient_norm", "start": "gradient_norm_start"}
 Names = Mapping[str, Sequence[str]]

@@ -216,7 +216,7 @@ def harm_tables(runs: Runs) -> list[Table]:
     for name, seeds in runs.items():
         if name == "fedavg":
             continue
-        train, test = ([_change(r, part) for r in seeds] for part in ("train", "test"))
+        train, test = ([r.gains("global", part) for r in seeds] for part in ("train", "test"))
         small = [_smaller_half(r) for r in seeds]
         sides = [(t[s], t[~s]) for t, s in zip(test, small)]
         rows.append(
@@ -235,11 +235,6 @@ def harm_tables(runs: Runs) -> list[Table]:
         "Changes are against the global model of stage (a), in percentage points, each client counting once."
     )
     return [Table("Each client's change by personalization (Figures 5, 7-11)", columns, rows, note)]
-
-
-def _change(run: Record, part: str) -> np.ndarray:
-    change: np.ndarray = run.scores("personal", part) - run.scores("global", part)
-    return change
 
 
 def _worse(change: np.ndarray) -> float:

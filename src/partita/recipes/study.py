@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import nn
 
 from partita.api import Run, deadline, load
@@ -27,11 +26,12 @@ from partita.core.parts import StagePlan
 from partita.engine.callbacks import Callback
 from partita.engine.execute import names_of
 from partita.engine.initial import own_copy
-from partita.engine.record import Record, read, read_json, write_page
+from partita.engine.record import Record, read, read_json, spread
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text
 from partita.engine.store.places import new_folder, new_page
 from partita.recipes.experiment import Experiment
+from partita.report import write_page
 
 Runs = dict[str, list[Record]]
 FILE = "study.json"
@@ -326,9 +326,11 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
 
 def mean_std(values: Iterator[float] | Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
     """'93.18 ± 0.05', over seeds; one value alone has no deviation, and NaN is no value."""
-    found = np.array([scale * v for v in values])
-    found = found[~np.isnan(found)]
-    if not len(found):
+    known = [scale * v for v in values if not math.isnan(v)]
+    over_seeds = spread(known)
+    if any(map(math.isinf, known)):
+        return "inf"
+    if over_seeds is None:
         return "-"
-    spread = f" ± {found.std(ddof=1):.{digits}f}" if len(found) > 1 else ""
-    return f"{found.mean():.{digits}f}{spread}"
+    deviation = f" ± {over_seeds['std']:.{digits}f}" if len(known) > 1 else ""
+    return f"{over_seeds['mean']:.{digits}f}{deviation}"

@@ -1,4 +1,4 @@
-"""The HTML report of one or several runs: a pure function of their rows."""
+"""The HTML report of one or several runs: a pure function of their records."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from partita.core import check
+from partita.engine.record import Record
 from partita.engine.store.files import failed
 from partita.engine.store.places import new_page
-from partita.report.rows import Result
 
-__all__ = ["Result", "write"]
+__all__ = ["write", "write_page"]
 
 
-def write(runs: Mapping[str, Sequence[Result]], path: str | Path, *, title: str | None = None) -> Path:
-    """A page that opens offline: who gains from personalization, who loses, and what it cost.
+def write(runs: Mapping[str, Sequence[Record]], path: str | Path, *, title: str | None = None) -> Path:
+    """Write a page that opens offline: who gains from personalization, who loses, and what it cost.
 
     `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. The file is
-    there whole or not at all, and takes the place of nothing but another page of Partita's.
+    written whole or not at all, and replaces nothing but another page of Partita's.
 
         report.write({"fedalt": [run]}, "report.html")
     """
@@ -29,8 +30,20 @@ def write(runs: Mapping[str, Sequence[Result]], path: str | Path, *, title: str 
     return target
 
 
+def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Write the page beside figures that are on disk already; without plotly, warn and write none."""
+    try:
+        write(runs, path)
+    except ModuleNotFoundError as error:
+        if error.name != "plotly":
+            raise
+        check.warn(
+            f"{path.name} was not written: plotly is not installed; later: partita report {path.parent}"
+        )
+
+
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Through a temporary file beside it, so that nobody ever sees half a page."""
+    """Write a file through a temporary one beside it, so that nobody ever reads half of it."""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:

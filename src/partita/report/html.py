@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,26 +13,25 @@ class Safe(str):
 
 
 def text(value: object) -> Safe:
-    """Text as markup."""
+    """Return text as markup."""
     return value if isinstance(value, Safe) else Safe(escape(str(value), quote=True))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Safe:
-    """An element; `class_` is the attribute class, underscores in attributes' names are dashes."""
-    given = "".join(
+    """Return an element; `class_` is the attribute class, underscores in attributes' names are dashes."""
+    pairs = "".join(
         f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
     )
-    return Safe(f"<{name}{given}>{join(children)}</{name}>")
+    return Safe(f"<{name}{pairs}>{join(children)}</{name}>")
 
 
-def join(children: Sequence[object], between: str = "") -> Safe:
-    """Pieces one after another; None is left out."""
+def join(children: Iterable[object], between: str = "") -> Safe:
+    """Put pieces one after another; None is left out."""
     return Safe(between.join(text(child) for child in children if child is not None))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[int] = (0,)) -> Safe:
-    """A table in a box of its own that scrolls; `words` are the columns that hold text, not numbers."""
-
+    """Return a table in a box of its own that scrolls; `words` are the columns with text, not numbers."""
     kinds = ["word" if i in words else "num" for i in range(len(head))]
     top = tag("tr", *(tag("th", name, class_=kind) for name, kind in zip(head, kinds)))
     # small screens show a row as a block, where each number needs its name
@@ -48,45 +47,69 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence
     return tag("div", inner, class_="scroll", tabindex="0")
 
 
-def tiles(rows: Sequence[Sequence[str]]) -> Safe:
-    """Pairs of a name and a number, side by side."""
-    found = [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows]
-    return tag("dl", *found, class_="tiles")
+def tiles(pairs: Iterable[tuple[str, str]]) -> Safe:
+    """Show pairs of a name and a number side by side."""
+    return tag(
+        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs), class_="tiles"
+    )
 
 
 def section(name: str, title: str, *children: object) -> Safe:
-    """A part of the page with its heading."""
+    """Return a part of the page with its heading."""
     return tag("section", tag("h2", title), *children, id=name)
 
 
 def figure(name: str, label: str, height: int | None = None) -> Safe:
-    """The place where script.js draws the figure of this name; as high as the others, or so many pixels."""
+    """Return the place where script.js draws the figure of this name; `height` is in pixels."""
     style = {} if height is None else {"style": f"height: {height}px"}
     return tag("div", class_="figure", role="img", aria_label=label, data_figure=name, **style)
 
 
+def panel(name: str, title: str, words: str) -> Safe:
+    """Return a figure with its title and how to read it, for a grid."""
+    return tag("div", tag("h3", title), figure(name, title), how(words))
+
+
+def grid(cells: Sequence[Safe]) -> Safe | None:
+    """Put cells side by side where there is room; nothing for none."""
+    return tag("div", *cells, class_="grid") if cells else None
+
+
 def choice(name: str, label: str, options: Mapping[str, str], start: str | None = None) -> Safe | None:
-    """Buttons of which one (the first, or `start`) is pressed: the figures follow. Nothing where there is
-    nothing to choose."""
+    """Return buttons of which one (the first, or `start`) is pressed: the figures follow.
+
+    There are none where there is nothing to choose.
+    """
     if len(options) < 2:
         return None
     start = next(iter(options)) if start is None else start
     buttons = [
-        tag("button", shown, type="button", data_choice=name, data_value=value, aria_pressed=pressed)
-        for value, shown in options.items()
-        for pressed in ["true" if value == start else "false"]
+        tag(
+            "button",
+            words,
+            type="button",
+            data_choice=name,
+            data_value=value,
+            aria_pressed="true" if value == start else "false",
+        )
+        for value, words in options.items()
     ]
     return tag("div", tag("span", label), *buttons, class_="choice", role="group", aria_label=label)
 
 
+def note(words: str) -> Safe:
+    """Return a line in small print."""
+    return tag("p", words, class_="how")
+
+
 def how(words: str) -> Safe:
-    """The line below a figure that says how to read it."""
+    """Return the line below a figure that says how to read it."""
     return tag("p", tag("b", "How to read this."), " ", words, class_="how")
 
 
 def data(value: Any) -> Safe:
-    """A value for a script as JSON that cannot end its element: no <, > or & is left in it."""
-    shown = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    """Return a value for a script as JSON that cannot end its element: no <, > or & is left in it."""
+    encoded = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
-        shown = shown.replace(sign, f"\\u{ord(sign):04x}")
-    return Safe(shown)
+        encoded = encoded.replace(sign, f"\\u{ord(sign):04x}")
+    return Safe(encoded)

@@ -1,22 +1,23 @@
-"""What was followed beside scores: a figure for each number over the rounds, and for each loss on a line."""
+"""What was measured beside scores: a figure for each number over the rounds, and for each loss on a line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from partita.engine.record import Record, lookup, mean, number
 from partita.report import figures as draw
 from partita.report.figures import Figure, Trace
-from partita.report.html import Safe, figure, how, section, tag
-from partita.report.rows import Result, Row, Runs, mean, number
+from partita.report.html import Safe, grid, panel, section
+from partita.report.rows import Row, Runs
 
-# what an aggregator says of every round alike, or in the numbers of clients: nothing to draw
-DULL = ("f", "m", "buckets", "chosen")
+NOT_DRAWN = ("f", "m", "buckets", "chosen")
+"""What an aggregator says of every round alike, or in the numbers of clients."""
 LINE = ("line_loss", "loss")
 
 
 class Words(NamedTuple):
-    """What a figure is called, what its axis shows, and how it is read."""
+    """The title of a figure, what its axis shows, and how it is read."""
 
     title: str
     axis: str
@@ -63,138 +64,118 @@ KNOWN = {
 
 
 def measures(runs: Runs) -> tuple[dict[str, Figure], Safe | None]:
-    """The figures by name, and the section that holds them; none where nothing was measured."""
-    made: dict[str, Figure] = {}
+    """Return the figures by name, and the section that holds them; none where nothing was measured."""
+    figures: dict[str, Figure] = {}
     cells = list[Safe]()
-    for name, key in _found(runs):
+    for name, key in _drawable(runs):
         words = _words(name, key)
-        drawn = _line(runs, words) if (name, key) == LINE else _over_rounds(runs, name, key, words)
-        if drawn is not None:
-            place = f"{name}.{key}"
-            made[place] = drawn
-            cells.append(tag("div", tag("h3", words.title), figure(place, words.title), how(words.how)))
-    if not cells:
-        return {}, None
-    return made, section("measures", "Measures", tag("div", *cells, class_="grid"))
+        figure = _line(runs, words) if (name, key) == LINE else _over_rounds(runs, name, key, words)
+        if figure is not None:
+            figures[f"{name}.{key}"] = figure
+            cells.append(panel(f"{name}.{key}", words.title, words.how))
+    return figures, section("measures", "Measures", grid(cells)) if cells else None
 
 
-def _found(runs: Runs) -> list[tuple[str, str]]:
-    """The names and keys that have something to draw, in the order in which they come."""
-    found: dict[tuple[str, str], None] = {}
+def _drawable(runs: Runs) -> list[tuple[str, str]]:
+    """Return the names and keys that have something to draw, in the order in which they come."""
+    pairs: dict[tuple[str, str], None] = {}
     rows = (row for seeds in runs.values() for run in seeds for row in run.metrics)
     for name, key, value in (item for row in rows for item in _items(row)):
         if number(value) is not None or (name, key) == LINE:
-            found.setdefault((name, key))
-    banded = [name for name, key in found if key == "std" and (name, "mean") in found]
-    return [pair for pair in found if not (pair[1] == "std" and pair[0] in banded)]
+            pairs[name, key] = None
+    # a deviation is the band of its mean
+    return [(name, key) for name, key in pairs if not (key == "std" and (name, "mean") in pairs)]
 
 
 def _items(row: Row) -> Iterator[tuple[str, str, Any]]:
-    """Of a row of metrics: the measure, what it calls the number, the number or list."""
+    """Yield of a row of metrics the measure, what it calls the number, the number or list."""
     for name, values in _mapping(row.get("measures")).items():
         for key, value in _mapping(values).items():
             yield str(name), str(key), value
     for key, value in _mapping(row.get("aggregation")).items():
-        if str(key).rpartition(".")[2] not in DULL:
+        if str(key).rpartition(".")[2] not in NOT_DRAWN:
             yield "aggregation", str(key), value
-
-
-def _read(name: str, key: str) -> Callable[[Row], Any]:
-    def read(row: Row) -> Any:
-        parent = row.get("aggregation") if name == "aggregation" else _mapping(row.get("measures")).get(name)
-        return _mapping(parent).get(key)
-
-    return read
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _read(name: str, key: str) -> draw.Read:
+    path = ("aggregation", key) if name == "aggregation" else ("measures", name, key)
+    return lambda row: lookup(row, *path)
+
+
 def _words(name: str, key: str) -> Words:
     if (name, key) in KNOWN:
         return KNOWN[name, key]
     if name == "aggregation":
-        last = KNOWN.get((name, key.rpartition(".")[2]))
-        if last is not None:  # of an aggregator inside another one, or of some layers
-            return last._replace(title=f"{last.title} ({key})")
+        inner = KNOWN.get((name, key.rpartition(".")[2]))
+        if inner is not None:  # of an aggregator inside another one, or of some layers
+            return inner._replace(title=f"{inner.title} ({key})")
         return Words(f"Aggregation: {key}", key, "What the aggregator said in the round of each evaluation.")
     if name == "svcca":
         return Words(
             f"Similarity of {key} across clients",
             "SVCCA",
-            "How alike what this layer puts out is for any two clients' models, on the same samples; 1: the "
-            "same up to a linear map. A layer that stays alike need not be shared.",
+            "How similar the outputs of this layer are for two clients' models, on the same samples; 1: the "
+            "same up to a linear map. A layer that stays similar need not be shared.",
         )
     return Words(f"{name}: {key}", key, f"What the measure {name} found at each evaluation.")
 
 
-# ---- over the rounds
-
-
 def _over_rounds(runs: Runs, name: str, key: str, words: Words) -> Figure | None:
-    """A line per label. Its band: the spread over clients where it was measured, else over the seeds."""
-    found = {label: _series(seeds, name, key) for label, seeds in runs.items()}
-    values = [row["mean"] for series in found.values() for row in series]
+    """Return a line per label, with a band: over clients where that was measured, else over seeds."""
+    series = {label: _series(seeds, name, key) for label, seeds in runs.items()}
+    values = [row["mean"] for rows in series.values() for row in rows]
     if not values:
         return None
     log = min(values) > 0 and max(values) > 100 * min(values)
     traces = list[Trace]()
-    for i, (label, series) in enumerate(found.items()):
-        shown = label if len(runs) > 1 else words.axis
-        lines = draw.band(series, shown, draw.colour(i), draw.dash(i), ".3~g", ("round",))
-        traces += [_above(line, min(values) / 10) for line in lines] if log else lines
-    axis = {**draw.titled(f"{words.axis} (log scale)" if log else words.axis)}
-    axis |= {"type": "log", "exponentformat": "power"} if log else {}
-    layout = {"hovermode": "x unified", "xaxis": draw.titled("round"), "yaxis": axis}
-    return {"data": traces, "layout": layout}
+    for i, (label, rows) in enumerate(series.items()):
+        title = label if len(runs) > 1 else words.axis
+        traces += draw.band(rows, title, draw.colour(i), draw.dash(i), ".3~g", ("round",))
+    if not log:
+        return draw.overlay(traces, draw.titled("round"), draw.titled(words.axis))
+    # a log scale has no place for what is not above zero
+    traces = [{**trace, "y": [max(y, min(values) / 10) for y in trace["y"]]} for trace in traces]
+    axis = {**draw.titled(f"{words.axis} (log scale)"), "type": "log", "exponentformat": "power"}
+    return draw.overlay(traces, draw.titled("round"), axis)
 
 
-def _series(seeds: Sequence[Result], name: str, key: str) -> list[Row]:
+def _series(seeds: Sequence[Record], name: str, key: str) -> list[Row]:
     series = draw.series(seeds, _read(name, key))
     if key != "mean":
         return series
-    spread = {row["round"]: row["mean"] for row in draw.series(seeds, _read(name, "std"))}
-    return [{**row, "std": spread.get(row["round"], row["std"])} for row in series]
-
-
-def _above(trace: Trace, least: float) -> Trace:
-    """A log scale has no place for what is not above zero."""
-    return {**trace, "y": [max(y, least) for y in trace["y"]]}
-
-
-# ---- on a line
+    deviations = {row["round"]: row["mean"] for row in draw.series(seeds, _read(name, "std"))}
+    return [{**row, "std": deviations.get(row["round"], row["std"])} for row in series]
 
 
 def _line(runs: Runs, words: Words) -> Figure | None:
-    """The last loss between the clients' own models and the aggregated one, the mean over the seeds."""
+    """Return the last loss between clients' own models and the aggregated one, averaged over the seeds."""
     traces = list[Trace]()
     for i, (label, seeds) in enumerate(runs.items()):
-        last = [line for line in map(_last_line, seeds) if line is not None]
-        same = [loss for lam, loss in last if lam == last[0][0]]
-        if same:
-            points = {"x": last[0][0], "y": [mean(at) for at in zip(*same)]}
+        lines = [line for line in map(_last_line, seeds) if line is not None]
+        if lines:
+            places = lines[0][0]
+            losses = [losses for x, losses in lines if x == places]
+            points = {"x": places, "y": [mean(column) for column in zip(*losses)]}
             name = label if len(runs) > 1 else words.axis
             traces.append({**draw.line(name, draw.colour(i), draw.dash(i), ".4~g"), **points})
     if not traces:
         return None
     ticks: dict[str, Any] = {"tickvals": [0, 0.5, 1], "ticktext": ["own model", "halfway", "aggregated"]}
     ticks |= {"range": [-0.1, 1.14], "ticklabeloverflow": "allow"}  # room for the words at both ends
-    layout = {
-        "hovermode": "x unified",
-        "xaxis": {**draw.titled("λ"), **ticks},
-        "yaxis": draw.titled(words.axis),
-    }
-    return {"data": traces, "layout": layout}
+    return draw.overlay(traces, {**draw.titled("λ"), **ticks}, draw.titled(words.axis))
 
 
-def _last_line(run: Result) -> tuple[list[float], list[float]] | None:
+def _last_line(run: Record) -> tuple[list[float], list[float]] | None:
+    """Return the places and the losses of the last evaluation that has them."""
     for row in reversed(run.metrics):
-        found = _mapping(_mapping(row.get("measures")).get(LINE[0]))
-        lam, loss = (found.get(key) for key in ("lambda", LINE[1]))
-        if isinstance(lam, list) and isinstance(loss, list) and len(lam) == len(loss) > 1:
-            pairs = [(number(a), number(b)) for a, b in zip(lam, loss)]
-            there = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if there:
-                return [a for a, _ in there], [b for _, b in there]
+        places, losses = (lookup(row, "measures", LINE[0], key) for key in ("lambda", LINE[1]))
+        if isinstance(places, list) and isinstance(losses, list) and len(places) == len(losses) > 1:
+            pairs = [(number(a), number(b)) for a, b in zip(places, losses)]
+            points = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if points:
+                return [a for a, _ in points], [b for _, b in points]
     return None

@@ -13,100 +13,89 @@ from partita.report.cost import cost
 from partita.report.devices import devices
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
-from partita.report.html import (
-    Safe,
-    choice,
-    data,
-    figure,
-    how,
-    join,
-    section,
-    tag,
-    text,
-)
+from partita.report.html import Safe, choice, data, figure, grid, how, join, note, section, tag, text
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.rows import (
-    Means,
+    Averages,
     Runs,
+    averages,
     checked,
     differs,
-    higher_is_better,
-    means,
     metric,
     over_seeds,
     references,
+    several_seeds,
 )
 from partita.report.settings import settings
 from partita.report.time import time
 
-AGAINST = {"global": "the global model", "local": "training alone"}
+REFERENCES = {"global": "the global model", "local": "training alone"}
 
 
 def page(runs: Runs, title: str | None = None) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     runs = checked(runs)
-    higher, clients = higher_is_better(runs), means(runs)
-    followed, measured = measures(runs)
-    timed, clocked = time(runs, clients)
-    drawn = draw.kept(
+    clients = averages(runs)
+    start = _start(runs, clients)
+    figures = draw.kept(
         {
             "curves": draw.curves(runs, metric(runs)),
             "losses": draw.losses(runs),
-            "clients": draw.scatter(clients, higher),
-            "violins": draw.violins(clients, higher),
-            "violins_train": draw.violins(clients, higher, "_train"),
+            "clients": draw.scatter(clients),
+            "violins": draw.violins(clients),
+            "violins_train": draw.violins(clients, "train"),
         }
     )
-    bars, classes = devices(runs)
-    figures = drawn | followed | timed | bars
-    start = _start(runs, clients, higher)
+    measured, measures_section = measures(runs)
+    timed, time_section = time(runs, clients)
+    bars, devices_section = devices(runs)
     body = join(
         [
             header(runs, clients, title),
             _curves(runs, figures),
-            clocked,
-            _clients(clients, higher, figures, start, over_seeds(runs)),
-            _distribution(clients, higher, figures, start),
+            time_section,
+            _clients(clients, figures, start, over_seeds(runs)),
+            _distribution(clients, figures, start),
             hurt(runs, clients),
-            classes,
-            measured,
+            devices_section,
+            measures_section,
             cost(runs),
             settings(runs),
         ]
     )
-    return document(title or what_ran(runs), body, figures)
+    return document(title or what_ran(runs), body, figures | measured | timed | bars)
 
 
 def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
     if not figures.keys() & {"curves", "losses"}:
         return section("curves", "Learning curves", tag("p", "No evaluation was recorded."))
-    band = " Bands are one standard deviation over the seeds." if _several_seeds(runs) else ""
     words = "Solid: each client's own model. Dashed: one global model. Dotted: what clients reach alone."
     words += " Equal lines are drawn once." if len(runs) > 1 else ""
+    words += " Bands are one standard deviation over the seeds." if several_seeds(runs) else ""
     return section(
         "curves",
         "Learning curves",
         choice("axis", "Against", {"round": "rounds", "seconds": "seconds"}),
         _grid(figures, {"curves": "test score against rounds", "losses": "training loss against rounds"}),
-        how(words + band),
+        how(words),
     )
 
 
-def _start(runs: Runs, means: Means, higher: bool) -> str:
-    """The label to show first: the best, or another where the best one's changes are all zero."""
-    best: list[str] = [row["label"] for row in compare.table(runs) if row["best"]]
-    order = [*best, *means]
-    telling = (x for x in order if any(differs(means[x], k, higher) for k in ("global", "local")))
-    return next(telling, order[0])
+def _start(runs: Runs, clients: Averages) -> str:
+    """Return the label to show first: the best, or another where the best one's gains are all zero."""
+    labels: list[str] = [row["label"] for row in compare.table(runs) if row["best"]]
+    labels += clients
+    telling = (x for x in labels if any(differs(clients[x], kind) for kind in REFERENCES))
+    return next(telling, labels[0])
 
 
-def _clients(means: Means, higher: bool, figures: dict[str, Figure], start: str, seeds: str) -> Safe:
+def _clients(clients: Averages, figures: dict[str, Figure], start: str, seeds: str) -> Safe:
     name = "What each client gains or loses"
     if "clients" not in figures:
         return section("clients", name, tag("p", "No client has two scores to compare."))
-    labels = {str(i): label for i, label in enumerate(means)} if len(means) > 1 else {}
-    first = str(list(means).index(start))
+    labels = {str(i): label for i, label in enumerate(clients)}
+    first = str(list(clients).index(start))
     words = (
         "A point is a client. Above the line its personal model is better than the reference, below it is "
         "worse. Clients at the same point stand side by side." + seeds
@@ -114,14 +103,14 @@ def _clients(means: Means, higher: bool, figures: dict[str, Figure], start: str,
     return section(
         "clients",
         name,
-        tag("div", choice("label", "Of", labels, first), _reference(means, higher, start), class_="choices"),
+        tag("div", choice("label", "Of", labels, first), _reference(clients, start), class_="choices"),
         figure("clients", "each client's change against its number of training samples"),
         how(words),
-        _selected(means),
+        _selected(clients),
     )
 
 
-def _distribution(means: Means, higher: bool, figures: dict[str, Figure], start: str) -> Safe:
+def _distribution(clients: Averages, figures: dict[str, Figure], start: str) -> Safe:
     name = "How the changes are spread"
     if "violins" not in figures:
         return section("distribution", name, tag("p", "No client has two scores to compare."))
@@ -130,42 +119,38 @@ def _distribution(means: Means, higher: bool, figures: dict[str, Figure], start:
         "The wider, the more clients changed by that much. The box holds the middle half of the clients, its "
         "line is the median; the ends are the largest loss and the largest gain."
     )
-    shown = _grid(figures, places, headed=True)
-    return section("distribution", name, _reference(means, higher, start), shown, how(words))
+    violins = _grid(figures, places, headed="violins_train" in figures)
+    return section("distribution", name, _reference(clients, start), violins, how(words))
 
 
-def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = False) -> Safe:
-    """The figures that there are, side by side where there is room."""
-    there = {name: label for name, label in places.items() if name in figures}
-    headed = headed and len(there) > 1
-    cells = [
-        tag("div", tag("h3", label) if headed else None, figure(name, label)) for name, label in there.items()
-    ]
-    return tag("div", *cells, class_="grid")
+def _grid(figures: dict[str, Figure], places: dict[str, str], headed: bool = False) -> Safe | None:
+    """Put those of the figures that are drawn side by side where there is room."""
+    return grid(
+        [
+            tag("div", tag("h3", label) if headed else None, figure(name, label))
+            for name, label in places.items()
+            if name in figures
+        ]
+    )
 
 
-def _reference(means: Means, higher: bool, start: str) -> Safe | None:
-    """Buttons for what the personal models are compared with, the most telling for `start` first."""
-    found = [kind for rows in (means[start], *means.values()) for kind in references(rows, higher)]
-    return choice("reference", "Compared with", {kind: AGAINST[kind] for kind in dict.fromkeys(found)})
+def _reference(clients: Averages, start: str) -> Safe | None:
+    """Return buttons for what the personal models are compared with, the most telling for `start` first."""
+    kinds = [kind for record in (clients[start], *clients.values()) for kind in references(record)]
+    return choice("reference", "Compared with", {kind: REFERENCES[kind] for kind in dict.fromkeys(kinds)})
 
 
-def _selected(means: Means) -> Safe | None:
-    most = max(map(len, means.values()))
+def _selected(clients: Averages) -> Safe | None:
+    most = max(len(record.clients) for record in clients.values())
     if most <= draw.MOST_POINTS:
         return None
-    words = (
+    return note(
         f"Of {most:,} clients, the figures show {draw.MOST_POINTS:,} chosen at random; the tables count all."
     )
-    return tag("p", words, class_="how")
-
-
-def _several_seeds(runs: Runs) -> bool:
-    return any(len(seeds) > 1 for seeds in runs.values())
 
 
 def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> str:
-    """A page whose figures are drawn in its places for them, and then `more` scripts."""
+    """Return a page: `body`, what script.js draws in its places, and `more` scripts."""
     scripts = (import_module("plotly.offline").get_plotlyjs(), _file("script.js"), *more)
     return "\n".join(
         [
@@ -187,7 +172,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
 
 
 def _policy(scripts: tuple[str, ...]) -> str:
-    """Only these scripts run and nothing is fetched, even if some text should have slipped through."""
+    """Allow these scripts alone and no request, even if some text should not have been escaped."""
     hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     allowed = " ".join(f"'sha256-{h}'" for h in hashes)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"

@@ -5,78 +5,81 @@ These are hints from what was recorded, not causes: several may hold, or none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from partita.report.rows import KINDS, Row, change, number, numbers
+from partita.engine.record import MODELS, Record, number
+from partita.report.rows import Row
 from partita.report.words import count, score, shorten, signed
 
-# a change of at most this many test samples may be chance
 CHANCE_SAMPLES = 2
-# personal tensors this many times farther than usual are far
+"""A change of at most this many test samples may be chance."""
 FAR = 2.0
+"""A personal part this many times farther from the mean than the median one is far."""
 
 
 class Crowd(NamedTuple):
     """What is usual among the clients of a run; None where it was not recorded."""
 
-    few: float | None  # lower quartile of the numbers of training samples
-    unlike: float | None  # the label shift that only a tenth of the clients reach
-    usual_shift: float | None
-    usual_distance: float | None
+    few_samples: float | None  # lower quartile of the numbers of training samples
+    large_shift: float | None  # the label shift that only a tenth of the clients reach
+    median_shift: float | None
+    median_distance: float | None
     parts_of_one: bool  # scores such as accuracy, to which every test sample adds at most 1/n
 
 
-def crowd(rows: Sequence[Row], higher: bool) -> Crowd:
-    """What is usual among these clients."""
-    shifts = [row.get("label_shift") for row in rows]
-    scores = numbers(row.get(kind) for row in rows for kind in KINDS)
+def crowd(clients: Record) -> Crowd:
+    """Return what is usual among these clients."""
+    scores = np.concatenate([clients.scores(model) for model in MODELS])
+    scores = scores[np.isfinite(scores)]
     return Crowd(
-        few=_quantile((row.get("n_train") for row in rows), 0.25),
-        unlike=_quantile(shifts, 0.9),
-        usual_shift=_quantile(shifts, 0.5),
-        usual_distance=_quantile((row.get("distance") for row in rows), 0.5),
-        parts_of_one=higher and all(0 <= x <= 1 for x in scores),
+        few_samples=_quantile(clients, "n_train", 0.25),
+        large_shift=_quantile(clients, "label_shift", 0.9),
+        median_shift=_quantile(clients, "label_shift", 0.5),
+        median_distance=_quantile(clients, "distance", 0.5),
+        parts_of_one=clients.higher_is_better and bool(((scores >= 0) & (scores <= 1)).all()),
     )
 
 
-def reasons(row: Row, reference: str, usual: Crowd, higher: bool, excluded: Mapping[str, str]) -> list[str]:
-    """Everything about a hurt client that may explain why; empty when nothing stands out.
+def reasons(
+    row: Row, gained: float, gained_on_train: float, usual: Crowd, excluded: Mapping[str, str]
+) -> list[str]:
+    """Return everything about a hurt client that may explain why; empty when nothing stands out.
 
     `excluded` says why uploads were set aside, by client.
     """
-    found = (
+    hints = (
         _excluded(row, excluded),
         _few_samples(row, usual),
-        _few_tests(row, change(row, reference, higher), usual),
+        _few_tests(row, gained, usual),
         _unlike_labels(row, usual),
         _moved_far(row, usual),
-        _overfits(row, reference, higher),
+        f"it overfits: {signed(gained_on_train)} on its training samples" if gained_on_train > 0 else None,
     )
-    return [reason for reason in found if reason]
+    return [hint for hint in hints if hint]
 
 
 def _excluded(row: Row, excluded: Mapping[str, str]) -> str | None:
-    why = excluded.get(str(row["client"]))
-    if why is None:
+    reason = excluded.get(str(row["client"]))
+    if reason is None:
         return None
-    return "it was excluded: its uploads were unusable" + (f" ({shorten(why, 120)})" if why else "")
+    return "it was excluded: its uploads were unusable" + (f" ({shorten(reason, 120)})" if reason else "")
 
 
 def _few_samples(row: Row, usual: Crowd) -> str | None:
     n = number(row.get("n_train"))
-    if n is None or usual.few is None or n >= usual.few:
+    if n is None or usual.few_samples is None or n >= usual.few_samples:
         return None
     samples = "sample" if n == 1 else "samples"
-    most = count(np.ceil(usual.few))
+    most = count(np.ceil(usual.few_samples))
     return f"few data: {count(n)} training {samples}, three clients in four have {most} or more"
 
 
-def _few_tests(row: Row, lost: float | None, usual: Crowd) -> str | None:
+def _few_tests(row: Row, gained: float, usual: Crowd) -> str | None:
     n = number(row.get("n_test"))
-    if not usual.parts_of_one or lost is None or not n or abs(lost) * n > CHANCE_SAMPLES + 1e-6:
+    if not usual.parts_of_one or not n or abs(gained) * n > CHANCE_SAMPLES + 1e-6:
         return None
     if n == 1:
         return "may be chance: it has a single test sample"
@@ -85,28 +88,24 @@ def _few_tests(row: Row, lost: float | None, usual: Crowd) -> str | None:
 
 def _unlike_labels(row: Row, usual: Crowd) -> str | None:
     shift = number(row.get("label_shift"))
-    if shift is None or usual.unlike is None or usual.usual_shift is None:
+    if shift is None or usual.large_shift is None or usual.median_shift is None:
         return None
     # where all are alike, the top tenth is nothing special
-    if shift < usual.unlike or shift <= usual.usual_shift:
+    if shift < usual.large_shift or shift <= usual.median_shift:
         return None
-    return f"its labels are unlike the others’: shift {score(shift, 2)}, usual {score(usual.usual_shift, 2)}"
+    return (
+        f"its labels are unlike the others’: shift {score(shift, 2)}, median {score(usual.median_shift, 2)}"
+    )
 
 
 def _moved_far(row: Row, usual: Crowd) -> str | None:
     distance = number(row.get("distance"))
-    if distance is None or not usual.usual_distance or distance < FAR * usual.usual_distance:
+    if distance is None or not usual.median_distance or distance < FAR * usual.median_distance:
         return None
-    return f"its personal part moved far: {distance / usual.usual_distance:.1f} times the median"
+    return f"its personal part moved far: {distance / usual.median_distance:.1f} times the median"
 
 
-def _overfits(row: Row, reference: str, higher: bool) -> str | None:
-    train, test = change(row, reference, higher, "_train"), change(row, reference, higher)
-    if train is None or test is None or not train > 0 > test:
-        return None
-    return f"it overfits: {signed(train)} on its training samples"
-
-
-def _quantile(values: Iterable[object], q: float) -> float | None:
-    found = numbers(values)
-    return float(np.quantile(found, q)) if found else None
+def _quantile(clients: Record, column: str, q: float) -> float | None:
+    values = clients.table.numbers(column)
+    values = values[np.isfinite(values)]
+    return float(np.quantile(values, q)) if len(values) else None

@@ -1,12 +1,12 @@
-"""What was asked for: the configuration as a table, versions, the executor's picks."""
+"""What was asked for: the configuration as a table, versions, what the executor chose."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partita.engine.record import personal_part
-from partita.report.html import Safe, section, table, tag
+from partita.engine.record import lookup, personal_part
+from partita.report.html import Safe, note, section, table, tag
 from partita.report.rows import Runs
 from partita.report.words import count, shorten
 
@@ -14,30 +14,35 @@ LONGEST, MOST_KEYS = 120, 40
 
 
 def settings(runs: Runs) -> Safe:
-    """A fold per label with everything needed to run it again; picks and versions in the open."""
-    folds, picks, versions = list[Safe](), list[list[object]](), list[str]()
-    parts = list[Safe]()
+    """Return a fold per label with everything needed to run it again; choices and versions in the open."""
+    several = len(runs) > 1
+    parts, folds, choices, versions = list[Safe](), list[Safe](), list[list[str]](), dict[str, None]()
     for label, seeds in runs.items():
         config = seeds[0].config
-        name = f"Settings of {label}" if len(runs) > 1 else "All settings"
-        rows = [[key, value] for key, value in flat({k: v for k, v in config.items() if k != "versions"})]
-        if rows:
+        if part := personal_part(seeds[0].facts):
+            parts.append(tag("p", f"Personal part{f' of {label}' if several else ''}: {part}."))
+        if rows := list(flat({k: v for k, v in config.items() if k != "versions"})):
+            name = f"Settings of {label}" if several else "All settings"
             folds.append(tag("details", tag("summary", name), table(["setting", "value"], rows, (0, 1))))
-        if part := personal_part(seeds[0].summary()):
-            of = f" of {label}" if len(runs) > 1 else ""
-            parts.append(tag("p", f"Personal part{of}: {part}."))
-        picks += [[*([label] if len(runs) > 1 else []), *pick] for pick in _picks(config)]
-        shown = ", ".join(f"{k} {v}" for k, v in _mapping(config.get("versions")).items())
-        versions += [shown] if shown and shown not in versions else []
-    nothing = None if folds else tag("p", "No configuration was recorded.")
-    head = [*([""] if len(runs) > 1 else []), "work", "executor", "why it was picked"]
-    chosen = table(head, picks, words=(0, 1, 2, 3)) if picks else None
-    known = [tag("p", f"Versions: {shown}.", class_="how") for shown in versions]
-    return section("settings", "Settings", nothing, *parts, chosen, *folds, *known)
+        for role, pick in _items(config, "executor", "picks"):
+            choice = [str(lookup(pick, key) or "") for key in ("picked", "why")]
+            choices.append([*[label] * several, role, *choice])
+        if packages := ", ".join(f"{name} {version}" for name, version in _items(config, "versions")):
+            versions[packages] = None
+    head = [*[""] * several, "work", "executor", "why it was picked"]
+    return section(
+        "settings",
+        "Settings",
+        None if folds else tag("p", "No configuration was recorded."),
+        *parts,
+        table(head, choices, words=range(4)) if choices else None,
+        *folds,
+        *(note(f"Versions: {packages}.") for packages in versions),
+    )
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as `algorithm.lr`, `0.1`; long values shortened, long lists of keys cut."""
+    """Yield nested settings as `algorithm.lr`, `0.1`; long values shortened, long lists of keys cut."""
     for i, (key, inner) in enumerate(value.items()):
         if i == MOST_KEYS:
             yield f"{prefix}…", f"and {count(len(value) - MOST_KEYS)} more"
@@ -45,24 +50,20 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(inner, Mapping) and inner:
             yield from flat(inner, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", shorten(_shown(inner), LONGEST)
+            yield f"{prefix}{key}", shorten(_words(inner), LONGEST)
 
 
-def _shown(value: Any) -> str:
+def _words(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         # enough for any reader; a setting per client of a million would take a while
-        return ", ".join(map(_shown, value[:MOST_KEYS])) + (", …" if len(value) > MOST_KEYS else "")
+        return ", ".join(map(_words, value[:MOST_KEYS])) + (", …" if len(value) > MOST_KEYS else "")
     return str(value)
 
 
-def _picks(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for role, pick in _mapping(_mapping(config.get("executor")).get("picks")).items():
-        yield str(role), str(_mapping(pick).get("picked", "")), str(_mapping(pick).get("why", ""))
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _items(config: Mapping[str, Any], *keys: str) -> list[tuple[str, Any]]:
+    values = lookup(config, *keys)
+    return [(str(key), value) for key, value in values.items()] if isinstance(values, Mapping) else []

@@ -3,88 +3,29 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from partita.engine.record import Record, lookup, mean, numbers, spread
 from partita.report import figures as draw
 from partita.report import histograms
 from partita.report.figures import Figure
-from partita.report.html import (
-    Safe,
-    figure,
-    how,
-    section,
-    table,
-    tag,
-    tiles,
-)
-from partita.report.rows import (
-    Means,
-    Result,
-    Row,
-    Runs,
-    clock,
-    federated,
-    higher_is_better,
-    mean,
-    metric,
-    number,
-    numbers,
-    virtual_time,
-)
-from partita.report.words import (
-    MISSING,
-    count,
-    deviation,
-    listed,
-    p_value,
-    share,
-    shorten,
-    units,
-)
+from partita.report.html import Safe, grid, note, panel, section, table, tag, tiles
+from partita.report.rows import Averages, Row, Runs, federated, first, metric, several_seeds
+from partita.report.words import MISSING, count, counted, deviation, listed, p_value, share, shorten, units
 
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the best last score
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""The shares of the best last score that the table has times for."""
 MOST_NAMED, MOST_SLOW, FEWEST, CLEAR = 4, 3, 10, 0.05
-Times = Mapping[str, Sequence[dict[str, float] | None]]  # for each label, when it reached each target
-
-
-def time(runs: Runs, means: Means) -> tuple[dict[str, Figure], Safe | None]:
-    """The figures by name, and the section; none where the clock only counted rounds.
-
-    Clients that train alone wait for nobody: they have no place in it but as a level.
-    """
-    if all(virtual_time(run) is None for seeds in federated(runs).values() for run in seeds):
-        return {}, None
-    made = draw.kept(
-        {
-            "time.scores": draw.curves_in_time(runs, metric(runs)),
-            "time.active": _active(runs),
-            "time.delays": histograms.delays(runs),
-            "time.ages": histograms.ages(runs),
-        }
-    )
-    runs = federated(runs)  # the figures above have all: a label keeps its colour
-    means = {label: rows for label, rows in means.items() if label in runs}
-    goals = targets(runs)
-    times = {label: [reached(seeds, goal) for goal in goals] for label, seeds in runs.items()}
-    return made, section(
-        "time",
-        "Virtual time",
-        _paragraph(_first(runs, goals, times)),
-        _grid(made, ("time.scores", "time.active"), SEEDS if _several(runs) else ""),
-        *_reached(runs, goals, times),
-        *_clocks(runs),
-        _grid(made, ("time.delays", "time.ages")),
-        *_slow(runs, means),
-    )
-
-
+Times = Mapping[str, Sequence[dict[str, float] | None]]
+"""For each label, when it reached each target."""
 SEEDS = " Bands are one standard deviation over the seeds; a line goes as far as all of its seeds do."
 FIGURES = {
     "time.scores": (
         "Score against virtual time",
-        "The learning curves against virtual time, whose unit is that of the delays; the seconds it took to "
-        "compute are another matter.",
+        "The learning curves against virtual time, whose unit is that of the delays; it says nothing of the "
+        "seconds that the computation took.",
     ),
     "time.active": (
         "Clients at work",
@@ -104,104 +45,103 @@ FIGURES = {
 }
 
 
-def _grid(made: Mapping[str, Figure], names: Sequence[str], more: str = "") -> Safe | None:
-    cells = list[Safe]()
-    for name in (name for name in names if name in made):
-        title, words = FIGURES[name]
-        cells.append(tag("div", tag("h3", title), figure(name, title), how(words + more)))
-    return tag("div", *cells, class_="grid") if cells else None
+def time(runs: Runs, clients: Averages) -> tuple[dict[str, Figure], Safe | None]:
+    """Return the figures by name, and the section; none where the clock only counted rounds.
+
+    Clients that train alone wait for nobody: they appear as a level line only.
+    """
+    timed = federated(runs)
+    if all(run.facts.virtual_time is None for seeds in timed.values() for run in seeds):
+        return {}, None
+    figures = draw.kept(
+        {
+            "time.scores": draw.curves_in_time(runs, metric(runs)),
+            "time.active": _active(runs, timed),
+            "time.delays": histograms.delays(runs),
+            "time.ages": histograms.ages(runs),
+        }
+    )
+    goals = targets(timed)
+    times = {label: [reached(seeds, goal) for goal in goals] for label, seeds in timed.items()}
+    words = _who_is_first(timed, goals, times)
+    return figures, section(
+        "time",
+        "Virtual time",
+        tag("p", words) if words else None,
+        _grid(figures, ("time.scores", "time.active"), SEEDS if several_seeds(timed) else ""),
+        *_reached(timed, goals, times),
+        *_clocks(timed),
+        _grid(figures, ("time.delays", "time.ages")),
+        *_slow({label: record for label, record in clients.items() if label in timed}, len(timed) > 1),
+    )
 
 
-def _active(runs: Runs) -> Figure | None:
-    traces, timed = list[draw.Trace](), federated(runs)
-    for i, (label, seeds) in enumerate(runs.items()):
-        if label not in timed:
-            continue
-        found = draw.series(seeds, draw.cell("active"), "time")
-        name = label if len(runs) > 1 else "clients at work"
-        traces += draw.band(found, name, draw.colour(i), draw.dash(i), ".1%", ("time",))
+def _grid(figures: Mapping[str, Figure], names: Sequence[str], more: str = "") -> Safe | None:
+    drawn = [(name, *FIGURES[name]) for name in names if name in figures]
+    return grid([panel(name, title, words + more) for name, title, words in drawn])
+
+
+def _active(runs: Runs, timed: Runs) -> Figure | None:
+    traces = draw.bands(runs, draw.cell("active"), "clients at work", ".1%", ("time",), timed)
     axis = {**draw.titled("share of the clients"), "tickformat": ".0%", "range": [0, 1.03]}
     return draw.in_time(traces, axis)
-
-
-def _several(runs: Runs) -> bool:
-    return any(len(seeds) > 1 for seeds in runs.values())
-
-
-def _paragraph(words: str) -> Safe | None:
-    return tag("p", words) if words else None
 
 
 # ---- when a score was reached
 
 
 def targets(runs: Runs) -> list[float]:
-    """Round scores on the way to the best last one, the easiest first; none where scores have no zero."""
-    higher = higher_is_better(runs)
+    """Return round scores on the way to the best last one, the easiest first; none for scores below zero."""
+    higher = first(runs).higher_is_better
     last = numbers(mean(map(_last, seeds)) for seeds in runs.values())
     best = (max if higher else min)(last, default=0.0)
     if best <= 0:
         return []
     exact = [best * s if higher else best / s for s in SHARES]
-    step, found = 10.0 ** (math.floor(math.log10(best)) - 1), list[float]()
-    while len(set(found)) < len(SHARES):
+    step, goals = 10.0 ** (math.floor(math.log10(best)) - 1), list[float]()
+    while len(set(goals)) < len(SHARES):
         # away from the best, so that it is reached; a little is rounding
-        cut = math.floor if higher else math.ceil
-        slack = 1e-9 if higher else -1e-9
-        found = [float(f"{cut(x / step + slack) * step:.9g}") for x in exact]
+        cut, slack = (math.floor, 1e-9) if higher else (math.ceil, -1e-9)
+        goals = [float(f"{cut(x / step + slack) * step:.9g}") for x in exact]
         step /= 10
-    return found
+    return goals
 
 
-def _last(run: Result) -> float | None:
-    found = numbers(row.get("test.personal") for row in run.metrics)
-    return found[-1] if found else None
+def _last(run: Record) -> float | None:
+    scores = numbers(row.get("test.personal") for row in run.metrics)
+    return scores[-1] if scores else None
 
 
-def time_to(run: Result, goal: float, higher: bool) -> float | None:
-    """The virtual time of the first evaluation that reached a score."""
-    sign = 1.0 if higher else -1.0
-    for row in run.metrics:
-        value, at = number(row.get("test.personal")), number(row.get("time"))
-        if value is not None and at is not None and sign * value >= sign * goal:
-            return at
-    return None
+def reached(seeds: Sequence[Record], goal: float) -> dict[str, float] | None:
+    """Return when a score was reached, over the seeds; None unless all of them did."""
+    times = [run.time_to(goal) for run in seeds]
+    return None if None in times else spread(times)
 
 
-def reached(seeds: Sequence[Result], goal: float) -> dict[str, float] | None:
-    """When a score was reached, over the seeds; None unless all of them did."""
-    higher = higher_is_better({"": seeds})
-    found = numbers(time_to(run, goal, higher) for run in seeds)
-    if len(found) < len(seeds):
-        return None
-    return {"mean": statistics.fmean(found), "std": statistics.stdev(found) if len(found) > 1 else 0.0}
-
-
-def _first(runs: Runs, goals: Sequence[float], times: Times) -> str:
-    """X reaches 0.90 after 35 units of virtual time, Y after 120. Of the hardest goal that most reach."""
+def _who_is_first(runs: Runs, goals: Sequence[float], times: Times) -> str:
+    """Say 'X reaches 0.90 after 35 units of virtual time, Y after 120', for the hardest goal of most runs."""
     if not goals:
         return ""
-    there = {g: [label for label in runs if times[label][g] is not None] for g in range(len(goals))}
+    who = {g: [label for label in runs if times[label][g] is not None] for g in range(len(goals))}
     # a single run reaches all of them; the last tenth may be luck
-    hardest = max(there, key=lambda g: (len(there[g]), g))
-    choice = SHARES.index(0.9) if len(runs) == 1 else hardest
-    order = sorted(there[choice], key=lambda label: _mean(times[label][choice]))
+    goal = SHARES.index(0.9) if len(runs) == 1 else max(who, key=lambda g: (len(who[g]), g))
+    order = sorted(who[goal], key=lambda label: _mean(times[label][goal]))
     if not order:
         return ""
-    after = {label: units(_mean(times[label][choice])) for label in order}
+    after = {label: units(_mean(times[label][goal])) for label in order}
     names = {label: shorten(label, 60) for label in runs}
-    start = order[0]
-    of = f" of {units(mean(map(virtual_time, runs[start])))}" if len(runs) == 1 else ""
-    words = f"{names[start]} reaches {metric(runs)} {_shown(goals)[choice]} after {after[start]}{of} "
+    winner = order[0]
+    of = f" of {units(mean(run.facts.virtual_time for run in runs[winner]))}" if len(runs) == 1 else ""
+    words = f"{names[winner]} reaches {metric(runs)} {_decimals(goals)[goal]} after {after[winner]}{of} "
     words += "units of virtual time"
     others = [f"{names[label]} after {after[label]}" for label in order[1:]]
     if len(others) > MOST_NAMED:
         others = [f"the last of {len(order)}, {names[order[-1]]}, after {after[order[-1]]}"]
     missing = [names[label] for label in runs if label not in order]
-    return ", ".join([words, *others]) + (f"; {_not(missing)}." if missing else ".")
+    return ", ".join([words, *others]) + (f"; {_do_not(missing)}." if missing else ".")
 
 
-def _not(missing: Sequence[str]) -> str:
+def _do_not(missing: Sequence[str]) -> str:
     if len(missing) > MOST_NAMED:
         return f"{len(missing)} others do not"
     return f"{listed(list(missing))} {'does' if len(missing) == 1 else 'do'} not"
@@ -211,8 +151,8 @@ def _mean(value: dict[str, float] | None) -> float:
     return math.inf if value is None else value["mean"]
 
 
-def _shown(goals: Sequence[float]) -> list[str]:
-    """All with as many decimals."""
+def _decimals(goals: Sequence[float]) -> list[str]:
+    """Write all goals with as many decimals."""
     decimals = max(len(f"{goal:.9f}".rstrip("0").partition(".")[2]) for goal in goals)
     return [f"{goal:,.{decimals}f}" if min(goals) >= 1e-6 else f"{goal:.3g}" for goal in goals]
 
@@ -221,76 +161,47 @@ def _reached(runs: Runs, goals: Sequence[float], times: Times) -> list[Safe]:
     if not goals:
         return []
     soonest = [min(map(_mean, column)) for column in zip(*times.values())]
+
+    def cell(label: str, time: dict[str, float] | None, best: float) -> object:
+        if time is None:
+            return MISSING
+        words = units(time["mean"])
+        words += f" ± {deviation(time, words)}" if len(runs[label]) > 1 else ""
+        return tag("b", words) if len(runs) > 1 and time["mean"] == best else words
+
     rows = [
-        [
-            label,
-            *(_when(at, len(runs[label]), len(runs) > 1 and _mean(at) == s) for at, s in zip(found, soonest)),
-        ]
-        for label, found in times.items()
+        [label, *(cell(label, time, best) for time, best in zip(row, soonest))]
+        for label, row in times.items()
     ]
-    sign = "≥" if higher_is_better(runs) else "≤"
-    several = _several(runs)
-    note = f"Virtual time of the first evaluation with a personal {metric(runs)} of at least that much"
-    note = note if sign == "≥" else note.replace("at least", "at most")
-    note += "; mean ± standard deviation over the seeds" if several else ""
-    note += f". {MISSING}: not reached" + (" by every seed." if several else ".")
+    sign, bound = ("≥", "least") if first(runs).higher_is_better else ("≤", "most")
+    several = several_seeds(runs)
+    words = f"Virtual time of the first evaluation with a personal {metric(runs)} of at {bound} that much"
+    words += "; mean ± standard deviation over the seeds" if several else ""
+    words += f". {MISSING}: not reached" + (" by every seed." if several else ".")
     return [
         tag("h3", "Time to a score"),
-        table(["", *(f"{sign}\u00a0{goal}" for goal in _shown(goals))], rows),
-        tag("p", " ".join(filter(None, [note, _even(runs)])), class_="how"),
+        table(["", *(f"{sign}\u00a0{goal}" for goal in _decimals(goals))], rows),
+        note(words + _without_delays(runs)),
     ]
 
 
-def _when(value: dict[str, float] | None, seeds: int, first: bool) -> object:
-    if value is None:
-        return MISSING
-    shown = units(value["mean"])
-    shown += f" ± {deviation(value, shown)}" if seeds > 1 else ""
-    return tag("b", shown) if first else shown
+def _without_delays(runs: Runs) -> str:
+    labels = [label for label, seeds in runs.items() if all(r.facts.virtual_time is None for r in seeds)]
+    names = [shorten(label, 60) for label in labels]
+    return f" {listed(names)} ran without delays: each round takes one unit." if names else ""
 
 
 # ---- what the clock showed
 
-
-def _clocks(runs: Runs) -> list[Safe]:
-    """A line per label, or tiles for one; what no run recorded, or what is zero in all, is left out."""
-    columns = [(name, [read(seeds) for seeds in runs.values()], show) for name, read, show in COLUMNS]
-    kept = [
-        (name, [show(value) for value in values])
-        for name, values, show in columns
-        if any(values) or (name in ALWAYS and numbers(values))
-    ]
-    if not kept:
-        return []
-    if len(runs) == 1:
-        return [tag("h3", "The clock"), tiles([(name, shown[0]) for name, shown in kept])]
-    rows = [[label, *(shown[i] for _, shown in kept)] for i, label in enumerate(runs)]
-    found = [tag("h3", "The clock"), table(["", *(name for name, _ in kept)], rows)]
-    if _several(runs):
-        found.append(
-            tag("p", "Means over the seeds; the longest delay and oldest upload of all.", class_="how")
-        )
-    return found
-
-
-def _even(runs: Runs) -> str:
-    """Who had no delays: on its clock a unit is a round."""
-    plain = [label for label, seeds in runs.items() if all(virtual_time(run) is None for run in seeds)]
-    if not plain:
-        return ""
-    names = listed([shorten(label, 60) for label in plain])
-    return f"{names} ran without delays: each round takes one unit."
-
-
-Read = Callable[[Sequence[Result]], float | None]
+Read = Callable[[Sequence[Record]], float | None]
 
 
 def _fact(*keys: str) -> Read:
-    return lambda seeds: mean(clock(run, *keys) for run in seeds)
+    return lambda seeds: mean(lookup(run.facts, "clock", *keys) for run in seeds)
 
 
 def _most(*keys: str) -> Read:
-    return lambda seeds: max(numbers(clock(run, *keys) for run in seeds), default=None)
+    return lambda seeds: max(numbers(lookup(run.facts, "clock", *keys) for run in seeds), default=None)
 
 
 COLUMNS: list[tuple[str, Read, Callable[[object], str]]] = [
@@ -305,17 +216,33 @@ COLUMNS: list[tuple[str, Read, Callable[[object], str]]] = [
     ("uploads lost", _fact("lost"), count),
     ("rounds abandoned", _fact("abandoned"), count),
 ]
-ALWAYS = ("virtual time",)
+
+
+def _clocks(runs: Runs) -> list[Safe]:
+    """Return a line per label, or tiles for one; what is zero or not recorded in all runs is left out."""
+    columns = {
+        name: [show(value) for value in values]
+        for name, read, show in COLUMNS
+        for values in [[read(seeds) for seeds in runs.values()]]
+        if any(values) or (name == "virtual time" and numbers(values))
+    }
+    if not columns:
+        return []
+    title = tag("h3", "The clock")
+    if len(runs) == 1:
+        return [title, tiles((name, cell) for name, [cell] in columns.items())]
+    rows = [[label, *cells] for label, *cells in zip(runs, *columns.values())]
+    words = "Means over the seeds; the longest delay and oldest upload of all."
+    return [title, table(["", *columns], rows), *([note(words)] if several_seeds(runs) else [])]
 
 
 # ---- slow clients
 
 
-def _slow(runs: Runs, means: Means) -> list[Safe]:
-    found = {label: slow(rows, higher_is_better(runs)) for label, rows in means.items()}
+def _slow(clients: Averages, several: bool) -> list[Safe]:
     lines = [
-        tag("p", tag("b", f"{shorten(label, 60)}: ") if len(runs) > 1 else None, words, class_="how")
-        for label, words in found.items()
+        tag("p", tag("b", f"{shorten(label, 60)}: ") if several else None, words, class_="how")
+        for label, words in ((label, slow(record)) for label, record in clients.items())
         if words
     ]
     if len(lines) > MOST_NAMED:
@@ -323,51 +250,55 @@ def _slow(runs: Runs, means: Means) -> list[Safe]:
     return [tag("h3", "Slow clients"), *lines] if lines else []
 
 
-def slow(rows: Sequence[Row], higher: bool) -> str:
-    """Who takes longest and how often it reported; whether slow clients score differently."""
-    timed = [row for row in rows if number(row.get("delay")) is not None]
-    delays = [float(row["delay"]) for row in timed]
-    if not delays or math.isclose(min(delays), max(delays), rel_tol=1e-6):
+def slow(clients: Record) -> str:
+    """Say who takes longest and how often it reported; whether slow clients score differently."""
+    delays, reports = clients.table.numbers("delay"), clients.table.numbers("reports")
+    timed = np.flatnonzero(np.isfinite(delays))
+    if not len(timed) or math.isclose(delays[timed].min(), delays[timed].max(), rel_tol=1e-6):
         return ""
-    order = sorted(timed, key=lambda row: -float(row["delay"]))[:MOST_SLOW]
-    named = [f"{_called(row)} ({_turns(row['delay'], row.get('reports'))})" for row in order]
-    usual = _turns(mean(delays), mean(row.get("reports") for row in rows))
-    words = f"The longest mean delays are those of {listed(named)}; a client on average: {usual}."
-    words += _late(rows)
-    never = sum(number(row.get("reports")) == 0 for row in rows)
-    words += f" {count(never)} of {count(len(rows))} clients never reported." if never else ""
+    slowest = timed[np.argsort(-delays[timed], kind="stable")][:MOST_SLOW]
+    named = [f"{_name(clients.clients[i])} ({_turns(delays[i], reports[i])})" for i in slowest.tolist()]
+    words = f"The longest mean delays are those of {listed(named)}; "
+    words += f"a client on average: {_turns(mean(delays), mean(reports))}."
+    late = _late(clients)
+    never = int((reports == 0).sum())
+    words += f"{late} {count(never)} of {count(len(reports))} clients never reported." if never else late
     # where slow uploads were dropped, the delays of the others say little
-    return words + _do_worse(rows, "reports" if _late(rows) else "delay", higher)
+    return words + _do_worse(clients, "reports" if late else "delay")
 
 
-def _late(rows: Sequence[Row]) -> str:
-    found = sorted((row for row in rows if number(row.get("late"))), key=lambda row: -float(row["late"]))
-    named = [f"{_called(row)} ({count(row['late'])})" for row in found[:MOST_SLOW]]
+def _late(clients: Record) -> str:
+    late = np.nan_to_num(clients.table.numbers("late"))
+    order = np.argsort(-late, kind="stable")[:MOST_SLOW]
+    named = [f"{_name(clients.clients[i])} ({count(late[i])})" for i in order.tolist() if late[i] > 0]
     return f" Most often too late: {listed(named)}." if named else ""
 
 
-def _called(row: Row) -> str:
+def _name(row: Row) -> str:
     name = shorten(str(row["client"]), 40)
     return f"client {name}" if name[:1].isdecimal() else name
 
 
 def _turns(delay: object, reports: object) -> str:
-    return f"{units(delay)}, {count(reports)} report" + ("" if number(reports) == 1 else "s")
+    return f"{units(delay)}, {counted(reports, 'report')}"
 
 
-def _do_worse(rows: Sequence[Row], by: str, higher: bool) -> str:
-    """Whether delay or reports go with the score, over the clients and with numbers; nothing of few."""
-    pairs = [(number(row.get(by)), number(row.get("personal"))) for row in rows]
-    there = [(x, own) for x, own in pairs if x is not None and own is not None]
-    if len(there) < FEWEST or any(len(set(values)) == 1 for values in zip(*there)):
+def _do_worse(clients: Record, column: str) -> str:
+    """Say with numbers whether delay or reports go with the score, over the clients; nothing of few."""
+    x, scores = clients.table.numbers(column), clients.scores("personal")
+    known = np.isfinite(x) & np.isfinite(scores)
+    x, scores = x[known], scores[known]
+    if len(x) < FEWEST or not np.ptp(x) or not np.ptp(scores):
         return ""
     from scipy.stats import spearmanr  # heavy; as the test of a comparison
 
-    found = spearmanr(*zip(*there))
-    rho, p = float(found.statistic), float(found.pvalue)
-    who = "Slow clients" if by == "delay" else "Clients that report rarely"
-    verdict = "score worse" if (rho < 0) == (higher == (by == "delay")) else "score better"
+    result = spearmanr(x, scores)
+    rho, p = float(result.statistic), float(result.pvalue)
+    who = "Slow clients" if column == "delay" else "Clients that report rarely"
+    verdict = (
+        "score worse" if (rho < 0) == (clients.higher_is_better == (column == "delay")) else "score better"
+    )
     verdict = verdict if p < CLEAR else "do not score clearly differently"
-    told = f"{rho:+.2f}".replace("-", "−")
+    correlation = f"{rho:+.2f}".replace("-", "−")
     equals = "" if p < 0.001 else "= "
-    return f" {who} {verdict} (rank correlation of {by} and score {told}, p {equals}{p_value(p)})."
+    return f" {who} {verdict} (rank correlation of {column} and score {correlation}, p {equals}{p_value(p)})."

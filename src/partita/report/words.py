@@ -1,15 +1,28 @@
-"""Numbers as people read them."""
+"""Numbers in the form that people read."""
 
 from __future__ import annotations
 
-from partita.engine.record import human_bytes
-from partita.report.rows import number
+from collections.abc import Callable
+from functools import wraps
+
+from partita.engine.record import human_bytes, number
 
 MISSING = "–"
 
 
+def _of_any(write: Callable[[float], str]) -> Callable[[object], str]:
+    """Let a function take any value: what is no finite number is missing."""
+
+    @wraps(write)
+    def of_any(value: object) -> str:
+        x = number(value)
+        return MISSING if x is None else write(x)
+
+    return of_any
+
+
 def score(value: object, digits: int = 4) -> str:
-    """0.9624; large scores with fewer digits, tiny ones with as many as it takes."""
+    """Write a score: 0.9624; large ones with fewer digits, tiny ones with as many as it takes."""
     x = number(value)
     if x is None:
         return MISSING
@@ -19,87 +32,80 @@ def score(value: object, digits: int = 4) -> str:
 
 
 def spread(value: dict[str, float] | None, seeds: int) -> str:
-    """0.9624, or 0.9624 ± 0.0031 over several seeds."""
+    """Write 0.9624, or 0.9624 ± 0.0031 over several seeds."""
     if value is None:
         return MISSING
     return f"{score(value['mean'])} ± {deviation(value)}" if seeds > 1 else score(value["mean"])
 
 
 def deviation(value: dict[str, float], shown: str | None = None) -> str:
-    """The standard deviation with as many decimals as the mean it belongs to (`shown`, if not as a score)."""
+    """Write the standard deviation with as many decimals as the mean (`shown`, if that is no score)."""
     decimals = (shown or score(value["mean"])).partition(".")[2]
     plain = decimals.isdigit() or not decimals
     return f"{value['std']:,.{len(decimals)}f}" if plain else f"{value['std']:.2g}"
 
 
-def signed(value: object) -> str:
-    """+0.0311 or −0.0311."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def signed(x: float) -> str:
+    """Write +0.0311 or −0.0311."""
     return f"{'+' if x > 0 else '−' if x < 0 else ''}{score(abs(x))}"
 
 
-def count(value: object) -> str:
-    """A number of things: 1,234; with a decimal only where a mean of counts has one."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def count(x: float) -> str:
+    """Write a number of things: 1,234; with a decimal only where a mean of counts has one."""
     return f"{x:,.0f}" if x == int(x) else f"{x:,.1f}"
 
 
-def rounded(value: object) -> str:
-    """A large number without its decimals."""
-    x = number(value)
-    return MISSING if x is None else f"{x:,.0f}"
+def counted(value: object, noun: str) -> str:
+    """Write 1 round, 50 rounds."""
+    return f"{count(value)} {noun}" + ("" if number(value) == 1 else "s")
 
 
-def bytes_(value: object) -> str:
-    """12.3 MB."""
-    x = number(value)
-    return MISSING if x is None else human_bytes(x)
+@_of_any
+def rounded(x: float) -> str:
+    """Write a large number without its decimals."""
+    return f"{x:,.0f}"
 
 
-def seconds(value: object) -> str:
-    """8.3 s, 4 min 05 s or 3 h 20 min."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def bytes_(x: float) -> str:
+    """Write 12.3 MB."""
+    return human_bytes(x)
+
+
+@_of_any
+def seconds(x: float) -> str:
+    """Write 8.3 s, 4 min 05 s or 3 h 20 min."""
     if x < 60:
         return f"{x:.1f} s"
     minutes, rest = divmod(round(x), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def units(value: object) -> str:
-    """A length of virtual time, or a rate: three digits, or all before the point. 0.0793, 60.9, 12, 1,204."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def units(x: float) -> str:
+    """Write a virtual time or a rate with three digits, or all before the point: 0.0793, 60.9, 12, 1,204."""
     return f"{x:,.0f}" if abs(x) >= 99.95 or x == int(x) else f"{x:#.3g}"
 
 
-def share(value: object) -> str:
-    """80 %, or 0.13 %."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def share(x: float) -> str:
+    """Write 80 %, or 0.13 %."""
     return f"{100 * x:.0f} %" if x == 0 or abs(x) >= 0.0995 else f"{100 * x:.2g} %"
 
 
-def p_value(value: object) -> str:
-    """0.031, or <0.001."""
-    x = number(value)
-    if x is None:
-        return MISSING
+@_of_any
+def p_value(x: float) -> str:
+    """Write 0.031, or <0.001."""
     return "<0.001" if x < 0.001 else f"{x:.3f}"
 
 
 def shorten(text: str, width: int) -> str:
-    """The beginning of a long text."""
+    """Return a text, cut after `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def listed(words: list[str]) -> str:
-    """a, b and c."""
+    """Write a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

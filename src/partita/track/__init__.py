@@ -24,10 +24,10 @@ __all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "WandB", "tracker"]
 
 
 def tracker(name: str, folder: Path | None) -> Tracker:
-    """The tracker of `--track NAME`, for a run with the output folder `folder`.
+    """Return the tracker of `--track NAME`, for a run with the output folder `folder`.
 
-    What the command line does not say, the tools' own variables do: MLFLOW_TRACKING_URI,
-    MLFLOW_EXPERIMENT_NAME, WANDB_MODE, WANDB_PROJECT, WANDB_DIR and so on.
+    Everything else is taken from the tools' own variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME,
+    WANDB_MODE, WANDB_PROJECT, WANDB_DIR and so on.
     """
     check.choice("track", name, TRACKERS)
     if name == "tensorboard":

@@ -1,4 +1,4 @@
-"""What all trackers share: the names of things, and what becomes of a tool that fails."""
+"""What all trackers share: the names of numbers and options, and how to go on when a tool fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from partita.core import check
 from partita.engine.callbacks import Callback, Event
 from partita.engine.stopping import Stopped, Terminated
 
-# Of a run's folder, what is worth keeping with the run in the tool.
+# the files of a run's folder that are kept with the run in the tool
 FILES = ("config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html")
-# No options of a run: what it is called and where it is; lists as long as the model.
+# what is no option of a run: its name and folder, and lists as long as the model
 OMITTED = ("what", "out", "model.tensors", "model.initial", "model.fixed", "code", "executor.picks")
 NAMES = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "bytes/down"}
 
@@ -26,49 +25,70 @@ NAMES = {"train_loss": "train/loss", "bytes_up": "bytes/up", "bytes_down": "byte
 class Tracker(Callback):
     """A callback for a tool that follows runs. A baseline is a run of its own, next to the method's.
 
-    What the tool cannot begin is a ValueError, before anything is trained. What fails later is a warning,
-    once: the training goes on without its tracker, which tries again with the next run and at the end.
+    A tool that cannot begin raises a ValueError before anything is trained. A tool that fails later causes
+    one warning: the training goes on without its tracker, which tries again with the next run and at the end.
 
-    A tool's class says how to `open` a run, `log` numbers, keep the `results` and `finish`.
+    A subclass says how its tool opens a run, logs numbers, keeps the results and finishes.
     """
 
     tool = ""
 
     def __init__(self) -> None:
-        self._begun = (0, 0)  # the round it starts from, the rounds in all
+        self._what, self._config = "", dict[str, Any]()
+        self._first_round = self._rounds = 0
         self._open = self._ended = self._broken = False
         self._tracked = self._warned = False  # since the last `close`
 
-    # ---- a tool's part
+    # ---- what a subclass defines
 
     def open(self, what: str, round: int, config: Mapping[str, Any]) -> None:
-        """A run begins, or goes on after `round`."""
+        """Begin a run, or go on with it after `round`."""
         raise NotImplementedError
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Numbers of a round."""
+        """Log the numbers of a round."""
         raise NotImplementedError
 
     def results(self, numbers: Mapping[str, float], step: int) -> None:
-        """The numbers of the summary."""
+        """Keep the numbers of the summary."""
         self.log(numbers, step)
 
     def finish(self, status: str) -> None:
-        """The run is over: 'finished', 'stopped' (by Ctrl-C) or 'failed'."""
+        """End the run: 'finished', 'stopped' (by Ctrl-C) or 'failed'."""
         raise NotImplementedError
 
-    # ---- the run's calls
+    # ---- what a subclass can use: the run that is open
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the run is one that the method is compared with."""
+        return self._what.startswith("baseline ")
+
+    def label(self, name: str | None) -> str:
+        """Return what people call the run: `name`, or the name of its folder, or its method."""
+        folder = Path(self._config.get("out") or "").name
+        return self._what if self.is_baseline else name or folder or self._what
+
+    def artifacts(self) -> list[Path]:
+        """Return the files of the run's folder that go with it; a baseline has none of its own."""
+        folder = self._config.get("out")
+        if not folder or self.is_baseline:
+            return []
+        return [path for path in (Path(folder) / name for name in FILES) if path.is_file()]
+
+    # ---- the callback
 
     def start(self, what: str, round: int, rounds: int) -> None:  # noqa: ARG002
-        """A run before this one is over."""
+        """Finish the run before this one."""
         self._settle()
-        self._begun = (round, rounds)
+        self._first_round, self._rounds = round, rounds
         self._ended = self._broken = False
 
     def config(self, what: str, config: Mapping[str, Any]) -> None:
-        """Opens the run."""
+        """Open the run."""
+        self._what, self._config = what, dict(config)
         try:
-            self.open(what, self._begun[0], config)
+            self.open(what, self._first_round, config)
         except Exception as error:
             if not self._tracked:
                 raise ValueError(f"track={self.tool!r}: {one_line(error)}") from error
@@ -77,40 +97,39 @@ class Tracker(Callback):
             self._open = self._tracked = True
 
     def round(self, event: Event) -> None:
-        """The training loss."""
+        """Log the training loss."""
         if event.train_loss is not None:
             self._attempt(self.log, {"train/round_loss": event.train_loss}, event.round)
 
     def evaluation(self, what: str, row: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """The row's numbers."""
-        found = numbers({k: v for k, v in row.items() if k != "round"})
-        self._attempt(self.log, found, row["round"])
+        """Log the row's numbers."""
+        self._attempt(self.log, numbers({k: v for k, v in row.items() if k != "round"}), row["round"])
 
     def end(self, what: str) -> None:  # noqa: ARG002
-        """From here on the run counts as finished."""
+        """Count the run as finished from here on."""
         self._ended = True
 
     def summary(self, what: str, summary: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """The summary's numbers."""
-        found = {f"summary/{name}": value for name, value in numbers(summary).items()}
-        self._attempt(self.results, found, self._begun[1])
+        """Keep the summary's numbers."""
+        results = {f"summary/{name}": value for name, value in numbers(summary).items()}
+        self._attempt(self.results, results, self._rounds)
 
     def close(self) -> None:
-        """Ends the run in the tool: finished, stopped or failed."""
+        """End the run in the tool: finished, stopped or failed."""
         self._settle()
         self._tracked = self._warned = False
 
     def _settle(self) -> None:
-        if not self._open:
-            return
-        self._open, self._broken = False, False  # a tool that is back can still tell how the run ended
-        stopped = isinstance(sys.exception(), KeyboardInterrupt | Stopped | Terminated)
-        self._attempt(
-            self.finish, "finished" if self._ended else "stopped" if stopped else "failed", over=True
-        )
+        if self._open:
+            self._broken = False  # a tool that is back can still tell how the run ended
+            stopped = isinstance(sys.exception(), KeyboardInterrupt | Stopped | Terminated)
+            try:
+                self._attempt(self.finish, "finished" if self._ended else "stopped" if stopped else "failed")
+            finally:
+                self._open = False
 
-    def _attempt(self, action: Callable[..., None], *arguments: Any, over: bool = False) -> None:
-        if (self._open or over) and not self._broken:
+    def _attempt(self, action: Callable[..., None], *arguments: Any) -> None:
+        if self._open and not self._broken:
             try:
                 action(*arguments)
             except Exception as error:
@@ -120,11 +139,11 @@ class Tracker(Callback):
         self._broken = True
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{self.tool}: {one_line(error)}; the run goes on without it", stacklevel=3)
+            check.warn(f"{self.tool}: {one_line(error)}; the run goes on without it")
 
 
 def library(tool: str, module: str, package: str = "") -> Any:
-    """A tool's module, loaded when it is first needed."""
+    """Load a tool's module."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -133,12 +152,12 @@ def library(tool: str, module: str, package: str = "") -> Any:
 
 
 def options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as `algorithm.lr`, `settings.rounds`, ...; lists as JSON."""
+    """Return a configuration as `algorithm.lr`, `settings.rounds`, ...; lists as JSON."""
     return dict(_flat(selected(config)))
 
 
 def selected(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A configuration without what is no option."""
+    """Return a configuration without what is no option."""
     return {
         key: selected(value, f"{path}{key}.") if isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -147,14 +166,16 @@ def selected(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row or a summary under the names that tools show, such as measures/NAME/KEY; no lists,
-    but of clients left out how many."""
-    found = {}
+    """Return the numbers of a row or a summary under the names that tools show, such as measures/NAME/KEY.
+
+    Lists are left out, but the number of excluded clients is there.
+    """
+    named = {}
     for key, value in _flat({**values, "excluded": len(values.get("excluded") or ())}):
         if isinstance(value, int | float) and not isinstance(value, bool):
             name = NAMES.get(key, key.replace(".", "/"))
-            found[re.sub(r"[^\w/ :-]", "_", name)] = float(value)  # MLflow takes no others
-    return found
+            named[re.sub(r"[^\w/ :-]", "_", name)] = float(value)  # MLflow takes no others
+    return named
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -170,41 +191,23 @@ def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def is_baseline(what: str) -> bool:
-    """Whether a run is one that the method is compared with."""
-    return what.startswith("baseline ")
-
-
-def label(name: str | None, what: str, config: Mapping[str, Any]) -> str:
-    """What people call a run: as they said, or as its folder, or as its method."""
-    if is_baseline(what):
-        return what
-    return name or (Path(config["out"]).name if config.get("out") else "") or what
-
-
 def slug(text: str) -> str:
-    """A name for files and artifacts."""
+    """Return a name for files and artifacts."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
-def files(config: Mapping[str, Any]) -> list[Path]:
-    """The files of a run's folder that go with it."""
-    folder = config.get("out")
-    return [path for path in (Path(folder) / name for name in FILES) if path.is_file()] if folder else []
-
-
 def recall(tool: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What was kept in the run's folder about the run in the tool: a resumed run goes on there."""
+    """Return what the run's folder remembers of the run in the tool: a resumed run goes on there."""
     path = Path(config.get("out") or ".") / f"track-{tool}.json"
     try:
-        found = json.loads(path.read_text()) if config.get("out") else {}
+        facts = json.loads(path.read_text()) if config.get("out") else {}
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def keep(tool: str, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """For `recall`; a run without a folder is never resumed."""
+    """Write what `recall` returns; a run without a folder is never resumed."""
     if config.get("out"):
         path = Path(config["out"]) / f"track-{tool}.json"
         temporary = path.with_name(f".{path.name}.tmp")
@@ -213,5 +216,5 @@ def keep(tool: str, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None
 
 
 def one_line(error: Exception) -> str:
-    """An error's text without line breaks."""
+    """Return an error's text without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__

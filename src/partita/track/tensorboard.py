@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.track.base import Tracker, is_baseline, library, options, slug
+from partita.track.base import Tracker, library, options, slug
 
 SCORES = ("test/local", "test/global", "test/personal", "hurt/vs_global", "hurt/vs_local")
 
@@ -17,10 +17,10 @@ class TensorBoard(Tracker):
     """Writes a run as TensorBoard's event files; look at them with `tensorboard --logdir FOLDER`.
 
     folder  the method is the run `folder/METHOD`, baselines are `folder/baseline-local` and so on: the same
-            tags, so that the curves lie over each other (None: a new folder below runs/tensorboard)
+            tags, so that the curves lie over each other (default: a new folder below runs/tensorboard)
 
     The options are the method's row of the HParams tab, with the scores of the summary. A resumed run
-    replaces what was written after its checkpoint. How a run ended stands in its text `status`.
+    replaces what was written after its checkpoint. The text `status` says how a run ended.
     """
 
     tool = "tensorboard"
@@ -28,23 +28,25 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__()
         self._library = library(self.tool, "torch.utils.tensorboard", "tensorboard")
-        self._given = None if folder is None else Path(folder)
-        self._folder: Path | None = self._given
+        self._requested = None if folder is None else Path(folder)
+        self._folder: Path | None = self._requested
         self._writer: Any = None
         self._hparams: tuple[Any, ...] = ()
         self._step = 0
 
     def open(self, what: str, round: int, config: Mapping[str, Any]) -> None:
-        """An event file; what an earlier one holds from the next round on does not count any more."""
+        """Begin an event file; TensorBoard ignores what an earlier one holds from the next round on."""
         if self._folder is None:
             self._folder = Path("runs", "tensorboard", time.strftime("%Y-%m-%d_%H-%M-%S"))
         self._writer = self._library.SummaryWriter(
             str(self._folder / slug(what)), purge_step=round + 1, flush_secs=2
         )
         self._step, self._hparams = round, ()
-        if not is_baseline(what):
-            shown = {k: str(v) if isinstance(v, bool) or v is None else v for k, v in options(config).items()}
-            self._hparams = self._library.summary.hparams(shown, {f"summary/{k}": 0.0 for k in SCORES})
+        if not self.is_baseline:
+            values = {
+                k: str(v) if isinstance(v, bool) or v is None else v for k, v in options(config).items()
+            }
+            self._hparams = self._library.summary.hparams(values, {f"summary/{k}": 0.0 for k in SCORES})
         text = json.dumps(dict(config), indent=2, default=str)
         self._writer.add_text("config", "\n".join(f"    {line}" for line in text.splitlines()), round)
         for summary in self._hparams[:2]:  # the columns, and the run's values
@@ -52,13 +54,13 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """A point on each curve."""
+        """Add a point to each curve."""
         self._step = step
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
 
     def finish(self, status: str) -> None:
-        """The last words, and the file is complete."""
+        """Write how the run ended, and close the file."""
         writer, self._writer = self._writer, None
         try:
             writer.add_text("status", status, self._step)
@@ -70,6 +72,6 @@ class TensorBoard(Tracker):
             writer.close()
 
     def close(self) -> None:
-        """Ends the run; the next one is another."""
+        """End the run; the next one has a folder of its own."""
         super().close()
-        self._folder = self._given
+        self._folder = self._requested

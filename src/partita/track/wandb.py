@@ -9,18 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.core import check
-from partita.track.base import (
-    Tracker,
-    files,
-    is_baseline,
-    keep,
-    label,
-    library,
-    one_line,
-    recall,
-    selected,
-    slug,
-)
+from partita.track.base import Tracker, keep, library, one_line, recall, selected, slug
 
 MODES = ("online", "offline", "disabled")
 
@@ -29,15 +18,15 @@ class WandB(Tracker):
     """Writes a run to Weights & Biases.
 
     project  the project
-    name     what the run is called (None: as its output folder, or its method)
-    mode     'online', 'offline' (into files, for `wandb sync`) or 'disabled' (None: WANDB_MODE, or online)
-    folder   where W&B keeps its files (None: WANDB_DIR, or ./wandb)
+    name     the name of the run (default: that of its output folder, or its method)
+    mode     'online', 'offline' (into files, for `wandb sync`) or 'disabled' (default: WANDB_MODE, or online)
+    folder   where W&B keeps its files (default: WANDB_DIR, or ./wandb)
 
     The method and its baselines are runs of one group with the job types 'method' and 'baseline': the same
     names, so that the curves lie over each other. The summary's numbers are the run's summary, the files of
-    its output folder an artifact. A resumed run goes on in the same run of W&B and adds only steps that are
-    not there; offline, W&B begins another folder with the same id (`wandb sync --append`), in which the
-    rounds since the checkpoint stand again. A run that did not reach its end has failed.
+    its output folder an artifact. A resumed run goes on in the same run of W&B and adds only the steps that
+    are missing; offline, W&B begins another folder with the same id (`wandb sync --append`), which repeats
+    the rounds since the checkpoint. A run that did not reach its end has failed.
     """
 
     tool = "wandb"
@@ -64,57 +53,53 @@ class WandB(Tracker):
         self._folder = None if folder is None else Path(folder)
         self._group: str | None = None
         self._run: Any = None
-        self._config: Mapping[str, Any] = {}
-        self._what = ""
 
     def open(self, what: str, round: int, config: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """A new run, or the one that the run's folder remembers."""
-        known = recall(self.tool, config)
+        """Begin a new run, or go on with the one that the run's folder remembers."""
+        remembered = recall(self.tool, config)
         if self._group is None:
             fresh = f"{slug(self._name or 'partita')}-{uuid.uuid4().hex[:8]}"
-            self._group = known.get("group") or os.environ.get("WANDB_RUN_GROUP") or fresh
+            self._group = remembered.get("group") or os.environ.get("WANDB_RUN_GROUP") or fresh
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         # a sweep's agent gives an id to the run it asked for: the method's
-        fresh_id = uuid.uuid4().hex[:8] if is_baseline(what) else None
+        fresh_id = uuid.uuid4().hex[:8] if self.is_baseline else None
         self._run = self._library.init(
             project=self._project,
-            name=label(self._name, what, config),
+            name=self.label(self._name),
             group=self._group,
-            job_type="baseline" if is_baseline(what) else "method",
+            job_type="baseline" if self.is_baseline else "method",
             mode=self._mode,
             dir=None if self._folder is None else str(self._folder),
-            id=known.get("run", fresh_id),
-            resume="allow" if known else None,
+            id=remembered.get("run", fresh_id),
+            resume="allow" if remembered else None,
             reinit="create_new",  # a run that the user has begun stays as it is
             config=selected(config),
         )
-        self._what, self._config = what, config
         keep(self.tool, config, {"run": self._run.id, "group": self._group})
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """W&B puts the numbers of a step together."""
+        """Log the numbers of a round; W&B puts those of one step together."""
         if step >= self._run.starting_step:
             self._run.log(dict(numbers), step=step)
 
     def results(self, numbers: Mapping[str, float], step: int) -> None:  # noqa: ARG002
-        """The run's summary."""
+        """Write the run's summary."""
         self._run.summary.update(dict(numbers))
 
     def finish(self, status: str) -> None:
-        """The files, and whether it reached its end."""
+        """Send the files, and whether the run reached its end."""
         run, self._run = self._run, None
         try:
-            found = [] if is_baseline(self._what) else files(self._config)
-            if found:
+            if files := self.artifacts():
                 artifact = self._library.Artifact(slug(f"{self._what}-{run.id}"), type="partita-run")
-                for path in found:
+                for path in files:
                     artifact.add_file(str(path))
                 run.log_artifact(artifact)
         finally:
             run.finish(exit_code=0 if status == "finished" else 1)
 
     def close(self) -> None:
-        """Ends the run; the next one is of another group."""
+        """End the run; the next one is of another group."""
         super().close()
         self._group = None
