@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import NoneType, UnionType
+from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from partita.core import check
@@ -56,20 +56,57 @@ class Option:
 
 
 def checked(prefix: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Checks the arguments of a function against the options it declares; errors say `prefix` + option."""
+    """Check the arguments of a function or of a dataclass against the options that it declares.
+
+    Errors name `prefix` + option. A frozen dataclass that is checked is its own constructor: its fields are
+    its options, and a lower-case alias is what users call.
+
+        @checked("delay ")
+        @dataclass(frozen=True)
+        class Exponential:
+            mean: Annotated[float, Option("the mean", low=0)]
+
+        exponential = Exponential
+    """
 
     def decorate(build: Callable[P, T]) -> Callable[P, T]:
-        known = signature(build)
-
-        @functools.wraps(build)
-        def make(*args: P.args, **kwargs: P.kwargs) -> T:
-            bound = bind(build.__name__, known, args, kwargs, prefix)
-            return build(*bound.args, **bound.kwargs)
-
-        make.__signature__ = readable(known)  # type: ignore[attr-defined]
-        return make
+        return _checked_class(build, prefix) if isinstance(build, type) else _checked_function(build, prefix)
 
     return decorate
+
+
+def _checked_function(build: Callable[P, T], prefix: str) -> Callable[P, T]:
+    arguments = signature(build)
+
+    @functools.wraps(build)
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        bound = bind(build.__name__, arguments, args, kwargs, prefix)
+        return build(*bound.args, **bound.kwargs)
+
+    make.__signature__ = readable(arguments)  # type: ignore[attr-defined]
+    return make
+
+
+def _checked_class(kind: Any, prefix: str) -> Any:
+    arguments, assign = signature(kind), kind.__init__
+
+    @functools.wraps(assign)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = bind(kind.__name__.lower(), arguments, args, kwargs, prefix)
+        assign(self, *bound.args, **bound.kwargs)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    shown = readable(arguments)
+    parameters = [itself, *shown.parameters.values()]
+    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    kind.__init__ = init
+    return kind
+
+
+def constructors(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return what users call of a package, by name: its functions, and classes under lower-case names."""
+    public = {name: getattr(module, name) for name in module.__all__}
+    return {n: p for n, p in public.items() if n.islower() and isinstance(p, FunctionType | type)}
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
