@@ -124,11 +124,11 @@ class Aggregator(NamedTuple):
 
 
 class Attack(NamedTuple):
-    """What dishonest clients do, all of them together and knowing everything.
+    """What Byzantine clients do, all of them together and knowing everything.
 
-    forge   (uploads of the cohort, places of the liars in it, key) -> what each liar sends in place of its
-            upload. It may be anything: the server screens it
-    poison  (x, y, classes) -> the training samples that a liar pretends to have
+    forge   (uploads of the cohort, places of the Byzantine clients in it, key) -> what each of them sends in
+            place of its upload. It may be anything: the server screens it
+    poison  (x, y, classes) -> the training samples that a Byzantine client pretends to have
     """
 
     name: str
