@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core import check, draws
-from partita.data.build import assemble
+from partita.data.build import assemble, numbered
 from partita.data.federated import FederatedData
 
 Numbers = NDArray[np.float64]
@@ -96,9 +96,8 @@ def synthetic_regression(
 def _gather(
     parts: list[tuple[Numbers, NDArray[Any]]], test: float, seed: int, source: dict[str, Any]
 ) -> FederatedData:
-    """The samples of all clients in single precision; labels stay whole numbers."""
+    """Return the samples of all clients in single precision; labels stay whole numbers."""
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
     owner = np.repeat(np.arange(len(parts)), [len(p[0]) for p in parts])
     y = y.astype(np.float32) if y.dtype.kind == "f" else y
-    names = [str(i) for i in range(len(parts))]
-    return assemble(x.astype(np.float32), y, owner, names, test=test, seed=seed, source=source)
+    return assemble(x.astype(np.float32), y, owner, numbered(len(parts)), test=test, seed=seed, source=source)
