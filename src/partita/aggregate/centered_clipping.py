@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partita.aggregate.coordinate_median import medians
 from partita.aggregate.gram import Array, distances_to, gram
-from partita.aggregate.stack import Stack, aggregator, made, mixed, restored
+from partita.aggregate.stack import Stack, aggregator, from_rule, mixed, restored
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 from partita.core.types import Tensors
@@ -40,7 +40,7 @@ def centered_clipping(tau: Tau, iterations: Iterations = 5) -> Aggregator:
         a = _clipped(gram(stack, start).cpu().numpy(), stack.share.cpu().numpy(), tau, iterations)
         return Combined(_around(stack, start, torch.from_numpy(a).to(stack.share.device)))
 
-    return made("centered_clipping", rule, {"tau": tau, "iterations": iterations})
+    return from_rule("centered_clipping", rule, {"tau": tau, "iterations": iterations})
 
 
 def _clipped(g: Array, share: Array, tau: float, iterations: int) -> Array:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partita.aggregate.gram import products, squared_distances
 from partita.aggregate.inner import Inner, inside
-from partita.aggregate.stack import Stack, aggregator, made, note
+from partita.aggregate.stack import Stack, aggregator, from_rule, note
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 
@@ -39,4 +39,4 @@ def nnm(f: F, inner: Inner) -> Aggregator:
         done = inside(inner, stack, mixing / mixing.sum(1, keepdim=True), stack.share, key)
         return Combined(done.delta, {"f": note(used, apart), **done.notes})
 
-    return made("nnm", rule, {"f": f, "inner": inner})
+    return from_rule("nnm", rule, {"f": f, "inner": inner})

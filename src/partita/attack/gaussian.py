@@ -31,9 +31,9 @@ def gaussian(
         who = uploads.client  # by its number: its place in the cohort makes no difference
 
         def noise(i: int, name: str, x: Tensor) -> Tensor:
-            own = draws.fold(draws.fold(key, i if who is None else who[i]), names[name])
+            noise_key = draws.fold(draws.fold(key, i if who is None else who[i]), names[name])
             count = torch.arange(x.numel(), device=x.device)
-            return sigma * draws.normal(draws.fold(own, count)).to(x.dtype).reshape(x.shape)
+            return sigma * draws.normal(draws.fold(noise_key, count)).to(x.dtype).reshape(x.shape)
 
         return each_sends(uploads, byzantine, noise)
 

@@ -32,8 +32,8 @@ def malformed(how: Annotated[str, Option("what is wrong with it", choices=KINDS)
     """
 
     def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        own = each_sends(uploads, byzantine, lambda i, name, x: x)  # noqa: ARG005
-        return {i: _spoil(upload, how) for i, upload in own.items()}
+        honest = each_sends(uploads, byzantine, lambda i, name, x: x)  # noqa: ARG005
+        return {i: _spoil(upload, how) for i, upload in honest.items()}
 
     return Attack("malformed", forge, None, {"how": how})
 

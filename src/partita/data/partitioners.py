@@ -156,14 +156,14 @@ def natural(ids: Any) -> Partitioner:
 
 
 def labels(name: str, y: Array) -> Array:
-    """y, if it is one label per row."""
+    """Return y, if it is one label per row."""
     if y.ndim != 1 or y.dtype.kind not in "biuU":
         raise check.fail(f"y of {name}", f"{y.dtype} {list(y.shape)}", "one whole number or word per row")
     return y
 
 
 def deal(rows: int, proportions: NDArray[np.float64]) -> IntArray:
-    """The client of each of some rows in order, so that clients get them in these proportions."""
+    """Return the client of each of some rows in order, so that clients get them in these proportions."""
     # Rounded, not cut off: the last client would collect what 0.999... leaves over for every label.
     cuts = np.minimum(np.rint(np.cumsum(proportions) * rows), rows).astype(np.int64)
     cuts[-1] = rows
@@ -171,7 +171,7 @@ def deal(rows: int, proportions: NDArray[np.float64]) -> IntArray:
 
 
 def _fill(most: IntArray, total: int, rng: np.random.Generator) -> IntArray | None:
-    """Whole numbers as equal as their upper bounds allow, with this sum; None if the bounds are too low."""
+    """Return whole numbers as equal as their upper bounds allow, with this sum; None if these are too low."""
     if most.sum() < total:
         return None
     filled = np.zeros_like(most)
@@ -183,7 +183,7 @@ def _fill(most: IntArray, total: int, rng: np.random.Generator) -> IntArray | No
 
 
 def _top_up(owner: IntArray, clients: int, minimum: int, rng: np.random.Generator) -> IntArray:
-    """Gives each client `minimum` rows, one by one from whoever has most."""
+    """Give each client `minimum` rows, one by one from whoever has most."""
     sizes = np.bincount(owner, minlength=clients)
     short = np.flatnonzero(sizes < minimum)
     donors = [(-int(n), i) for i, n in enumerate(sizes) if n > minimum]

@@ -65,8 +65,18 @@ def quadratic(
     >>> problem = quadratic(clients=32, kind="heterogeneous", zeta=20, n=1000)
     >>> problem.constants.gamma_theta, problem.constants.gamma_w
     """
-    _checked(clients, kind, n, d_theta, d_w, zeta, iota, seed)
-    shapes = _Shapes(n, d_theta, d_w)
+    check.integer("clients", clients, low=1)
+    check.choice("kind", kind, KINDS)
+    check.integer("d_theta", d_theta, low=1)
+    check.integer("d_w", d_w, low=1)
+    check.integer("n", n, low=d_theta + d_w)  # fewer rows leave directions in which w* is not unique
+    if zeta is not None:
+        check.number("zeta", zeta, low=0)
+    elif kind == "heterogeneous":
+        raise check.fail("zeta", zeta, "a number from 0 for kind='heterogeneous'")
+    check.number("iota", iota, low=0)
+    check.integer("seed", seed, low=0)
+    shapes = (n, d_theta, d_w)
     rows: list[Tensor] = []
     factors: list[Tensor] = []
     bounds: list[float] = []
@@ -75,13 +85,13 @@ def quadratic(
         common = _normal(draws.generator(seed, "quadratic-targets"), d_theta)
         for m in range(clients):  # one at a time: a client of the paper has 24 MB of rows, its factor 0.2 MB
             rng = draws.generator(seed, "quadratic-matrices", m)
-            made = _uniform(shapes, rng) if base is None else _moved(base, zeta or 0.0, rng)
-            b, y = _targets(kind, made, common, iota, draws.generator(seed, "quadratic-targets", m))
-            full = _rows(made, b, y)
+            matrices = _uniform(shapes, rng) if base is None else _moved(base, zeta or 0.0, rng)
+            b, y = _targets(kind, matrices, common, iota, draws.generator(seed, "quadratic-targets", m))
+            full = _rows(matrices, b, y)
             factor = torch.linalg.qr(full, mode="r").R
             rows.append(factor if compress else full)
             factors.append(factor)
-            bounds.append(_bound(made, factor))
+            bounds.append(_bound(matrices, factor))
         stacked = torch.stack(factors)
         constants = _constants(stacked, d_w, max(bounds))
     source = {"name": "quadratic", "clients": clients, "kind": kind, "n": n, "d_theta": d_theta, "d_w": d_w}
@@ -130,9 +140,11 @@ class Quadratic:
 
     def w_star(self, theta: Tensor) -> Tensor:
         """argmin_w f_m(θ, w) = R_w⁻¹(u − Cθ) of each client, [M, d_w]."""
-        own = slice(0, self.d_w)
-        known = self.factor[:, own, -1] - _times(self.factor[:, own, self.d_w : -1], self._all(theta))
-        return _solve(self.factor[:, own, own], known.unsqueeze(-1), upper=True).squeeze(-1)
+        personal = slice(0, self.d_w)
+        target = self.factor[:, personal, -1] - _times(
+            self.factor[:, personal, self.d_w : -1], self._all(theta)
+        )
+        return _solve(self.factor[:, personal, personal], target.unsqueeze(-1), upper=True).squeeze(-1)
 
     def F(self, theta: Tensor) -> Tensor:
         """F_m(θ) = ∇₁f_m(θ, w_m*(θ)) = R_θᵀ(R_θ θ − v) of each client, [M, d_θ]."""
@@ -143,14 +155,14 @@ class Quadratic:
     def theta_star(self) -> Tensor:
         """The θ at which the mean of F_m is zero: a least squares problem in all R_θ together."""
         factor, target = self._shared()
-        found: Tensor = torch.linalg.lstsq(factor.flatten(0, 1), target.reshape(-1, 1)).solution
-        return found.squeeze(-1)
+        solution: Tensor = torch.linalg.lstsq(factor.flatten(0, 1), target.reshape(-1, 1)).solution
+        return solution.squeeze(-1)
 
     def __repr__(self) -> str:
         named = ("kind", "zeta", "n", "d_theta", "d_w", "seed")
         title = ", ".join(f"{k}={self.data.source[k]!r}" for k in named)
-        known = ", ".join(f"{k} {v:.4g}" for k, v in asdict(self.constants).items())
-        return f"Quadratic problem ({title})\n{self.data!r}\n  {known}"
+        constants = ", ".join(f"{k} {v:.4g}" for k, v in asdict(self.constants).items())
+        return f"Quadratic problem ({title})\n{self.data!r}\n  {constants}"
 
     def _shared(self) -> tuple[Tensor, Tensor]:
         """R_θ and v of each client."""
@@ -163,8 +175,8 @@ class Quadratic:
 
     def _all(self, values: Tensor) -> Tensor:
         """One row for each client, in float64 and beside the factors."""
-        known = torch.as_tensor(values, dtype=torch.float64, device=self.factor.device).detach()
-        return known.expand(len(self.factor), known.shape[-1])
+        rows = torch.as_tensor(values, dtype=torch.float64, device=self.factor.device).detach()
+        return rows.expand(len(self.factor), rows.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -218,12 +230,6 @@ class Constants:
         return self.mu / (2 * c * good / (good - 1) * self.ell_sim) if self.ell_sim else 0.5
 
 
-class _Shapes(NamedTuple):
-    n: int
-    d_theta: int
-    d_w: int
-
-
 class _Matrices(NamedTuple):
     """One client's H, A [n, d_θ] and B [n, d_w]."""
 
@@ -234,7 +240,7 @@ class _Matrices(NamedTuple):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums in one order: more threads would change last digits, thus the data's fingerprint and the steps."""
+    """Sum in one order: more threads would change last digits, thus the data's fingerprint and the steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -243,23 +249,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _checked(
-    clients: int, kind: str, n: int, d_theta: int, d_w: int, zeta: float | None, iota: float, seed: int
-) -> None:
-    check.integer("clients", clients, low=1)
-    check.choice("kind", kind, KINDS)
-    check.integer("d_theta", d_theta, low=1)
-    check.integer("d_w", d_w, low=1)
-    check.integer("n", n, low=d_theta + d_w)  # fewer rows leave directions in which w* is not unique
-    if zeta is not None:
-        check.number("zeta", zeta, low=0)
-    elif kind == "heterogeneous":
-        raise check.fail("zeta", zeta, "a number from 0 for kind='heterogeneous'")
-    check.number("iota", iota, low=0)
-    check.integer("seed", seed, low=0)
-
-
-def _uniform(shapes: _Shapes, rng: np.random.Generator) -> _Matrices:
+def _uniform(shapes: tuple[int, int, int], rng: np.random.Generator) -> _Matrices:
     """Section 5.1: uniform on [0, 1], divided by the number of columns."""
     n, d_theta, d_w = shapes
     H, A, B = (torch.from_numpy(rng.random((n, d)) / d) for d in (d_theta, d_theta, d_w))
@@ -276,19 +266,19 @@ def _moved(base: _Matrices, zeta: float, rng: np.random.Generator) -> _Matrices:
 
 
 def _targets(
-    kind: str, made: _Matrices, common: Tensor, iota: float, rng: np.random.Generator
+    kind: str, matrices: _Matrices, common: Tensor, iota: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
     """b and y of one client."""
-    H, A, B = made
+    H, A, B = matrices
     n, d_theta = H.shape
     if kind == "uniform":
         b, y = torch.from_numpy(rng.random((2, n)))
         return b, y
-    own, w = _normal(rng, d_theta), _normal(rng, B.shape[1])
+    theta_m, w = _normal(rng, d_theta), _normal(rng, B.shape[1])
     if kind == "heterogeneous":
         other, noise = _normal(rng, d_theta), iota * _normal(rng, 2, n)
-        return H @ other + noise[0], A @ own + B @ w + noise[1]
-    theta = common if kind == "overpersonalized" else own
+        return H @ other + noise[0], A @ theta_m + B @ w + noise[1]
+    theta = common if kind == "overpersonalized" else theta_m
     return H @ theta, A @ theta + B @ w
 
 
@@ -296,10 +286,10 @@ def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.standard_normal(shape))
 
 
-def _rows(made: _Matrices, b: Tensor, y: Tensor) -> Tensor:
+def _rows(matrices: _Matrices, b: Tensor, y: Tensor) -> Tensor:
     """[0 | H | b] over [B | A | y]: w before θ, for the factorization at the top of the file."""
-    above = torch.cat([torch.zeros_like(made.B), made.H, b.unsqueeze(1)], dim=1)
-    return torch.cat([above, torch.cat([made.B, made.A, y.unsqueeze(1)], dim=1)])
+    above = torch.cat([torch.zeros_like(matrices.B), matrices.H, b.unsqueeze(1)], dim=1)
+    return torch.cat([above, torch.cat([matrices.B, matrices.A, y.unsqueeze(1)], dim=1)])
 
 
 def _data(rows: list[Tensor], d_w: int, source: dict[str, object]) -> FederatedData:
@@ -310,18 +300,18 @@ def _data(rows: list[Tensor], d_w: int, source: dict[str, object]) -> FederatedD
     return FederatedData.make(x, flat[:, -1].clone(), ranges, ranges, source=source)
 
 
-def _bound(made: _Matrices, factor: Tensor) -> float:
+def _bound(matrices: _Matrices, factor: Tensor) -> float:
     """Example 1: 2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖), the latter being what HᵀH leaves of J."""
-    d_w = made.B.shape[1]
-    shared, smooth = factor[d_w:-1, d_w:-1], made.H.mT @ made.H
+    d_w = matrices.B.shape[1]
+    shared, smooth = factor[d_w:-1, d_w:-1], matrices.H.mT @ matrices.H
     return 2 * max(_top(smooth), _top(shared.mT @ shared - smooth))
 
 
 def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
-    own, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
+    of_w, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
     jacobian = shared.mT @ shared
     mean = jacobian.mean(0)
-    each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, own.mT @ own))
+    each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, of_w.mT @ of_w))
     return Constants(
         L=bound,
         ell=float(each.max()),
@@ -353,8 +343,8 @@ def _top(symmetric: Tensor) -> float:
     return float(torch.linalg.eigvalsh(symmetric)[-1])
 
 
-def _solve(triangular: Tensor, known: Tensor, upper: bool = False) -> Tensor:
-    solved: Tensor = torch.linalg.solve_triangular(triangular, known, upper=upper)
+def _solve(triangular: Tensor, target: Tensor, upper: bool = False) -> Tensor:
+    solved: Tensor = torch.linalg.solve_triangular(triangular, target, upper=upper)
     return solved
 
 

@@ -47,8 +47,8 @@ class Shift:
             if len(rows):
                 rng = draws.generator(seed, purpose, i)
                 x.index_copy_(0, rows, self.apply(x.index_select(0, rows), data.y[rows], amount, rng))
-        made = {"name": self.name, **self.options, "seed": seed}
-        return replace(data, x=x, source={**data.source, "shift": [*data.source.get("shift", []), made]})
+        shifts = [*data.source.get("shift", []), {"name": self.name, **self.options, "seed": seed}]
+        return replace(data, x=x, source={**data.source, "shift": shifts})
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"

@@ -44,9 +44,9 @@ def line_loss(
             last = ended(download)
             center = {k: download.shared[k] for k in last}
             rest = {k: v for k, v in {**download.shared, **state.personal}.items() if k not in last}
-            some = next(iter({**last, **rest}.values()))
-            none = torch.zeros((), dtype=torch.float64, device=some.device)
-            return _Line(rest, last, center, none.repeat(points), none)
+            device = next(iter({**last, **rest}.values())).device
+            zero = torch.zeros((), dtype=torch.float64, device=device)
+            return _Line(rest, last, center, zero.repeat(points), zero)
 
         def step(line: _Line, batch: Batch, lr: tuple[Tensor, ...]) -> _Line:  # noqa: ARG001
             scores = [problem.score({**line.rest, **_between(line, t)}, batch) for t in lams]

@@ -10,6 +10,6 @@ PROBE = "probe"
 
 
 def probed(download: Download) -> tuple[Tensor, Download]:
-    """The samples, and what the client received beside them."""
+    """Return the samples of the probe, and what the client received beside them."""
     extra = {k: v for k, v in download.extra.items() if k != PROBE}
     return download.extra[PROBE], download._replace(extra=extra)
