@@ -44,7 +44,7 @@ def centered_clipping(tau: Tau, iterations: Iterations = 5) -> Aggregator:
 
 
 def _clipped(g: Array, share: Array, tau: float, iterations: int) -> Array:
-    """The coefficients a of v = start + Σ_i a_i (Δ_i − start)."""
+    """Return the coefficients a of v = start + Σ_i a_i (Δ_i − start)."""
     a = np.zeros_like(share)
     for _ in range(iterations):
         c = share * tau / np.maximum(distances_to(g, a), tau)
@@ -53,7 +53,7 @@ def _clipped(g: Array, share: Array, tau: float, iterations: int) -> Array:
 
 
 def _around(stack: Stack, start: Tensors, a: Tensor) -> Tensors:
-    """start + Σ_i a_i (Δ_i − start)."""
+    """Return start + Σ_i a_i (Δ_i − start)."""
     rest = float(1 - a.sum())
     moved = mixed(stack, a[None])
     return {k: restored(rest * start[k] + moved[k][0], d) for k, d in stack.deltas.items()}

@@ -46,7 +46,7 @@ def geometric_median(tolerance: Tolerance = 1e-8, iterations: Iterations = 1000,
 
 
 def weiszfeld(g: Array, share: Array, tolerance: float, iterations: int, nu: float) -> tuple[Array, int]:
-    """The coefficients a of z = Σ_i a_i Δ_i, and the number of steps."""
+    """Return the coefficients a of z = Σ_i a_i Δ_i, and the number of steps."""
     a = central(g, share)
     for step in range(iterations):
         beta = share / np.maximum(distances_to(g, a), nu)

@@ -73,7 +73,7 @@ def smoothed_geometric_median(
 def _geometric(
     g: Array, share: Array, a: Array, delta: float, tolerance: float, iterations: int
 ) -> tuple[Array, int, float]:
-    """The coefficients of w̃ = Σ_k a_k Δ_k, the number of steps, and the last one in units of δ."""
+    """Return the coefficients of w̃ = Σ_k a_k Δ_k, the number of steps, and the last one in units of δ."""
     moved, used = 1.0, 0
     while used < iterations and (moved > tolerance or not used):
         c = share * delta / np.maximum(distances_to(g, a), delta)
@@ -112,7 +112,7 @@ def smoothed_coordinate_median(
 def _solved(
     block: Tensor, stack: Stack, delta: float, tolerance: float, iterations: int
 ) -> tuple[Tensor, int, Tensor]:
-    """w̃ of every column, the number of steps, and the longest last one in units of δ."""
+    """Return w̃ of every column, the number of steps, and the longest last one in units of δ."""
     x, share = block.double(), stack.share
     median, mean = middle(*ordered(x, None if stack.equal else share)), share @ x
     # from far away each step is one of δ at most: begin at once where a minority cannot have moved it
@@ -129,7 +129,7 @@ def _solved(
 def _coordinates(
     x: Tensor, share: Tensor, w: Tensor, delta: float, tolerance: float, iterations: int
 ) -> tuple[Tensor, int, Tensor]:
-    """w̃ of every column, the number of steps, and each column's last one in units of δ."""
+    """Return w̃ of every column, the number of steps, and each column's last one in units of δ."""
     solution, last, used = w.clone(), torch.ones_like(w), 0
     left, moved = torch.arange(len(w), device=w.device), torch.ones_like(w)
     while used < iterations and (not used or bool((moved > tolerance).any())):

@@ -33,7 +33,7 @@ def mimic() -> Attack:
 
 
 def _farthest(products: Tensor) -> int:
-    """The row with the largest projection on z; of equal ones the first, whatever the rounding."""
+    """Return the row with the largest projection on z; of equal ones the first, whatever the rounding."""
     if not len(products) or not bool(torch.isfinite(products).all()):
         return 0
     _, vectors = torch.linalg.eigh(products)

@@ -97,7 +97,7 @@ def number(seed: int, purpose: str, *parts: int) -> float:
 
 
 def _key(seed: int, purpose: str, *parts: Any) -> int:
-    """`key` of whole numbers, unsigned."""
+    """Return `key` of whole numbers, unsigned."""
     k = zlib.crc32(purpose.encode())
     for part in (seed, *parts):
         k = _mixed((k * 0x9E3779B1 + part) & _MASK)
@@ -105,7 +105,7 @@ def _key(seed: int, purpose: str, *parts: Any) -> int:
 
 
 def _mixed(key: int) -> int:
-    """`bits` of one key, unsigned."""
+    """Return `bits` of one key, unsigned."""
     z = (key + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK

@@ -57,7 +57,7 @@ class Criterion(NamedTuple):
 
 
 def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
-    """The sum over real samples; `where` and not a product, since padding may hold anything."""
+    """Sum over real samples, by `where` and not by a product, since padding may hold anything."""
     return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
 
 

@@ -213,7 +213,7 @@ class FederatedData:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """The bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
+    """Return the bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)) if len(flat) % 8 else flat
     flat = flat.clone() if flat.storage_offset() % 8 else flat

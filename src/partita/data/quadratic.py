@@ -48,7 +48,7 @@ def quadratic(
     compress: bool = True,
     seed: int = 0,
 ) -> Quadratic:
-    """Least squares with a shared θ and a personal w: data, model, loss, and the constants of the theory.
+    """Return least squares with a shared θ and a personal w: data, model, loss, constants of the theory.
 
     `kind` says what a client's targets are, given its matrices:
 
@@ -116,7 +116,7 @@ class Quadratic:
     factor: Tensor = field(repr=False)  # R of each client, columns in the order w, θ, target
 
     def model(self, seed: int = 0) -> ThetaW:
-        """The model with its start: entries of θ and w from N(0, 1)."""
+        """Return the model with its start: entries of θ and w from N(0, 1)."""
         return models.quadratic(self.d_theta, self.d_w, seed=seed)
 
     @property
@@ -130,16 +130,16 @@ class Quadratic:
         return half_squares
 
     def f(self, theta: Tensor, w: Tensor) -> Tensor:
-        """f_m(θ, w) of each client, [M]; θ and w are one for all or one for each."""
+        """Return f_m(θ, w) of each client, [M]; θ and w are one for all or one for each."""
         return 0.5 * self._residual(theta, w).square().sum(1)
 
     def gradient(self, theta: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """∇₁f_m and ∇₂f_m of each client, [M, d_θ] and [M, d_w]."""
+        """Return ∇₁f_m and ∇₂f_m of each client, [M, d_θ] and [M, d_w]."""
         slopes = torch.einsum("mrj,mr->mj", self.factor[:, :, :-1], self._residual(theta, w))
         return slopes[:, self.d_w :], slopes[:, : self.d_w]
 
     def w_star(self, theta: Tensor) -> Tensor:
-        """argmin_w f_m(θ, w) = R_w⁻¹(u − Cθ) of each client, [M, d_w]."""
+        """Return argmin_w f_m(θ, w) = R_w⁻¹(u − Cθ) of each client, [M, d_w]."""
         personal = slice(0, self.d_w)
         target = self.factor[:, personal, -1] - _times(
             self.factor[:, personal, self.d_w : -1], self._all(theta)
@@ -147,7 +147,7 @@ class Quadratic:
         return _solve(self.factor[:, personal, personal], target.unsqueeze(-1), upper=True).squeeze(-1)
 
     def F(self, theta: Tensor) -> Tensor:
-        """F_m(θ) = ∇₁f_m(θ, w_m*(θ)) = R_θᵀ(R_θ θ − v) of each client, [M, d_θ]."""
+        """Return F_m(θ) = ∇₁f_m(θ, w_m*(θ)) = R_θᵀ(R_θ θ − v) of each client, [M, d_θ]."""
         factor, target = self._shared()
         return torch.einsum("mrj,mr->mj", factor, _times(factor, self._all(theta)) - target)
 
@@ -165,7 +165,7 @@ class Quadratic:
         return f"Quadratic problem ({title})\n{self.data!r}\n  {constants}"
 
     def _shared(self) -> tuple[Tensor, Tensor]:
-        """R_θ and v of each client."""
+        """Return R_θ and v of each client."""
         part = slice(self.d_w, self.d_w + self.d_theta)
         return self.factor[:, part, part], self.factor[:, part, -1]
 
@@ -174,7 +174,7 @@ class Quadratic:
         return _times(self.factor[:, :, :-1], point) - self.factor[:, :, -1]
 
     def _all(self, values: Tensor) -> Tensor:
-        """One row for each client, in float64 and beside the factors."""
+        """Return one row for each client, in float64 and beside the factors."""
         rows = torch.as_tensor(values, dtype=torch.float64, device=self.factor.device).detach()
         return rows.expand(len(self.factor), rows.shape[-1])
 
@@ -218,14 +218,14 @@ class Constants:
         return 1 / self.L_w
 
     def gamma_byzantine(self, good: int, byzantine: int, c: float = 1.0) -> float:
-        """The step (23) of Theorem 8 with exact local solutions, for a (δ, c)-robust aggregator.
+        """Return the step (23) of Theorem 8 with exact local solutions, for a (δ, c)-robust aggregator.
 
         1 / (4 (ell + 2cδ (1 + 1/(G−1)) ell_sim)),   δ = B/(G + B)
         """
         return 1 / (4 * (self.ell + 2 * c * _share(good, byzantine) * good / (good - 1) * self.ell_sim))
 
     def tolerated(self, good: int, c: float = 1.0) -> float:
-        """The share δ of Byzantine clients up to which (22) promises convergence; above ½, any minority."""
+        """Return the share δ of Byzantine clients up to which (22) holds; above ½, any minority."""
         _share(good, 0)
         return self.mu / (2 * c * good / (good - 1) * self.ell_sim) if self.ell_sim else 0.5
 
@@ -250,14 +250,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def _uniform(shapes: tuple[int, int, int], rng: np.random.Generator) -> _Matrices:
-    """Section 5.1: uniform on [0, 1], divided by the number of columns."""
+    """Draw the matrices of section 5.1: uniform on [0, 1], divided by the number of columns."""
     n, d_theta, d_w = shapes
     H, A, B = (torch.from_numpy(rng.random((n, d)) / d) for d in (d_theta, d_theta, d_w))
     return _Matrices(H, A, B)
 
 
 def _moved(base: _Matrices, zeta: float, rng: np.random.Generator) -> _Matrices:
-    """Appendix E.1: X + ζ N/‖N‖₂ for each matrix."""
+    """Return, as in appendix E.1, X + ζ N/‖N‖₂ for each matrix."""
     moved = []
     for matrix in base:
         noise = _normal(rng, *matrix.shape)
@@ -268,7 +268,7 @@ def _moved(base: _Matrices, zeta: float, rng: np.random.Generator) -> _Matrices:
 def _targets(
     kind: str, matrices: _Matrices, common: Tensor, iota: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """b and y of one client."""
+    """Return b and y of one client."""
     H, A, B = matrices
     n, d_theta = H.shape
     if kind == "uniform":
@@ -287,13 +287,13 @@ def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def _rows(matrices: _Matrices, b: Tensor, y: Tensor) -> Tensor:
-    """[0 | H | b] over [B | A | y]: w before θ, for the factorization at the top of the file."""
+    """Return [0 | H | b] over [B | A | y]: w before θ, for the factorization at the top of the file."""
     above = torch.cat([torch.zeros_like(matrices.B), matrices.H, b.unsqueeze(1)], dim=1)
     return torch.cat([above, torch.cat([matrices.B, matrices.A, y.unsqueeze(1)], dim=1)])
 
 
 def _data(rows: list[Tensor], d_w: int, source: dict[str, object]) -> FederatedData:
-    """All clients' rows in the order θ, w that the model reads; each is for training and for testing."""
+    """Return all clients' rows in the order θ, w that the model reads, each for training and for testing."""
     flat, length = torch.cat(rows), len(rows[0])
     x = torch.cat([flat[:, d_w:-1], flat[:, :d_w]], dim=1)
     ranges = np.array([(m * length, length) for m in range(len(rows))])
@@ -301,7 +301,7 @@ def _data(rows: list[Tensor], d_w: int, source: dict[str, object]) -> FederatedD
 
 
 def _bound(matrices: _Matrices, factor: Tensor) -> float:
-    """Example 1: 2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖), the latter being what HᵀH leaves of J."""
+    """Return 2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖) of Example 1, the latter being what HᵀH leaves of J."""
     d_w = matrices.B.shape[1]
     shared, smooth = factor[d_w:-1, d_w:-1], matrices.H.mT @ matrices.H
     return 2 * max(_top(smooth), _top(shared.mT @ shared - smooth))
@@ -326,7 +326,7 @@ def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
 
 
 def _similarity(jacobian: Tensor, mean: Tensor) -> float:
-    """The smallest ℓ with mean_m ‖J_m e‖² − ‖J̄e‖² ≤ ℓ eᵀJ̄e for all e, where e = θ − θ*."""
+    """Return the smallest ℓ with mean_m ‖J_m e‖² − ‖J̄e‖² ≤ ℓ eᵀJ̄e for all e, where e = θ − θ*."""
     apart = jacobian - mean
     root = torch.linalg.cholesky(mean)  # of J̄ = GGᵀ: the eigenvalues of G⁻¹XG⁻ᵀ are those of J̄^(−½)XJ̄^(−½)
     whole = _solve(root, _solve(root, (apart @ apart).mean(0)).mT)
@@ -349,5 +349,5 @@ def _solve(triangular: Tensor, target: Tensor, upper: bool = False) -> Tensor:
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """A matrix for each client times its vector."""
+    """Multiply the matrix of each client with its vector."""
     return torch.einsum("mrj,mj->mr", matrices, vectors)

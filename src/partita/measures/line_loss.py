@@ -67,7 +67,7 @@ def line_loss(
 
 
 def _between(line: _Line, t: float) -> Tensors:
-    """(1 − λ) w_k + λ w̃; counters are the client's own."""
+    """Return (1 − λ) w_k + λ w̃; counters are the client's own."""
     return {
         k: torch.lerp(v, line.center[k], t) if v.is_floating_point() else v for k, v in line.local.items()
     }

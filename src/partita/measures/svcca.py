@@ -32,7 +32,7 @@ ALLOWED = "a tensor or an array of at least 2 samples"
 
 
 def similarity(a: Tensor, b: Tensor, k: int = 4) -> float:
-    """SVCCA of two activation matrices [samples, features]: the mean canonical correlation, 0 to 1.
+    """Return SVCCA of two activation matrices [samples, features]: the mean canonical correlation, 0 to 1.
 
     Of outputs with positions, [samples, channels, height, width] or [samples, time, features], every position
     is a sample. Features may differ in number, samples may not. Directions without variance do not count:
@@ -53,14 +53,14 @@ def similarity(a: Tensor, b: Tensor, k: int = 4) -> float:
 
 
 def points(output: Tensor) -> Tensor:
-    """[samples, positions, features]; features are channels (axis 1) of images, of all else the last axis."""
+    """Return [samples, positions, features]; features are axis 1 of images, of all else the last axis."""
     if output.dim() < 3:
         return output.reshape(len(output), 1, -1)
     return output.flatten(2).mT if output.dim() > 3 else output
 
 
 def bases(a: Tensor, k: int = 4) -> Tensor:
-    """Q [..., samples, k] of a [..., samples, features]: orthonormal columns, the top singular directions.
+    """Return Q [..., samples, k] of a [..., samples, features]: the top singular directions, orthonormal.
 
     There are min(k, samples, features) columns. One whose singular value is at most TOLERANCE ‖a‖_F is zero.
     All are NaN where a has a number that is not finite.
@@ -78,7 +78,7 @@ def bases(a: Tensor, k: int = 4) -> Tensor:
 
 
 def _directions(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest singular values, and the left singular vectors scaled by them.
+    """Return the k largest singular values, and the left singular vectors scaled by them.
 
     By the eigenvectors of the smaller one of XᵀX and XXᵀ, in double precision: for many clients at once far
     faster than a singular value decomposition.
@@ -93,12 +93,12 @@ def _directions(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank(q: Tensor) -> Tensor:
-    """Columns that are not zero: the others have length one."""
+    """Count the columns that are not zero, which have length one."""
     return (q.square().sum(-2) > 0.5).sum(-1)
 
 
 def _mean_correlation(product: Tensor, rank_p: Tensor, rank_q: Tensor) -> Tensor:
-    """(1/r) Σ σ(PᵀQ), r = min(rank P, rank Q); with r = 0: whether both are constant."""
+    """Return (1/r) Σ σ(PᵀQ), r = min(rank P, rank Q); with r = 0: whether both are constant."""
     correlations = torch.linalg.svdvals(product).clamp(max=1.0).sum(-1)
     r = torch.minimum(rank_p, rank_q)
     both = (rank_p == rank_q).to(correlations.dtype)
@@ -106,7 +106,7 @@ def _mean_correlation(product: Tensor, rank_p: Tensor, rank_q: Tensor) -> Tensor
 
 
 def similarities(q: Tensor) -> Tensor:
-    """ρ of all pairs i < j of clients, from their bases [clients, samples, k]."""
+    """Return ρ of all pairs i < j of clients, from their bases [clients, samples, k]."""
     q = q.double()
     clients, _, k = q.shape
     if clients < 2:

@@ -60,7 +60,7 @@ def _resnet(
     channels: int,
     seed: int,
 ) -> Blocks:
-    """Stages of `depth` residual blocks; each stage but the first halves height and width."""
+    """Build stages of `depth` residual blocks; each stage but the first halves height and width."""
     check.integer("classes", classes, low=1)
     check.choice("norm", norm, ("batch", "group"))
     check.number("width", width, low=0.0, open_low=True)

@@ -51,7 +51,6 @@ class Asynchronous:
     until: Until = None
 
     def check(self, clients: int, cohort: int) -> None:
-        """Raise a ValueError if it does not fit so many clients, or so many at a time."""
         if self.delays is not None:
             self.delays.check(clients)
         if self.concurrency is not None:
@@ -74,7 +73,6 @@ class Asynchronous:
         return replace(self, buffer=buffer, staleness=staleness)
 
     def begin(self, spec: StageSpec) -> Arrivals:
-        """Start the schedule for one stage."""
         return Arrivals(self, spec, Clock.of(spec, self.delays))
 
 

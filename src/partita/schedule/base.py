@@ -132,12 +132,10 @@ class ClockedSchedule(Generic[T]):
 
     @property
     def time(self) -> float:
-        """The current virtual time."""
         return self.clock.now
 
     @property
     def until(self) -> float | None:
-        """The virtual time after which the server takes no step (None: there is none)."""
         return self.options.until
 
     def done(self, server: ServerState) -> bool:
@@ -146,7 +144,6 @@ class ClockedSchedule(Generic[T]):
         return over or (self.options.until is not None and self._peek(server) > self.options.until)
 
     def next(self, server: ServerState) -> Cohort:
-        """Return who reports now, and what each of them had downloaded."""
         raise NotImplementedError
 
     def _peek(self, server: ServerState) -> float:
@@ -158,15 +155,12 @@ class ClockedSchedule(Generic[T]):
         return self.peeked[1]
 
     def in_flight(self) -> Cohort:
-        """Return the clients in flight, who will report later."""
         return self.clock.in_flight()
 
     def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
-        """Return nobody, unless a schedule knows more."""
         return ()
 
     def discount(self, staleness: int) -> float:
-        """Return how much a delta counts that is so many server steps old."""
         discount = as_staleness("staleness", self.options.staleness)(staleness)
         return check.number(f"staleness({staleness})", discount, low=0)
 

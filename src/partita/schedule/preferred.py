@@ -23,7 +23,6 @@ class Preferred:
     until: Until = None
 
     def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
-        """Raise a ValueError if it does not fit so many clients."""
         if self.delays is not None:
             self.delays.check(clients)
 

@@ -85,7 +85,6 @@ class Synchronous:
             raise check.fail("staleness", self.staleness, "None with late='drop': nothing stale is applied")
 
     def check(self, clients: int, cohort: int) -> None:
-        """Raise a ValueError if it does not fit so many clients, or so many at a time."""
         if isinstance(self.quorum, int):
             check.integer("quorum", self.quorum, low=1, high=cohort)
         if self.delays is not None:
@@ -98,7 +97,6 @@ class Synchronous:
         return self
 
     def begin(self, spec: StageSpec) -> Rounds:
-        """Start the schedule for one stage."""
         return Rounds(self, spec, Clock.of(spec, self.delays))
 
 
