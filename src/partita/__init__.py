@@ -58,11 +58,13 @@ from partita.algorithms import (
 from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
+from partita.algorithms.psi import Penalty
 from partita.api import Run, federate, load
+from partita.attack.base import by_tensor, crowd, each_sends, everyone_sends, honest
 from partita.core import draws, tree
 from partita.core.check import Refused
 from partita.core.metrics import Metric
-from partita.core.options import Option
+from partita.core.options import Option, checked
 from partita.core.parts import (
     Aggregator,
     Algorithm,
@@ -73,6 +75,7 @@ from partita.core.parts import (
     Measure,
     Personalize,
     Phase,
+    Probe,
     Problem,
     ServerOptimizer,
     ServerRule,
@@ -93,7 +96,10 @@ from partita.core.types import (
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
 from partita.engine.stopping import Stopped
+from partita.measures.ended import ended
+from partita.measures.probe import probed
 from partita.optim.rates import as_rate
+from partita.schedule import Clock, ClockedSchedule, Delays, StageSpec
 
 __version__ = "0.1.0"
 # what runs are made of
@@ -162,9 +168,12 @@ __all__ += [
     "Batch",
     "Capacity",
     "ClientState",
+    "Clock",
+    "ClockedSchedule",
     "Cohort",
     "Combined",
     "Common",
+    "Delays",
     "Download",
     "Group",
     "LocalRule",
@@ -173,22 +182,33 @@ __all__ += [
     "Option",
     "Part",
     "Partition",
+    "Penalty",
     "Personalize",
     "Phase",
+    "Probe",
     "Problem",
     "ServerOptimizer",
     "ServerRule",
     "ServerState",
     "Share",
     "Solver",
+    "StageSpec",
     "Task",
     "Tensors",
     "Upload",
     "Work",
     "as_rate",
+    "by_tensor",
+    "checked",
     "compose",
+    "crowd",
     "draws",
+    "each_sends",
+    "ended",
+    "everyone_sends",
+    "honest",
     "method",
+    "probed",
     "settings",
     "tree",
 ]

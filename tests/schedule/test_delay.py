@@ -339,7 +339,7 @@ NUMBER = "a number from 0 up to"
         (lambda: scaled(1, -2), "delay factor=-2", NUMBER),
         (lambda: delays(download=-1), "delays download=-1", NUMBER),
         (lambda: delays(upload="1"), "delays upload='1'", DELAY),
-        (lambda: delays(upload=exponential), "delays upload=<function exponential", DELAY),
+        (lambda: delays(upload=exponential), "delays upload=<class ", DELAY),
         (lambda: delays(upload=delays()), r"delays upload=Delays\(", DELAY),
         (lambda: delays(upload=pt.optim.constant(1)), r"delays upload=Constant\(lr", DELAY),
         (lambda: delays(compute=None), "delays compute=None", DELAY),

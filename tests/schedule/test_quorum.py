@@ -171,7 +171,7 @@ def test_some_rounds_are_abandoned_and_a_resumed_run_counts_on(tmp_path) -> None
 @pytest.mark.parametrize("until", [None, 30.0])
 @pytest.mark.parametrize("kind", [synchronous, asynchronous])
 def test_a_run_in_which_nobody_reports_ends(kind, until, monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules[asynchronous.__module__], "FRUITLESS", 50)
+    monkeypatch.setattr(sys.modules[asynchronous.__module__], "MOST_FRUITLESS", 50)
     with pytest.warns(UserWarning, match="rounds were abandoned"):
         found = run(rounds=500 if until else 5, cohort=5, schedule=kind(delays=NOBODY, until=until))
     clock = found.summary()["clock"]
@@ -188,7 +188,7 @@ def test_without_a_patch_the_search_is_bounded_too() -> None:
 
 
 def test_the_first_ctrl_c_stops_a_run_in_which_nobody_reports(monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules[asynchronous.__module__], "FRUITLESS", 50)
+    monkeypatch.setattr(sys.modules[asynchronous.__module__], "MOST_FRUITLESS", 50)
     rounds: list[int] = []
 
     class Stop(Callback):
@@ -203,7 +203,7 @@ def test_the_first_ctrl_c_stops_a_run_in_which_nobody_reports(monkeypatch) -> No
 
 def test_a_buffer_that_does_not_fill_is_used_as_it_is(monkeypatch) -> None:
     """Five clients report once and their uploads wait in the buffer; all others are lost."""
-    monkeypatch.setattr(sys.modules[asynchronous.__module__], "FRUITLESS", 50)
+    monkeypatch.setattr(sys.modules[asynchronous.__module__], "MOST_FRUITLESS", 50)
     found = run(rounds=3, schedule=asynchronous(concurrency=CLIENTS, buffer=CLIENTS, delays=HALF_LOST))
     assert found.summary()["clock"]["abandoned"] == 0
     assert [row["reports"] for row in found.clients] == [0] * HALF + [3] * HALF

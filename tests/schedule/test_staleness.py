@@ -83,7 +83,10 @@ def test_what_was_given_is_written_down() -> None:
             lambda: as_staleness("staleness", 0.5),
             "staleness=0.5: expected one of 'constant', 'sqrt', 'inverse', or",
         ),
-        (lambda: as_staleness("staleness", schedule.polynomial), "staleness=<function polynomial"),
+        (
+            lambda: as_staleness("staleness", schedule.polynomial),
+            "staleness=<class ",
+        ),
         (lambda: as_staleness("staleness", lambda: 1.0), "staleness=<function <lambda>"),
         (lambda: pt.fedbuff(0.1, staleness="square"), "staleness='square': expected one of 'constant'"),
         (lambda: pt.fedbuff(0.1, buffer=0), "buffer=0: expected a whole number from 1"),

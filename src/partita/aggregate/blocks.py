@@ -29,17 +29,17 @@ class Place(NamedTuple):
 
 
 def places(deltas: Tensors, names: Iterable[str], width: int = WIDTH) -> list[Place]:
-    """The named tensors, cut into blocks. A GPU has no use for small ones."""
-    found = []
+    """Cut the named tensors into blocks. A GPU has no use for small ones."""
+    blocks = []
     for name in names:
         numel = deltas[name][0].numel()
         step = width if deltas[name].device.type == "cpu" else 64 * width
-        found += [Place(name, slice(i, min(i + step, numel))) for i in range(0, numel, step)]
-    return found
+        blocks += [Place(name, slice(i, min(i + step, numel))) for i in range(0, numel, step)]
+    return blocks
 
 
 def each(task: Callable[[T], R], parts: list[T], like: Tensor) -> list[R]:
-    """The task on every part, on as many threads as torch may use; results are in the order of the parts."""
+    """Run the task on every part, on as many threads as torch may use; return results in their order."""
     threads = torch.get_num_threads()
     if threads == 1 or not parts or like.device.type != "cpu":
         return [task(part) for part in parts]

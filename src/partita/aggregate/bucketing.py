@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.inner import Inner, inside
-from partita.aggregate.stack import Stack, aggregator, made, note
+from partita.aggregate.stack import Stack, aggregator, from_rule, note
 from partita.core import draws
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
@@ -37,8 +37,8 @@ def bucketing(s: S, inner: Inner) -> Aggregator:
         buckets = -(-stack.clients // s)
         member = (bucket == torch.arange(buckets, device=bucket.device)[:, None]) * stack.share
         weight = member.sum(1)
-        own = draws.branch(key, "inner")  # `key` has drawn the buckets
-        done = inside(inner, stack, member / weight[:, None], weight, own)
+        branch = draws.branch(key, "inner")  # `key` has drawn the buckets
+        done = inside(inner, stack, member / weight[:, None], weight, branch)
         return Combined(done.delta, {"buckets": note(buckets, weight), **done.notes})
 
-    return made("bucketing", rule, {"s": s, "inner": inner})
+    return from_rule("bucketing", rule, {"s": s, "inner": inner})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partita.aggregate.coordinate_median import medians
 from partita.aggregate.gram import Array, distances_to, gram
-from partita.aggregate.stack import Stack, aggregator, made, mixed, restored
+from partita.aggregate.stack import Stack, aggregator, from_rule, mixed, restored
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 from partita.core.types import Tensors
@@ -40,11 +40,11 @@ def centered_clipping(tau: Tau, iterations: Iterations = 5) -> Aggregator:
         a = _clipped(gram(stack, start).cpu().numpy(), stack.share.cpu().numpy(), tau, iterations)
         return Combined(_around(stack, start, torch.from_numpy(a).to(stack.share.device)))
 
-    return made("centered_clipping", rule, {"tau": tau, "iterations": iterations})
+    return from_rule("centered_clipping", rule, {"tau": tau, "iterations": iterations})
 
 
 def _clipped(g: Array, share: Array, tau: float, iterations: int) -> Array:
-    """The coefficients a of v = start + Σ_i a_i (Δ_i − start)."""
+    """Return the coefficients a of v = start + Σ_i a_i (Δ_i − start)."""
     a = np.zeros_like(share)
     for _ in range(iterations):
         c = share * tau / np.maximum(distances_to(g, a), tau)
@@ -53,7 +53,7 @@ def _clipped(g: Array, share: Array, tau: float, iterations: int) -> Array:
 
 
 def _around(stack: Stack, start: Tensors, a: Tensor) -> Tensors:
-    """start + Σ_i a_i (Δ_i − start)."""
+    """Return start + Σ_i a_i (Δ_i − start)."""
     rest = float(1 - a.sum())
     moved = mixed(stack, a[None])
     return {k: restored(rest * start[k] + moved[k][0], d) for k, d in stack.deltas.items()}

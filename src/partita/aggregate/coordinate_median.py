@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from partita.aggregate.sorting import per_sorted
-from partita.aggregate.stack import Stack, aggregator, made
+from partita.aggregate.stack import Stack, aggregator, from_rule
 from partita.core.parts import Aggregator, Combined
 from partita.core.types import Tensors
 
@@ -25,16 +25,16 @@ def coordinate_median() -> Aggregator:
 
     Use it when less than half of the weight may be faulty: no coordinate leaves the range of honest clients.
     """
-    return made("coordinate_median", lambda stack, key: Combined(medians(stack)), {})  # noqa: ARG005
+    return from_rule("coordinate_median", lambda stack, key: Combined(medians(stack)), {})  # noqa: ARG005
 
 
 def medians(stack: Stack) -> Tensors:
-    """The median of every coordinate."""
+    """Return the median of every coordinate."""
     return per_sorted(stack, middle)
 
 
 def middle(x: Tensor, share: Tensor | None) -> Tensor:
-    """The weighted medians of sorted rows."""
+    """Return the weighted medians of sorted rows."""
     n = x.shape[1]
     if share is None:
         return x[:, (n - 1) // 2] / 2 + x[:, n // 2] / 2  # halves first: the sum might not be finite

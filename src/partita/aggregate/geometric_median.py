@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.gram import Array, central, distances_to, length, products
-from partita.aggregate.stack import Stack, aggregator, combination, made, note
+from partita.aggregate.stack import Stack, aggregator, combination, from_rule, note
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 
@@ -42,11 +42,11 @@ def geometric_median(tolerance: Tolerance = 1e-8, iterations: Iterations = 1000,
         a, used = weiszfeld(g, share, tolerance, iterations, nu)
         return Combined(combination(stack, torch.from_numpy(a)), {"iterations": note(used, stack.share)})
 
-    return made("geometric_median", rule, {"tolerance": tolerance, "iterations": iterations, "nu": nu})
+    return from_rule("geometric_median", rule, {"tolerance": tolerance, "iterations": iterations, "nu": nu})
 
 
 def weiszfeld(g: Array, share: Array, tolerance: float, iterations: int, nu: float) -> tuple[Array, int]:
-    """The coefficients a of z = Σ_i a_i Δ_i, and the number of steps."""
+    """Return the coefficients a of z = Σ_i a_i Δ_i, and the number of steps."""
     a = central(g, share)
     for step in range(iterations):
         beta = share / np.maximum(distances_to(g, a), nu)

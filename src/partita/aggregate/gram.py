@@ -28,12 +28,12 @@ from partita.aggregate.stack import Stack, block
 from partita.core.types import Tensors
 
 Array = npt.NDArray[np.float64]
-SUMS = 32
-CLEAR = 0.01
+PARTIAL_SUMS = 32
+CLOSE = 0.01  # squared distances below this part of the squares are worked out in double precision
 
 
 def products(stack: Stack) -> Tensor:
-    """The matrix of inner products, as exact as the deltas and distances ask for."""
+    """Return the matrix of inner products, as exact as the deltas and distances ask for."""
     if any(d.dtype == torch.float64 for d in stack.deltas.values()):
         return gram(stack, medians(stack))
     if stack.share.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest":
@@ -44,27 +44,27 @@ def products(stack: Stack) -> Tensor:
 
 
 def _refined(stack: Stack, g: Tensor) -> Tensor:
-    """Exact products of the clients that are close to another one; errors of g are about 1e-8 of the squares.
+    """Work out exactly the products of clients close to another one: errors of g are 1e-8 of the squares.
 
-    They are few, most often: attackers who all send the same.
+    Most often they are few: Byzantine clients who all send the same.
     """
     norms = g.diagonal()
     apart = squared_distances(g).fill_diagonal_(math.inf)
-    rows = (apart < CLEAR * (norms[:, None] + norms)).any(1).nonzero().squeeze(1)
+    rows = (apart < CLOSE * (norms[:, None] + norms)).any(1).nonzero().squeeze(1)
     if len(rows):
-        some = stack._replace(rows=stack.original(rows), share=stack.share[rows])
-        g[rows[:, None], rows] = gram(some)
+        close = stack._replace(rows=stack.original(rows), share=stack.share[rows])
+        g[rows[:, None], rows] = gram(close)
     return g
 
 
 def gram(stack: Stack, centre: Tensors | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The matrix of inner products [n, n] in float64, within blocks in `dtype`, around a centre if given."""
+    """Return the inner products [n, n] in float64, within blocks in `dtype`, around a centre if given."""
     names = [k for k, d in stack.deltas.items() if d.is_floating_point()]
     # blocks that are read in place, without a copy that must fit the cache, may be longer: that is faster
     in_place = dtype == torch.float32 and stack.rows is None
     every = places(stack.deltas, names, 8 * WIDTH if in_place else WIDTH)
     # a fixed number of partial sums: the result does not depend on the number of threads
-    groups = [every[i::SUMS] for i in range(min(SUMS, len(every)))]
+    groups = [every[i::PARTIAL_SUMS] for i in range(min(PARTIAL_SUMS, len(every)))]
     total = torch.zeros(stack.clients, stack.clients, dtype=torch.float64, device=stack.share.device)
     for part in each(lambda group: _partial(stack, centre, dtype, group), groups, total):
         total += part
@@ -84,24 +84,24 @@ def _partial(stack: Stack, centre: Tensors | None, dtype: torch.dtype, group: li
 
 
 def squared_distances(g: Tensor) -> Tensor:
-    """‖x_i − x_j‖² of all pairs."""
+    """Return ‖x_i − x_j‖² of all pairs."""
     norms = g.diagonal()
     return (norms[:, None] + norms - 2 * g).clamp_(min=0).fill_diagonal_(0)
 
 
 def distances_to(g: Array, a: Array) -> Array:
-    """‖Σ_i a_i x_i − x_j‖ for all j."""
+    """Return ‖Σ_i a_i x_i − x_j‖ for all j."""
     ga = g @ a
     return np.sqrt(np.maximum(a @ ga - 2 * ga + g.diagonal(), 0))
 
 
 def length(g: Array, a: Array) -> float:
-    """‖Σ_i a_i (x_i − c)‖."""
+    """Return ‖Σ_i a_i (x_i − c)‖."""
     return math.sqrt(max(float(a @ (g @ a)), 0.0))
 
 
 def central(g: Array, share: Array) -> Array:
-    """Coefficients of a point that a minority cannot carry away, where iterations may start.
+    """Return the coefficients of a point that a minority cannot carry away, where iterations may start.
 
     Of all clients the one with the least mean distance to the others; around it, everybody counts by the
     inverse of the distance, within the median distance fully.

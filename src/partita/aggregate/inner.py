@@ -28,7 +28,7 @@ Inner = Annotated[
 
 
 def inside(inner: Aggregator, stack: Stack, mixing: Tensor, weight: Tensor, key: Tensor) -> Combined:
-    """The inner aggregator on mixtures of the rows; its notes are told apart by `inner.`.
+    """Apply the inner aggregator to mixtures of the rows; its notes begin with `inner.`.
 
     Mixtures of counters are not whole: they are rounded once, at the end.
     """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.gram import products, squared_distances
-from partita.aggregate.stack import Stack, aggregator, combination, made, note
+from partita.aggregate.stack import Stack, aggregator, combination, from_rule, note
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 
@@ -38,7 +38,7 @@ def krum(f: F) -> Aggregator:
         delta = {k: d[best].clone() for k, d in stack.deltas.items()}
         return Combined(delta, {"f": used, "chosen": best})
 
-    return made("krum", rule, {"f": f})
+    return from_rule("krum", rule, {"f": f})
 
 
 @aggregator
@@ -56,11 +56,11 @@ def multi_krum(f: F, m: M) -> Aggregator:
         notes = {"f": used, "m": note(len(best), a), "chosen": stack.original(best)}
         return Combined(combination(stack, a), notes)
 
-    return made("multi_krum", rule, {"f": f, "m": m})
+    return from_rule("multi_krum", rule, {"f": f, "m": m})
 
 
 def _scores(stack: Stack, f: int) -> tuple[Tensor, Tensor]:
-    """Everybody's score, and the f that was used."""
+    """Return everybody's score, and the f that was used."""
     n = stack.clients
     used = max(min(f, n - 3), 0)
     apart = squared_distances(products(stack)).fill_diagonal_(-1).sort(dim=1).values  # oneself first

@@ -64,8 +64,8 @@ def layerwise(patterns: Patterns) -> Aggregator:
         delta: Tensors = {}
         notes: Tensors = {}
         for pattern, names in _groups(list(deltas), patterns).items():
-            own = key if len(patterns) == 1 else draws.branch(key, pattern)  # repeats no other's draws
-            done = patterns[pattern].combine(tree.pick(deltas, names), weight, own)
+            branch = key if len(patterns) == 1 else draws.branch(key, pattern)  # repeats no other's draws
+            done = patterns[pattern].combine(tree.pick(deltas, names), weight, branch)
             delta |= done.delta
             notes |= {f"{pattern}.{k}": v for k, v in done.notes.items()}
         return Combined(tree.pick(delta, deltas), notes)
@@ -75,10 +75,12 @@ def layerwise(patterns: Patterns) -> Aggregator:
 
 
 def _groups(names: list[str], patterns: Mapping[str, Aggregator]) -> dict[str, list[str]]:
-    """The names of each pattern that has any; a name without a pattern is an error."""
+    """Return the names of each pattern that has any; refuse a name without a pattern."""
 
     def refuse(name: str) -> ValueError:
-        known = ", ".join(map(repr, patterns))
-        return check.fail("aggregate name", name, f"one that matches {known}; the pattern '*' takes the rest")
+        listed = ", ".join(map(repr, patterns))
+        return check.fail(
+            "aggregate name", name, f"one that matches {listed}; the pattern '*' takes the rest"
+        )
 
     return by_pattern(names, patterns, refuse)

@@ -9,18 +9,14 @@ notes say which f was used.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
 from partita.aggregate.gram import products, squared_distances
 from partita.aggregate.inner import Inner, inside
-from partita.aggregate.stack import Stack, aggregator, made, note
-from partita.core.options import Option
+from partita.aggregate.krum import F
+from partita.aggregate.stack import Stack, aggregator, from_rule, note
 from partita.core.parts import Aggregator, Combined
-
-F = Annotated[int, Option("f, how many clients may be faulty", low=0, example=2)]
 
 
 @aggregator
@@ -39,4 +35,4 @@ def nnm(f: F, inner: Inner) -> Aggregator:
         done = inside(inner, stack, mixing / mixing.sum(1, keepdim=True), stack.share, key)
         return Combined(done.delta, {"f": note(used, apart), **done.notes})
 
-    return made("nnm", rule, {"f": f, "inner": inner})
+    return from_rule("nnm", rule, {"f": f, "inner": inner})

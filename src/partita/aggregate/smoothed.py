@@ -31,7 +31,7 @@ from partita.aggregate.stack import (
     Stack,
     aggregator,
     combination,
-    made,
+    from_rule,
     note,
     per_block,
     whole,
@@ -39,10 +39,10 @@ from partita.aggregate.stack import (
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 
-FAR = 100  # times δ between mean and median
+FAR = 100  # times δ: a mean further away from the median is no place to start from
 SHRINK, ROUNDING = 16, 1e-13  # after so many steps, columns whose step is nothing but rounding are left out
 
-Delta = Annotated[float, Option("δ, below it differences count in full", low=0, open_low=True, example=0.1)]
+Delta = Annotated[float, Option("δ: differences below it count in full", low=0, open_low=True, example=0.1)]
 Tolerance = Annotated[float, Option("the last step in units of δ", low=0)]
 Iterations = Annotated[int, Option("the most steps from one start", low=1)]
 
@@ -67,13 +67,13 @@ def smoothed_geometric_median(
         return Combined(combination(stack, torch.from_numpy(a)), notes)
 
     options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
-    return made("smoothed_geometric_median", rule, options)
+    return from_rule("smoothed_geometric_median", rule, options)
 
 
 def _geometric(
     g: Array, share: Array, a: Array, delta: float, tolerance: float, iterations: int
 ) -> tuple[Array, int, float]:
-    """The coefficients of w̃ = Σ_k a_k Δ_k, the number of steps, and the last one in units of δ."""
+    """Return the coefficients of w̃ = Σ_k a_k Δ_k, the number of steps, and the last one in units of δ."""
     moved, used = 1.0, 0
     while used < iterations and (moved > tolerance or not used):
         c = share * delta / np.maximum(distances_to(g, a), delta)
@@ -92,27 +92,27 @@ def smoothed_coordinate_median(
     """
 
     def rule(stack: Stack, key: Tensor) -> Combined:  # noqa: ARG001
-        said: list[tuple[int, Tensor]] = []
+        steps_of: list[tuple[int, Tensor]] = []
 
         def solve(x: Tensor) -> Tensor:
             w, used, moved = _solved(x, stack, delta, tolerance, iterations)
-            said.append((used, moved))
+            steps_of.append((used, moved))
             return w
 
-        found = whole(stack, per_block(stack, solve))
-        if not said:  # tensors without entries
-            return Combined(found)
-        steps = note(max(used for used, _ in said), stack.share)
-        return Combined(found, {"iterations": steps, "moved": torch.stack([m for _, m in said]).max()})
+        medians = whole(stack, per_block(stack, solve))
+        if not steps_of:  # tensors without entries
+            return Combined(medians)
+        steps = note(max(used for used, _ in steps_of), stack.share)
+        return Combined(medians, {"iterations": steps, "moved": torch.stack([m for _, m in steps_of]).max()})
 
     options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
-    return made("smoothed_coordinate_median", rule, options)
+    return from_rule("smoothed_coordinate_median", rule, options)
 
 
 def _solved(
     block: Tensor, stack: Stack, delta: float, tolerance: float, iterations: int
 ) -> tuple[Tensor, int, Tensor]:
-    """w̃ of every column, the number of steps, and the longest last one in units of δ."""
+    """Return w̃ of every column, the number of steps, and the longest last one in units of δ."""
     x, share = block.double(), stack.share
     median, mean = middle(*ordered(x, None if stack.equal else share)), share @ x
     # from far away each step is one of δ at most: begin at once where a minority cannot have moved it
@@ -129,14 +129,14 @@ def _solved(
 def _coordinates(
     x: Tensor, share: Tensor, w: Tensor, delta: float, tolerance: float, iterations: int
 ) -> tuple[Tensor, int, Tensor]:
-    """w̃ of every column, the number of steps, and each column's last one in units of δ."""
-    found, last, used = w.clone(), torch.ones_like(w), 0
+    """Return w̃ of every column, the number of steps, and each column's last one in units of δ."""
+    solution, last, used = w.clone(), torch.ones_like(w), 0
     left, moved = torch.arange(len(w), device=w.device), torch.ones_like(w)
     while used < iterations and (not used or bool((moved > tolerance).any())):
         step = share @ (x - w).clamp_(-delta, delta)
         moved, w, used = step.abs() / delta, w + step, used + 1
-        found[left], last[left] = w, moved
+        solution[left], last[left] = w, moved
         if used % SHRINK == 0:  # go on with the columns that move at all
             more = moved > ROUNDING
             x, w, left, moved = x[:, more], w[more], left[more], moved[more]
-    return found, used, last
+    return solution, used, last

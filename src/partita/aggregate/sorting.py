@@ -19,13 +19,13 @@ Rule = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def per_sorted(stack: Stack, rule: Rule) -> Tensors:
-    """A rule on sorted columns: values [k, clients] and their shares, None if all are equal -> [k]."""
+    """Apply a rule to sorted columns: values [k, clients] and their shares, None if all are equal -> [k]."""
     share = None if stack.equal else stack.share
     return whole(stack, per_block(stack, lambda x: rule(*ordered(x, share))))
 
 
 def ordered(x: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The columns of a block as sorted rows, and the shares in the same order."""
+    """Return the columns of a block as sorted rows, and the shares in the same order."""
     if share is None:
         return _sorted(x), None
     order = _order(x)

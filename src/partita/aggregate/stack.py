@@ -32,12 +32,12 @@ class Stack(NamedTuple):
         return len(self.share)
 
     def original(self, row: Tensor) -> Tensor:
-        """The rows' numbers among all clients."""
+        """Return the rows' numbers among all clients."""
         return row if self.rows is None else self.rows[row]
 
 
 def present(deltas: Tensors, weight: Tensor) -> Stack:
-    """A client without weight is absent: nothing that it sent is read."""
+    """Return the deltas of the clients with weight: nothing that another one sent is read."""
     keep = weight > 0
     w = weight[keep].double()
     rows = None if len(w) == len(weight) else keep.nonzero().squeeze(1)
@@ -47,8 +47,8 @@ def present(deltas: Tensors, weight: Tensor) -> Stack:
     return Stack(deltas, rows, w / w.sum(), bool((w == 1).all()))
 
 
-def made(name: str, rule: Rule, options: Mapping[str, Any]) -> Aggregator:
-    """An aggregator of a rule that need not think of rounds in which nobody has weight: they give zeros."""
+def from_rule(name: str, rule: Rule, options: Mapping[str, Any]) -> Aggregator:
+    """Return an aggregator of a rule; where nobody has weight it gives zeros, and the rule is not asked."""
 
     def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:
         stack = present(deltas, weight)
@@ -60,18 +60,18 @@ def made(name: str, rule: Rule, options: Mapping[str, Any]) -> Aggregator:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """The precision to compute in: float64 for counters as well, float32 for whatever is shorter."""
+    """Return the precision to compute in: float64 for counters as well, float32 for whatever is shorter."""
     return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
 
 
 def restored(value: Tensor, like: Tensor) -> Tensor:
-    """One delta in the shape and type of a row; counters, such as BatchNorm's, stay whole."""
+    """Return one delta in the shape and type of a row; counters, such as BatchNorm's, stay whole."""
     value = value.reshape(like.shape[1:])
     return value.to(like.dtype) if like.is_floating_point() else value.round().to(like.dtype)
 
 
 def block(stack: Stack, place: Place) -> Tensor:
-    """Columns [clients, k] in working precision.
+    """Return columns [clients, k] in working precision.
 
     Nothing is beyond ±1e140, where squares would not be finite; float32 does not go that far.
     """
@@ -82,7 +82,7 @@ def block(stack: Stack, place: Place) -> Tensor:
 
 
 def per_block(stack: Stack, rule: Callable[[Tensor], Tensor], rows: int = 1) -> Tensors:
-    """A rule that takes blocks [clients, k] to [rows, k], on all columns, in working precision."""
+    """Apply a rule that takes blocks [clients, k] to [rows, k] to all columns, in working precision."""
     out = {
         k: torch.empty(rows, d[0].numel(), dtype=working(d.dtype), device=d.device)
         for k, d in stack.deltas.items()
@@ -96,21 +96,21 @@ def per_block(stack: Stack, rule: Callable[[Tensor], Tensor], rows: int = 1) -> 
 
 
 def mixed(stack: Stack, coefficients: Tensor) -> Tensors:
-    """Linear combinations of the rows, [k, clients] × [clients, ...] -> [k, ...], in working precision."""
-    found = per_block(stack, lambda x: coefficients.to(x.dtype) @ x, len(coefficients))
-    return {k: v.reshape(len(v), *stack.deltas[k].shape[1:]) for k, v in found.items()}
+    """Return linear combinations of the rows, [k, clients] × [clients, ...] -> [k, ...]."""
+    mixtures = per_block(stack, lambda x: coefficients.to(x.dtype) @ x, len(coefficients))
+    return {k: v.reshape(len(v), *stack.deltas[k].shape[1:]) for k, v in mixtures.items()}
 
 
-def whole(stack: Stack, found: Tensors) -> Tensors:
-    """One delta per name, from what `per_block` or `mixed` found, in the types and shapes of the deltas."""
-    return {k: restored(v, stack.deltas[k]) for k, v in found.items()}
+def whole(stack: Stack, rows: Tensors) -> Tensors:
+    """Return one row of `per_block` or `mixed` per name in the types and shapes of the deltas."""
+    return {k: restored(v, stack.deltas[k]) for k, v in rows.items()}
 
 
 def combination(stack: Stack, coefficients: Tensor) -> Tensors:
-    """Σ_i c_i Δ_i."""
+    """Return Σ_i c_i Δ_i."""
     return whole(stack, mixed(stack, coefficients[None].to(stack.share.device)))
 
 
 def note(value: float, like: Tensor) -> Tensor:
-    """A number for the notes, on the device of the round."""
+    """Return a number for the notes, on the device of the round."""
     return torch.tensor(value, device=like.device)

@@ -19,15 +19,15 @@ from partita.core.types import Tensors
 
 
 def with_statistics(aggregator: Aggregator, names: Sequence[str]) -> Aggregator:
-    """The aggregator on all tensors but these statistics, which are combined as said above."""
+    """Return the aggregator on all tensors but these statistics, which are combined as said above."""
     if aggregator.linear or not names:
         return aggregator
     median, apart = coordinate_median(), set(names)
 
     def combine(deltas: Tensors, weight: Tensor, key: Tensor) -> Combined:
         parts = [{k: v for k, v in deltas.items() if (k in apart) is kept} for kept in (False, True)]
-        found, notes = aggregator.combine(parts[0], weight, key)
-        found = {**found, **median.combine(parts[1], weight, key).delta}
-        return Combined({k: found[k] for k in deltas}, notes)
+        parameters, notes = aggregator.combine(parts[0], weight, key)
+        combined = {**parameters, **median.combine(parts[1], weight, key).delta}
+        return Combined({k: combined[k] for k in deltas}, notes)
 
     return aggregator._replace(combine=combine)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partita.aggregate.sorting import per_sorted
-from partita.aggregate.stack import Stack, aggregator, made, note
+from partita.aggregate.stack import Stack, aggregator, from_rule, note
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 
@@ -39,4 +39,4 @@ def trimmed_mean(f: F) -> Aggregator:
 
         return Combined(per_sorted(stack, mean), {"f": note(used, stack.share)})
 
-    return made("trimmed_mean", rule, {"f": f})
+    return from_rule("trimmed_mean", rule, {"f": f})

@@ -22,7 +22,7 @@ from partita.algorithms.fedavg import fedavg
 from partita.core.options import Option
 from partita.core.parts import Algorithm
 from partita.optim import sgd
-from partita.schedule.staleness import Stale
+from partita.schedule.staleness import OfMethod as Stale
 
 PAPER = "FedAsync: Xie et al., Asynchronous Federated Optimization (2019); FedBuff: Nguyen et al. (2022)"
 

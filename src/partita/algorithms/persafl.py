@@ -34,7 +34,7 @@ from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, Tensors, Work
 from partita.optim import sgd
 from partita.optim.rates import as_rate, until_the_end
-from partita.schedule.staleness import Stale
+from partita.schedule.staleness import OfMethod as Stale
 
 PAPER = "PersA-FL: Toghani, Lee & Uribe, Personalized Asynchronous Federated Learning (2022), Algorithms 1, 2"
 

@@ -1,4 +1,4 @@
-"""What dishonest clients do to their uploads, or to their data. An attack is one file with its definition."""
+"""What Byzantine clients do to their uploads, or to their data. An attack is one file with its definition."""
 
 from partita.attack.alie import alie
 from partita.attack.gaussian import gaussian

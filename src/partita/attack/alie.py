@@ -2,8 +2,8 @@
 
     Δ_i ← μ − z σ,   z = Φ⁻¹((n − m − s) / (n − m)),   s = ⌊n/2 + 1⌋ − m
 
-μ and σ are the mean and the deviation of the honest deltas, coordinate by coordinate, of n clients of whom m
-lie: z is the largest shift for which s honest clients are still further away than the liars.
+μ and σ are the mean and the deviation of the honest deltas, coordinate by coordinate. Of n clients m are
+Byzantine: z is the largest shift for which s honest clients are still further away than they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partita.core.options import Option
 from partita.core.parts import Attack
 from partita.core.types import Upload
 
-MOST = 3.0
+LARGEST_SHIFT = 3.0
 
 
 @attack
@@ -27,24 +27,24 @@ def alie(
         float | None, Option("z, the shift in deviations (None: the paper's formula)", low=0)
     ] = None,
 ) -> Attack:
-    """All liars send the honest mean shifted by a few deviations, hidden in the spread of the others.
+    """All Byzantine clients send the honest mean shifted by a few deviations, within the others' spread.
 
     Use it against medians and trimmed means: nothing it sends is an outlier.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        good, bad = map(len, crowd(uploads, liars))
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        good, bad = map(len, crowd(uploads, byzantine))
         shift = _largest(good + bad, bad) if z is None else z
-        sent = by_tensor(honest(uploads, liars), lambda x: x.mean(0) - shift * x.std(0, correction=0))
-        return everyone_sends(uploads, liars, sent)
+        sent = by_tensor(honest(uploads, byzantine), lambda x: x.mean(0) - shift * x.std(0, correction=0))
+        return everyone_sends(uploads, byzantine, sent)
 
     return Attack("alie", forge, None, {"z": z})
 
 
 def _largest(n: int, m: int) -> float:
-    """The paper's z, and never more than 3; 3 where liars are a majority and need nobody's support."""
+    """Return the paper's z, at most 3; 3 where they are a majority and need nobody's support."""
     supporters = n // 2 + 1 - m
     if supporters <= 0:
-        return MOST
+        return LARGEST_SHIFT
     share = (n - m - supporters) / (n - m)
-    return min(MOST, max(0.0, NormalDist().inv_cdf(share))) if share > 0 else 0.0
+    return min(LARGEST_SHIFT, max(0.0, NormalDist().inv_cdf(share))) if share > 0 else 0.0

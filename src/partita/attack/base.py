@@ -18,40 +18,44 @@ Stacks = tuple[Tensors, Tensors]
 """Deltas, and what else clients send, a row for each of them."""
 
 
-def honest(uploads: Upload, liars: tuple[int, ...]) -> Stacks:
-    """What the others send: the adversary sees all of it. Nobody honest in the cohort: what liars would."""
-    found: Stacks = tree.rows((uploads.delta, uploads.extra), crowd(uploads, liars)[0] or list(liars))
-    return found
+def honest(uploads: Upload, byzantine: tuple[int, ...]) -> Stacks:
+    """Return what honest clients send, all of which the adversary sees.
+
+    Where a cohort has no honest client, it is what the Byzantine clients would have sent.
+    """
+    rows: Stacks = tree.rows((uploads.delta, uploads.extra), crowd(uploads, byzantine)[0] or list(byzantine))
+    return rows
 
 
-def crowd(uploads: Upload, liars: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """The places of the honest clients that count, and of the liars that do.
+def crowd(uploads: Upload, byzantine: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the places of the honest clients that count, and of the Byzantine ones that do.
 
     A client without data sends zeros and has no weight; what is unusable will be set aside.
     """
-    weight, lying = uploads.weight, set(liars)
-    assert weight is not None
-    with_data = (weight > 0).tolist()
-    why = faults(uploads, (), len(with_data))
-    others = [i for i, counts in enumerate(with_data) if counts and not why[i] and i not in lying]
-    return others, [i for i in liars if with_data[i]]
+    assert uploads.weight is not None
+    with_data, dishonest = (uploads.weight > 0).tolist(), set(byzantine)
+    rejections = faults(uploads, (), len(with_data))
+    honest_places = [
+        i for i, counts in enumerate(with_data) if counts and not rejections[i] and i not in dishonest
+    ]
+    return honest_places, [i for i in byzantine if with_data[i]]
 
 
-def everyone_sends(uploads: Upload, liars: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:
-    """The same from every liar, each with its own weight."""
+def everyone_sends(uploads: Upload, byzantine: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:
+    """Return the same upload for every Byzantine client, each with its own weight."""
     delta, extra = sent
-    return {i: Upload(delta, _weight(uploads, i), extra) for i in liars}
+    return {i: Upload(delta, _weight(uploads, i), extra) for i in byzantine}
 
 
 def each_sends(
-    uploads: Upload, liars: tuple[int, ...], forge: Callable[[int, str, Tensor], Tensor]
+    uploads: Upload, byzantine: tuple[int, ...], forge: Callable[[int, str, Tensor], Tensor]
 ) -> dict[int, Upload]:
-    """From each liar, tensor by tensor, what `forge` makes of (its place, the name, its honest tensor).
+    """Return for each Byzantine client what `forge` makes of (its place, a name, its honest tensor).
 
-    What else it sends may have the name of a delta: there, the name begins with `extra.`.
+    What a client sends beside deltas may have the name of a delta: there, the name begins with `extra.`.
     """
     sent = {}
-    for i in liars:
+    for i in byzantine:
         delta, extra = (
             {k: forge(i, prefix + k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
             for prefix, part in (("", uploads.delta), ("extra.", uploads.extra))
@@ -61,17 +65,17 @@ def each_sends(
 
 
 def by_tensor(stacks: Stacks, fn: Callable[[Tensor], Tensor]) -> Stacks:
-    """fn on each stack of numbers, giving one row; of counters the first honest row."""
+    """Return what `fn` makes of each stack of numbers, one row; of counters the first row."""
     delta, extra = ({k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks)
     return delta, extra
 
 
 def gram(stacks: Stacks) -> Tensor:
-    """Inner products of the rows about their mean, in float64."""
-    rows = [x for part in stacks for x in part.values() if x.is_floating_point()]
-    n = len(rows[0]) if rows else 0
-    total = torch.zeros(n, n, dtype=torch.float64, device=rows[0].device if rows else None)
-    for x in rows:
+    """Return the inner products of the rows about their mean, in float64."""
+    stacked = [x for part in stacks for x in part.values() if x.is_floating_point()]
+    n = len(stacked[0]) if stacked else 0
+    total = torch.zeros(n, n, dtype=torch.float64, device=stacked[0].device if stacked else None)
+    for x in stacked:
         flat = x.reshape(n, -1).double()
         centred = flat - flat.mean(0)
         total += centred @ centred.T

@@ -21,20 +21,20 @@ from partita.core.types import Upload
 def gaussian(
     sigma: Annotated[float, Option("σ, the deviation of the noise", low=0, open_low=True)] = 1.0,
 ) -> Attack:
-    """Each liar sends noise of its own.
+    """Each Byzantine client sends noise of its own.
 
     Use it to model broken devices rather than clever ones.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
         names = {k: j for j, k in enumerate([*uploads.delta, *(f"extra.{k}" for k in uploads.extra)])}
         who = uploads.client  # by its number: its place in the cohort makes no difference
 
         def noise(i: int, name: str, x: Tensor) -> Tensor:
-            own = draws.fold(draws.fold(key, i if who is None else who[i]), names[name])
+            noise_key = draws.fold(draws.fold(key, i if who is None else who[i]), names[name])
             count = torch.arange(x.numel(), device=x.device)
-            return sigma * draws.normal(draws.fold(own, count)).to(x.dtype).reshape(x.shape)
+            return sigma * draws.normal(draws.fold(noise_key, count)).to(x.dtype).reshape(x.shape)
 
-        return each_sends(uploads, liars, noise)
+        return each_sends(uploads, byzantine, noise)
 
     return Attack("gaussian", forge, None, {"sigma": sigma})

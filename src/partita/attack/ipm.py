@@ -21,13 +21,13 @@ from partita.core.types import Upload
 def ipm(
     epsilon: Annotated[float, Option("ε, the length beside the honest mean's", low=0, open_low=True)] = 0.5,
 ) -> Attack:
-    """All liars send the honest mean the other way round, `epsilon` times as long.
+    """All Byzantine clients send the honest mean the other way round, `epsilon` times as long.
 
     Use it against aggregators that look at distances: with a small ε it is close to everyone.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        sent = by_tensor(honest(uploads, liars), lambda x: -epsilon * x.mean(0))
-        return everyone_sends(uploads, liars, sent)
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        sent = by_tensor(honest(uploads, byzantine), lambda x: -epsilon * x.mean(0))
+        return everyone_sends(uploads, byzantine, sent)
 
     return Attack("ipm", forge, None, {"epsilon": epsilon})

@@ -16,7 +16,7 @@ from partita.core.parts import Attack
 
 @attack
 def label_flip() -> Attack:
-    """Each liar trains honestly on labels turned round; its test labels stay.
+    """Each Byzantine client trains honestly on labels turned round; its test labels stay.
 
     Use it to model mislabelled data, and as an attack that no screening can see.
     """

@@ -1,4 +1,4 @@
-"""Uploads that are none: what a client of another version, or a careless forger, sends.
+"""Uploads that do not fit: what a client of another version, or a careless forger, sends.
 
     names      a tensor is missing, and one is there that nobody asked for
     shape      a tensor has one entry too many
@@ -26,14 +26,14 @@ KINDS = ("names", "shape", "broadcast", "weight", "greed")
 
 @attack
 def malformed(how: Annotated[str, Option("what is wrong with it", choices=KINDS)] = "shape") -> Attack:
-    """Each liar sends an upload that does not fit the model, or claims a weight that it does not have.
+    """Each Byzantine client sends an upload that does not fit the model, or claims a false weight.
 
     Use it to see that a run goes on as if those clients were not there.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        own = each_sends(uploads, liars, lambda i, name, x: x)  # noqa: ARG005
-        return {i: _spoil(upload, how) for i, upload in own.items()}
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        honest = each_sends(uploads, byzantine, lambda i, name, x: x)  # noqa: ARG005
+        return {i: _spoil(upload, how) for i, upload in honest.items()}
 
     return Attack("malformed", forge, None, {"how": how})
 

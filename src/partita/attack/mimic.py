@@ -20,20 +20,20 @@ from partita.core.types import Upload
 
 @attack
 def mimic() -> Attack:
-    """All liars copy the honest client that differs most from the others.
+    """All Byzantine clients copy the honest client that differs most from the others.
 
     Use it where clients' data differ: robust aggregators then drop the others as outliers.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        others = honest(uploads, liars)
-        return everyone_sends(uploads, liars, tree.row(others, _farthest(gram(others))))
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        others = honest(uploads, byzantine)
+        return everyone_sends(uploads, byzantine, tree.row(others, _farthest(gram(others))))
 
     return Attack("mimic", forge, None, {})
 
 
 def _farthest(products: Tensor) -> int:
-    """The row with the largest projection on z; of equal ones the first, whatever the rounding."""
+    """Return the row with the largest projection on z; of equal ones the first, whatever the rounding."""
     if not len(products) or not bool(torch.isfinite(products).all()):
         return 0
     _, vectors = torch.linalg.eigh(products)

@@ -24,12 +24,12 @@ VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
 def nonfinite(
     value: Annotated[str, Option("what every entry is", choices=tuple(VALUES))] = "nan",
 ) -> Attack:
-    """Each liar sends no numbers at all.
+    """Each Byzantine client sends no numbers at all.
 
     Use it to see that a run goes on as if those clients were not there.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        return each_sends(uploads, liars, lambda i, name, x: torch.full_like(x, VALUES[value]))  # noqa: ARG005
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        return each_sends(uploads, byzantine, lambda i, name, x: torch.full_like(x, VALUES[value]))  # noqa: ARG005
 
     return Attack("nonfinite", forge, None, {"value": value})

@@ -2,7 +2,7 @@
 
     Δ_i ← −s Δ_i
 
-With s = 1 a liar looks as usual as an honest client of the opposite opinion.
+With s = 1 its length is that of an honest upload, only its direction is opposite.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from partita.core.types import Upload
 def sign_flip(
     scale: Annotated[float, Option("s, how many times its length", low=0, open_low=True)] = 1.0,
 ) -> Attack:
-    """Each liar sends the opposite of its honest upload, `scale` times as long.
+    """Each Byzantine client sends the opposite of its honest upload, `scale` times as long.
 
     Use it as the first attack to try: it needs no knowledge of the others.
     """
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        return each_sends(uploads, liars, lambda i, name, x: -scale * x)  # noqa: ARG005
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        return each_sends(uploads, byzantine, lambda i, name, x: -scale * x)  # noqa: ARG005
 
     return Attack("sign_flip", forge, None, {"scale": scale})

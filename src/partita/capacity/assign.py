@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from partita.capacity.blocks import is_words
 from partita.core import check, draws
 
 Assign = Mapping[str, float] | Sequence[str] | Callable[[int], str] | None
@@ -15,11 +16,8 @@ ALLOWED = (
 
 
 def check_assign(field: str, value: Any) -> Any:
-    """Refuses what can never assign, before classes and clients are known."""
-    words = (
-        isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
-    )
-    if value is None or callable(value) or words:
+    """Refuse what can never assign, before classes and clients are known."""
+    if value is None or callable(value) or is_words(value):
         return value
     if not isinstance(value, Mapping) or not value:
         raise check.fail(field, value, ALLOWED)
@@ -29,7 +27,7 @@ def check_assign(field: str, value: Any) -> Any:
 
 
 def assigned(assign: Assign, classes: Sequence[str], clients: int, seed: int) -> list[int]:
-    """For each client the number of its class. Without a word from the user: as many in each."""
+    """Return for each client the number of its class (None: as many clients in each class)."""
     if assign is None:
         return _shuffled(_whole([clients / len(classes)] * len(classes)), clients, seed)
     if isinstance(assign, Mapping):
@@ -41,7 +39,7 @@ def assigned(assign: Assign, classes: Sequence[str], clients: int, seed: int) ->
 
 
 def _drawn(amounts: Mapping[str, float], classes: Sequence[str], clients: int, seed: int) -> list[int]:
-    """So many of each, at random: which of them depends on the seed alone."""
+    """Assign so many clients to each class at random: who it is depends on the seed alone."""
     for name in amounts:
         check.choice("assign", name, classes)
     wanted = [float(amounts.get(name, 0)) for name in classes]
@@ -57,13 +55,13 @@ def _drawn(amounts: Mapping[str, float], classes: Sequence[str], clients: int, s
 
 
 def _shuffled(counts: Sequence[int], clients: int, seed: int) -> list[int]:
-    found = [number for number, count in enumerate(counts) for _ in range(count)]
+    in_order = [number for number, count in enumerate(counts) for _ in range(count)]
     order = draws.generator(seed, "capacity").permutation(clients).tolist()
-    return [found[i] for i in order]
+    return [in_order[i] for i in order]
 
 
 def _whole(wanted: Sequence[float]) -> list[int]:
-    """Whole numbers with the same sum: rounded down, and one more for those that lost most."""
+    """Return whole numbers with the same sum: rounded down, and one more for those that lost most."""
     counts = [int(w + 1e-9) for w in wanted]
     left = round(sum(wanted)) - sum(counts)
     most = sorted(range(len(wanted)), key=lambda i: counts[i] - wanted[i])

@@ -32,13 +32,13 @@ class Part(nn.Module):
         super().__init__()
         self._names = tuple(names)
         self.train(model.training)
-        held = {id(t) for name in names for _, t in _tensors(model.get_submodule(name))}
-        first = {name for name, _ in _tensors(model)}
+        held = {id(t) for name in names for _, t in named_tensors(model.get_submodule(name))}
+        first = {name for name, _ in named_tensors(model)}
         # in the model's order: its first name for a tensor is the first one here, too
         for path, module in model.named_modules(remove_duplicate=False):
             if path in names:
                 above, _, name = path.rpartition(".")
-                _made(self, above).add_module(name, module)
+                _submodule(self, above).add_module(name, module)
             elif not any(_is_in(path, name) for name in names):
                 _lend(module, path, self, held, first)
 
@@ -49,7 +49,7 @@ class Part(nn.Module):
 
 
 def block_names(model: nn.Module, declared: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The blocks of a model, in the order in which they are applied.
+    """Return the blocks of a model, in the order in which they are applied.
 
     Those that are `declared`, as dotted names of submodules; else the children of an nn.Sequential; else what
     the model has as its attribute `blocks`, a list of such names. Together they own all buffers and all
@@ -58,7 +58,7 @@ def block_names(model: nn.Module, declared: Sequence[str] | None = None) -> tupl
     >>> block_names(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     ('0', '1', '2')
     """
-    names = _found(model) if declared is None else declared
+    names = _declared(model) if declared is None else declared
     if isinstance(names, str) or not isinstance(names, Sequence) or not names:
         children = ", ".join(repr(n) for n, _ in model.named_children()) or "none"
         raise check.fail(
@@ -68,40 +68,38 @@ def block_names(model: nn.Module, declared: Sequence[str] | None = None) -> tupl
             f"Submodules of {type(model).__name__}: {children}",
         )
     _check_names(model, names)
-    owned = {id(t) for name in names for _, t in _tensors(model.get_submodule(name))}
-    left = [name for name, t in _tensors(model) if id(t) not in owned and _counts(t)]
+    owned = {id(t) for name in names for _, t in named_tensors(model.get_submodule(name))}
+    left = [name for name, t in named_tensors(model) if id(t) not in owned and _counts(t)]
     if left:
-        some = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
-        raise check.fail(
-            "blocks", names, f"blocks that own all of the model's tensors: {some} is in none of them"
-        )
+        allowed = f"blocks that own all of the model's tensors: {_first(left, 3)} is in none of them"
+        raise check.fail("blocks", names, allowed)
     return tuple(names)
 
 
 def part(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """These blocks of a model, applied one after another: the model's own tensors, under their full names.
+    """Return blocks of a model, applied one after another: the model's tensors, under their full names.
 
     What the model declares as its `input_part` and `output_part` stays that, as far as it is here; else it is
     the first and the last of the blocks that own parameters. No blocks give the identity.
     """
     _check_names(model, names)
-    found = Part(model, names)
+    blocks = Part(model, names)
     owners = [n for n in names if any(True for _ in model.get_submodule(n).parameters())]
-    for field, usual in (("input_part", owners[:1]), ("output_part", owners[-1:])):
+    for field, default in (("input_part", owners[:1]), ("output_part", owners[-1:])):
         if parts := getattr(model, field, None):
             kept = [p for p in parts if any(_is_in(p, n) or _is_in(n, p) for n in names)]
-            setattr(found, field, tuple(kept or usual))
-    return found
+            setattr(blocks, field, tuple(kept or default))
+    return blocks
 
 
 def check_sequence(model: nn.Module, names: Sequence[str], x: Any) -> None:
-    """Refuses blocks that, one after another, do not give what the model gives for the batch x.
+    """Refuse blocks that, one after another, do not give what the model gives for the batch x.
 
     Both run in evaluation mode, without gradients, on a copy of the model.
     """
     model = still(model)
     with torch.no_grad():
-        whole, y = model(_own(x)), _own(x)
+        whole, y = model(_copied(x)), _copied(x)
         for name in names:
             try:
                 y = model.get_submodule(name)(y)
@@ -110,66 +108,74 @@ def check_sequence(model: nn.Module, names: Sequence[str], x: Any) -> None:
     try:
         torch.testing.assert_close(y, whole, equal_nan=True)
     except (AssertionError, TypeError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise _no_sequence(names, f"the model gives something else: {why}") from None
+        difference = str(error).strip().splitlines()[0]
+        raise _no_sequence(names, f"the model gives something else: {difference}") from None
 
 
 def still(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode: whatever it is asked, the model stays as it is."""
+    """Return a copy in evaluation mode: whatever it is asked, the model stays as it is."""
     return copy.deepcopy(model).eval()
 
 
-def _no_sequence(names: Sequence[str], why: str) -> ValueError:
+def _no_sequence(names: Sequence[str], reason: str) -> ValueError:
     return check.fail(
         "blocks",
         tuple(names),
-        f"submodules that the model applies one after another, with nothing in between ({why}); "
+        f"submodules that the model applies one after another, with nothing in between ({reason}); "
         "what lies between two of them, a reshape or a nonlinearity, belongs into one of them",
     )
 
 
-def _found(model: nn.Module) -> Sequence[str] | None:
-    """What a model itself says of its blocks."""
+def _declared(model: nn.Module) -> Sequence[str] | None:
+    """Return what a model itself says of its blocks."""
     if isinstance(model, Part):
         return model._names
     if isinstance(model, nn.Sequential):
         return [n for n, _ in model.named_modules(remove_duplicate=False) if n and "." not in n]
-    own = getattr(model, "blocks", None)
-    words = isinstance(own, Sequence) and not isinstance(own, str) and all(isinstance(n, str) for n in own)
-    return own if words else None
+    blocks = getattr(model, "blocks", None)
+    return blocks if is_words(blocks) else None
 
 
 def _check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuses what is no submodule, and one inside of another."""
-    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    """Refuse what is no submodule, and one inside of another."""
+    submodules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for i, name in enumerate(names):
-        if name not in known:
-            some = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
-            raise check.fail(
-                "blocks", name, f"{ALLOWED}; its submodules: {some or 'none'}{check.meant(name, known)}"
-            )
+        if name not in submodules:
+            listed = _first([*map(repr, submodules)], 8) or "none"
+            allowed = f"{ALLOWED}; its submodules: {listed}{check.meant(name, submodules)}"
+            raise check.fail("blocks", name, allowed)
         around = [other for j, other in enumerate(names) if i != j and _is_in(name, other)]
         if around:
             raise check.fail("blocks", name, f"each block once, and none inside of another: {around[0]!r}")
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
+def is_words(value: Any) -> bool:
+    """Return whether it is a list of words, and not one word."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and all(isinstance(word, str) for word in value)
 
 
 def _is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, each tensor once, under its first name."""
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers, each tensor once, under its first name."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
 def _counts(tensor: Tensor) -> bool:
-    """Whether a tensor may change in training: buffers, and parameters that require gradients."""
+    """Return whether a tensor may change in training: buffers, and parameters that require gradients."""
     return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
 
 
-def _made(root: nn.Module, path: str) -> nn.Module:
-    """The submodule of this name, made of empty modules where there is none."""
+def _submodule(root: nn.Module, path: str) -> nn.Module:
+    """Return the submodule of this name, made of empty modules where there is none."""
     for name in path.split(".") if path else ():
         if name not in root._modules:
             root.add_module(name, nn.Module().train(root.training))
@@ -178,17 +184,17 @@ def _made(root: nn.Module, path: str) -> nn.Module:
 
 
 def _lend(module: nn.Module, path: str, to: nn.Module, held: set[int], first: set[str]) -> None:
-    """Tensors of a module outside that a block holds, too: under this name if it is the model's for them."""
+    """Register tensors of a module outside that a block holds, too, if this is the model's name for them."""
     tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     for name, tensor in tensors:
         if id(tensor) in held and (f"{path}.{name}" if path else name) in first:
-            place = _made(to, path)
+            place = _submodule(to, path)
             if isinstance(tensor, nn.Parameter):
                 place.register_parameter(name, tensor)
             else:
                 place.register_buffer(name, tensor)
 
 
-def _own(x: Any) -> Any:
-    """A layer may work in place."""
+def _copied(x: Any) -> Any:
+    """Return a copy: a layer may work in place."""
     return x.clone() if isinstance(x, Tensor) else copy.deepcopy(x)

@@ -10,5 +10,5 @@ from __future__ import annotations
 
 
 def client_memory(shared: int, personal: int, backprop: int) -> int:
-    """Bytes on a client's device, from the bytes of u, of v and of the backward pass."""
+    """Return the bytes on a client's device from those of u, of v and of the backward pass."""
     return 3 * shared + 2 * personal + backprop

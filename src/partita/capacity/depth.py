@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from partita.capacity.assign import ALLOWED, Assign, assigned, check_assign
-from partita.capacity.blocks import block_names, check_sequence, part
+from partita.capacity.blocks import block_names, check_sequence, is_words, part
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
@@ -33,22 +33,22 @@ Assigned = Annotated[
 CUTS = "{'strong': 0, 'moderate': 4, 'weak': 7}"
 
 
-def few(field: str, classes: Mapping[str, Any], most: int = 32) -> None:
-    """Refuses more classes than anybody can tell apart."""
-    if len(classes) > most:
-        raise check.fail(field, f"{len(classes)} classes", f"at most {most}")
+def by_class(field: str, value: Any, allowed: str, most: int = 32) -> Mapping[Any, Any]:
+    """Return something for each class of devices; refuse more than `most` classes."""
+    if not isinstance(value, Mapping) or not value:
+        raise check.fail(field, value, allowed)
+    if len(value) > most:
+        raise check.fail(field, f"{len(value)} classes", f"at most {most}")
+    return value
 
 
 def _cuts(field: str, value: Any) -> dict[str, int]:
-    if not isinstance(value, Mapping) or not value:
-        raise check.fail(field, value, f"blocks that each class leaves out, such as {CUTS}")
-    few(field, value)
+    value = by_class(field, value, f"blocks that each class leaves out, such as {CUTS}")
     return {str(k): check.integer(f"{field}[{k!r}]", n, low=0) for k, n in value.items()}
 
 
 def _blocks(field: str, value: Any) -> tuple[str, ...]:
-    words = isinstance(value, Sequence) and not isinstance(value, str) and value
-    if not words or not all(isinstance(name, str) for name in value):
+    if not value or not is_words(value):
         raise check.fail(field, value, "names of modules, in order: ['features', 'head']")
     return tuple(value)
 

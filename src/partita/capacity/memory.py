@@ -73,22 +73,22 @@ class Memory:
 
     @property
     def total(self) -> Left:
-        """Of the whole model."""
+        """What the whole model takes."""
         return self.after(0)
 
     def after(self, cut: int) -> Left:
-        """p, a and (2p + 2a) / (2P + 2A) without the first `cut` blocks."""
+        """Return p, a and (2p + 2a) / (2P + 2A) without the first `cut` blocks."""
         check.integer("cut", cut, low=0, high=len(self.rows) - 1)
         (p, a), (whole_p, whole_a) = _sums(self.rows[cut:]), _sums(self.rows)
         return Left(p, a, (2 * p + 2 * a) / (2 * whole_p + 2 * whole_a))
 
     def bytes(self, cut: int = 0) -> int:
-        """2p + 2a without the first `cut` blocks, in bytes: what their training takes."""
+        """Return 2p + 2a without the first `cut` blocks, in bytes: what training the others takes."""
         p, a, _ = self.after(cut)
         return self.element * (2 * p + 2 * a)
 
     def needed(self, cut: int = 0) -> int:
-        """What a device needs that leaves out the first `cut` blocks, in bytes.
+        """Return what a device needs that leaves out the first `cut` blocks, in bytes.
 
         It trains the others, and before that its samples pass the frozen blocks, one at a time.
         """
@@ -110,7 +110,7 @@ class Memory:
 def memory(
     model: nn.Module, input_shape: Shape, batch: int = 1, blocks: Sequence[str] | None = None
 ) -> Memory:
-    """Parameters and activations of each block of any model, as EmbracingFL counts them.
+    """Count parameters and activations of each block of any model, as EmbracingFL does.
 
     input_shape  of one sample, (3, 32, 32); or a sample, where zeros of the model's type would not do
     batch        samples in a training step
@@ -133,23 +133,23 @@ def fit(
     batch: int = 1,
     blocks: Sequence[str] | None = None,
 ) -> int:
-    """The smallest cut for a device of so many bytes: it trains as many of the last blocks as it can.
+    """Return the smallest cut for a device of so many bytes: it trains as many of the last blocks as it can.
 
     Both must fit: 2p + 2a of what it trains, and each frozen block on its own while samples pass (`pieces`).
     The budget is a number of bytes, '500MB' or '1MiB'; for the other arguments see `memory`.
     """
     limit = check.size("budget", budget)
-    found = _measured(model, input_shape, batch, blocks)
-    needs = {cut: found.memory.needed(cut) for cut in found.cuts}
+    measured = _measured(model, input_shape, batch, blocks)
+    needs = {cut: measured.memory.needed(cut) for cut in measured.cuts}
     fitting = [cut for cut, need in needs.items() if need <= limit]
     if fitting:
         return fitting[0]
     cut = min(needs, key=lambda c: needs[c])
-    frozen, most = found.largest(cut)
+    frozen, most = measured.largest(cut)
     raise check.fail(
         "budget",
         budget,
-        f"at least {needs[cut]} bytes, for cut={cut}: {found.memory.bytes(cut)} to train the rest"
+        f"at least {needs[cut]} bytes, for cut={cut}: {measured.memory.bytes(cut)} to train the rest"
         + (f", {most} to pass the frozen block {frozen!r}" if cut else ""),
     )
 
@@ -162,38 +162,38 @@ def pieces(
     batch: int = 1,
     blocks: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], ...]:
-    """The frozen blocks before a cut in consecutive pieces that a device can hold one at a time.
+    """Return the frozen blocks before a cut in consecutive pieces that a device can hold one at a time.
 
         size(piece) = parameters + max over its blocks of (input + output of a batch)
 
     Forwards only, without gradients; all parameters are there, whether or not they require any. As many
     blocks go into a piece as the budget allows; None is what the trained part takes, 2p + 2a.
     """
-    found = _measured(model, input_shape, batch, blocks)
-    trained = found.memory.bytes(cut)
+    measured = _measured(model, input_shape, batch, blocks)
+    trained = measured.memory.bytes(cut)
     limit = trained if budget is None else check.size("budget", budget)
-    name, most = found.largest(cut)
+    name, most = measured.largest(cut)
     if most > limit:
         told = f" (the trained part takes {trained})" if budget is None else ""
         raise check.fail("budget", budget, f"at least {most} bytes to pass the frozen block {name!r}{told}")
-    made: list[list[_Block]] = []
-    for block in found.blocks[:cut]:
-        if made and found.passing([*made[-1], block]) <= limit:
-            made[-1].append(block)
+    consecutive: list[list[_Block]] = []
+    for block in measured.blocks[:cut]:
+        if consecutive and measured.passing([*consecutive[-1], block]) <= limit:
+            consecutive[-1].append(block)
         else:
-            made.append([block])
-    return tuple(tuple(block.row.name for block in piece) for piece in made)
+            consecutive.append([block])
+    return tuple(tuple(block.row.name for block in piece) for piece in consecutive)
 
 
 def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
-    """p and a of any model on one sample (a batch of one), of whatever it is made of."""
+    """Return p and a of any model on one sample (a batch of one), of whatever it is made of."""
     with torch.no_grad():
         activations, _ = _count(still(model), x.clone())
     return sum(p.numel() for p in model.parameters() if p.requires_grad), activations
 
 
 def passing(piece: nn.Module, x: Any, batch: int) -> tuple[int, Any]:
-    """The numbers that a device holds while a batch passes a frozen piece, and what one sample x becomes."""
+    """Return the numbers that a device holds while a batch passes a frozen piece, and what x becomes."""
     names = piece._names if isinstance(piece, Part) else ("",)
     piece, most = still(piece), 0
     with torch.no_grad():
@@ -229,22 +229,22 @@ class _Measured(NamedTuple):
 
     @property
     def cuts(self) -> range:
-        """Those that leave parameters to train."""
+        """The cuts that leave parameters to train."""
         return range(1 + max(i for i, block in enumerate(self.blocks) if block.row.parameters))
 
     def passing(self, piece: Sequence[_Block]) -> int:
-        """Bytes of a piece while samples pass it, forwards only."""
+        """Return the bytes of a piece while samples pass it, forwards only."""
         return self.element * self.numbers(piece)
 
     def numbers(self, piece: Sequence[_Block]) -> int:
-        """The numbers in it: parameters, input and output."""
+        """Return the numbers in a piece: parameters, input and output."""
         held = {key: n for block in piece for key, n in block.held.items()}
         return sum(held.values()) + max(block.flow for block in piece)
 
     def largest(self, cut: int) -> tuple[str, int]:
-        """The frozen block that takes most, and how many bytes."""
+        """Return the frozen block that takes most, and how many bytes."""
         each = [(block.row.name, self.passing([block])) for block in self.blocks[:cut]]
-        return max(each, key=lambda found: found[1], default=("", 0))
+        return max(each, key=lambda named: named[1], default=("", 0))
 
 
 def _measured(model: nn.Module, input_shape: Shape, batch: int, declared: Sequence[str] | None) -> _Measured:
@@ -254,17 +254,17 @@ def _measured(model: nn.Module, input_shape: Shape, batch: int, declared: Sequen
         raise check.fail("model", type(model).__name__, "a model with parameters that require gradients")
     runs = _run(model, names, _sample(model, names, input_shape))
     last = {id(p): name for name in names for p in model.get_submodule(name).parameters()}
-    found = []
+    measured = []
     for name, (activations, flow) in zip(names, runs):
-        own = list(model.get_submodule(name).parameters())
-        trained = sum(p.numel() for p in own if p.requires_grad and last[id(p)] == name)
+        parameters = list(model.get_submodule(name).parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad and last[id(p)] == name)
         row = Row(name, trained, batch * activations)
-        found.append(_Block(row, {id(p): p.numel() for p in own}, batch * flow))
-    return _Measured(tuple(found), max(p.element_size() for p in model.parameters()))
+        measured.append(_Block(row, {id(p): p.numel() for p in parameters}, batch * flow))
+    return _Measured(tuple(measured), max(p.element_size() for p in model.parameters()))
 
 
 def _sample(model: nn.Module, names: Sequence[str], shape: Any) -> Tensor:
-    """A batch of one sample: zeros of the model's type, numbers of words if an embedding comes first."""
+    """Return a batch of one sample: zeros of the model's type, or of words if an embedding comes first."""
     like = next(p for p in model.parameters() if p.requires_grad)
     if isinstance(shape, Tensor):
         return shape.detach().clone().unsqueeze(0).to(like.device)
@@ -279,8 +279,8 @@ def _sample(model: nn.Module, names: Sequence[str], shape: Any) -> Tensor:
 
 
 def _run(model: nn.Module, names: Sequence[str], x: Any) -> list[tuple[int, int]]:
-    """For each block the activations, and the numbers in its input and output."""
-    model, found = still(model), []
+    """Return for each block the activations, and the numbers in its input and output."""
+    model, runs = still(model), []
     with torch.no_grad():
         try:
             model(x.clone())
@@ -294,27 +294,27 @@ def _run(model: nn.Module, names: Sequence[str], x: Any) -> list[tuple[int, int]
         for name in names:
             before = _numbers(x)
             activations, x = _count(model.get_submodule(name), x)
-            found.append((activations, before + _numbers(x)))
-    return found
+            runs.append((activations, before + _numbers(x)))
+    return runs
 
 
 def _count(block: nn.Module, x: Any) -> tuple[int, Any]:
-    """The activations of a block of a model that nobody else uses, and its output."""
+    """Return the activations of a block of a model that nobody else uses, and its output."""
     counts: list[tuple[nn.Module, Any]] = []
 
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         counts.append((module, _activations(module, args, kwargs, output)))
 
-    told = {m for own in block.modules() if _declares(own) for m in own.modules() if m is not own}
+    inside = {m for outer in block.modules() if _declares(outer) for m in outer.modules() if m is not outer}
     for module in block.modules():
-        if module not in told:
+        if module not in inside:
             module.register_forward_hook(hook, with_kwargs=True)
     output = block(x)
     return sum(check.integer(f"{type(m).__name__}.activations", n, low=0) for m, n in counts), output
 
 
 def _activations(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Of one call of one layer; what other layers inside of it put out is theirs."""
+    """Return the activations of one call of one layer, without those of other layers inside of it."""
     if _declares(module):
         return module.activations(*args, **kwargs)  # type: ignore[operator]
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
@@ -325,7 +325,7 @@ def _activations(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
 
 
 def _declares(module: nn.Module) -> bool:
-    """Whether its class has a method `activations`; a list or a layer of that name is something else."""
+    """Return whether its class has a method `activations`, and not a list or a layer of that name."""
     return callable(getattr(type(module), "activations", None))
 
 
@@ -340,13 +340,13 @@ def _recurrent(module: nn.RNNBase | nn.RNNCellBase, input: Any, *_: Any, **__: A
 
 def _attention(module: nn.MultiheadAttention, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Each of query, key and value becomes `embed_dim` numbers a word, and so does what comes out."""
-    given = ((query, module.embed_dim), (key, module.kdim), (value, module.vdim))
-    words: list[int] = [_numbers(x) // width for x, width in given]
+    inputs = ((query, module.embed_dim), (key, module.kdim), (value, module.vdim))
+    words: list[int] = [_numbers(x) // width for x, width in inputs]
     return (words[0] + sum(words)) * int(module.embed_dim)
 
 
 def _numbers(value: Any) -> int:
-    """How many there are in a tensor, or in all tensors of what a layer takes or returns."""
+    """Return how many numbers are in a tensor, or in all tensors of what a layer takes or returns."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, nn.utils.rnn.PackedSequence):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from partita.capacity.assign import assigned
-from partita.capacity.blocks import still
-from partita.capacity.depth import Assigned, few
+from partita.capacity.blocks import named_tensors, still
+from partita.capacity.depth import Assigned, by_class
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
@@ -30,9 +30,7 @@ RATES = "{'strong': 1.0, 'moderate': 0.45, 'weak': 0.2}"
 
 
 def _rates(field: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping) or not value:
-        raise check.fail(field, value, f"the width of each class, such as {RATES}")
-    few(field, value)
+    value = by_class(field, value, f"the width of each class, such as {RATES}")
     return {
         str(k): check.number(f"{field}[{k!r}]", p, low=0, high=1, open_low=True) for k, p in value.items()
     }
@@ -83,12 +81,12 @@ def _capacity(
     ordered: bool,
 ) -> Capacity:
     def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:
-        made = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
-        for narrow in made.values() if ordered else ():
+        models = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
+        for narrow in models.values() if ordered else ():
             _check_masked(model, narrow, x)
-        shapes = {p: _shapes(m) for p, m in made.items()}
+        shapes = {p: _shapes(m) for p, m in models.items()}
         return tuple(
-            Share(k, made[p], widths=tuple(shapes[q] for q in shapes if q < p) if ordered else ())
+            Share(k, models[p], widths=tuple(shapes[q] for q in shapes if q < p) if ordered else ())
             for k, p in rates.items()
         )
 
@@ -98,7 +96,7 @@ def _capacity(
 
 
 def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | None) -> nn.Module:
-    """The model of this width; its tensors are leading parts of the whole model's."""
+    """Return the model of this width; its tensors are leading parts of the whole model's."""
     make = build or (model.at_width if getattr(model, "_made", None) else None)
     if not callable(make):
         raise check.fail(
@@ -107,10 +105,10 @@ def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | No
             f"a function of the width that returns the model: {type(model).__name__} does not know its "
             "narrow forms",
         )
-    made = make(p)
-    if not isinstance(made, nn.Module):
-        raise check.fail("capacity build", made, "a function of the width that returns an nn.Module")
-    whole, part = _shapes(model), _shapes(made)
+    narrow = make(p)
+    if not isinstance(narrow, nn.Module):
+        raise check.fail("capacity build", narrow, "a function of the width that returns an nn.Module")
+    whole, part = _shapes(model), _shapes(narrow)
     wrong = [
         k for k in {**whole, **part} if k not in part or k not in whole or not _inside(part[k], whole[k])
     ]
@@ -121,29 +119,28 @@ def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | No
             f"a model with the same names, of at most the same shapes: it differs in {wrong[0]}",
         )
     first = next(model.parameters())
-    return _like(model, made.to(first.device, first.dtype).train(model.training))
+    return _like(model, narrow.to(first.device, first.dtype).train(model.training))
 
 
 def _like(model: nn.Module, narrow: nn.Module) -> nn.Module:
-    """The narrow model with the whole one's numbers, and with what does not train there frozen here, too."""
-    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Return the narrow model with the whole one's numbers, and frozen where that one is."""
+    whole = dict(named_tensors(model))
     with torch.no_grad():
-        for name, value in (*narrow.named_parameters(), *narrow.named_buffers()):
+        for name, value in named_tensors(narrow):
             value.copy_(whole[name][tuple(slice(0, n) for n in value.shape)])
             value.requires_grad_(whole[name].requires_grad)
     return narrow
 
 
 def _check_masked(model: nn.Module, narrow: nn.Module, x: Tensor) -> None:
-    """Refuses ordered dropout where the model with zeros in place of some channels is not the narrow one."""
-    there = {**dict(narrow.named_parameters()), **dict(narrow.named_buffers())}
-    masked = {}
+    """Refuse ordered dropout where the model with zeros in place of some channels is not the narrow one."""
+    kept, masked = dict(named_tensors(narrow)), {}
     with torch.no_grad():
-        for name, value in (*model.named_parameters(), *model.named_buffers()):
+        for name, value in named_tensors(model):
             masked[name] = torch.zeros_like(value)
-            masked[name][tuple(slice(0, n) for n in there[name].shape)] = there[name]
-        wanted, found = still(narrow)(x.clone()), functional_call(still(model), masked, (x.clone(),))
-    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+            masked[name][tuple(slice(0, n) for n in kept[name].shape)] = kept[name]
+        wanted, output = still(narrow)(x.clone()), functional_call(still(model), masked, (x.clone(),))
+    if not torch.allclose(output, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise check.fail(
             "capacity",
             "fjord",
@@ -157,5 +154,4 @@ def _inside(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return {k: tuple(v.shape) for k, v in named}
+    return {k: tuple(v.shape) for k, v in named_tensors(model)}

@@ -30,7 +30,7 @@ from partita.algorithms.base import ABOUT
 from partita.algorithms.known import KNOWN, Known
 from partita.algorithms.local import solvers
 from partita.core import check
-from partita.core.options import declared, signature, words
+from partita.core.options import constructors, declared, signature, words
 from partita.data.real import READERS, real
 from partita.recipes import RECIPES
 
@@ -137,9 +137,8 @@ class Kind(NamedTuple):
 
 
 def _public(module: ModuleType, *files: str) -> Parts:
-    """The functions that a package offers, of some of its files."""
-    found = {n: getattr(module, n) for n in module.__all__}
-    return {n: f for n, f in found.items() if inspect.isfunction(f) and (not files or _file(f).stem in files)}
+    """What a package offers to call, of some of its files."""
+    return {n: f for n, f in constructors(module).items() if not files or _file(f).stem in files}
 
 
 def _datasets() -> Parts:
@@ -430,7 +429,7 @@ def _doc(part: Callable[..., Any]) -> str:
 
 def _file(part: Callable[..., Any]) -> Path:
     """Relative to the package."""
-    return Path(inspect.unwrap(part).__code__.co_filename).relative_to(Path(__file__).parents[1])
+    return Path(inspect.getfile(inspect.unwrap(part))).relative_to(Path(__file__).parents[1])
 
 
 def _is_real(part: Callable[..., Any]) -> bool:

@@ -17,7 +17,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
-    """Products in this precision, and only operations that give the same bits every time if so asked for.
+    """Compute products in this precision, and if so asked only by operations that repeat their bits.
 
     On a CPU products are always exact, and repeatable.
     """
@@ -38,17 +38,16 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
 
 
 def put(x: np.ndarray, device: torch.device | str) -> Tensor:
-    """Numbers from the host on a device, after what it was given before.
+    """Return numbers from the host on a device, after what it was given before.
 
     A plain copy to a GPU waits until the GPU has nothing left to do: it must come from pinned memory.
     """
-    there = torch.device(device)
-    found = torch.from_numpy(x)
-    return found.pin_memory().to(there, non_blocking=True) if there.type == "cuda" else found.to(there)
+    target, host = torch.device(device), torch.from_numpy(x)
+    return host.pin_memory().to(target, non_blocking=True) if target.type == "cuda" else host.to(target)
 
 
 def beside(tensors: Iterable[Tensor], x: np.ndarray) -> dict[torch.device, Tensor]:
-    """Numbers from the host on each device that some of these tensors are on."""
+    """Return numbers from the host on each device that some of these tensors are on."""
     return {device: put(x, device) for device in {tensor.device for tensor in tensors}}
 
 
@@ -57,11 +56,11 @@ class HostCopy:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._here = [x.to("cpu", non_blocking=True) for x in tensors]
-        there = {x.device for x in tensors if x.is_cuda}
-        self._sent = [torch.cuda.current_stream(device).record_event() for device in there]
+        devices = {x.device for x in tensors if x.is_cuda}
+        self._sent = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def read(self) -> list[Tensor]:
-        """Once they are there."""
+        """Return the tensors once they have arrived."""
         for event in self._sent:
             event.synchronize()
         return self._here

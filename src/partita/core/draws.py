@@ -27,26 +27,26 @@ Keys = TypeVar("Keys", Tensor, np.ndarray)
 
 
 def _shift(x: Keys, by: int) -> Keys:
-    found: Keys = (x >> by) & ((1 << (64 - by)) - 1)  # logical: signed integers are shifted arithmetically
-    return found
+    shifted: Keys = (x >> by) & ((1 << (64 - by)) - 1)  # logical: signed integers are shifted arithmetically
+    return shifted
 
 
 def bits(key: Keys) -> Keys:
-    """64 random bits for each key (int64 in, int64 out)."""
+    """Return 64 random bits for each key (int64 in, int64 out)."""
     z = key + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX1
     z = (z ^ _shift(z, 27)) * _MIX2
-    found: Keys = z ^ _shift(z, 31)
-    return found
+    mixed: Keys = z ^ _shift(z, 31)
+    return mixed
 
 
 def fold(key: Keys, part: int | Keys) -> Keys:
-    """The key of a part: fold(fold(key, round), client) and so on; tensors and arrays broadcast."""
+    """Return the key of a part: fold(fold(key, round), client) and so on; tensors and arrays broadcast."""
     return bits(key * 0x9E3779B1 + part)
 
 
 def branch(key: Tensor, purpose: str, number: int = 0) -> Tensor:
-    """The key of one of several calls, each with draws of its own, where there is a key for all of them.
+    """Return the key of one of several calls, each with draws of its own, from a key for all of them.
 
     It is no `fold` by a small number, for a rule uses those itself: for its clients and for entries.
     """
@@ -54,50 +54,50 @@ def branch(key: Tensor, purpose: str, number: int = 0) -> Tensor:
 
 
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """The key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
-    known, rest = _known(seed, purpose, parts)  # numbers are folded on the host: the same bits, one tensor
-    k = torch.full((), known, dtype=torch.int64, device=device)
+    """Return the key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
+    start, rest = _of_numbers(seed, purpose, parts)  # folded on the host: the same bits, one tensor
+    k = torch.full((), start, dtype=torch.int64, device=device)
     for part in rest:
         k = fold(k, part)
     return k
 
 
 def keys(seed: int, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
-    """What `key` gives, worked out on the host: an array of one dimension at least."""
-    known, rest = _known(seed, purpose, parts)
-    k = np.array([known])
+    """Return what `key` does, worked out on the host: an array of one dimension at least."""
+    start, rest = _of_numbers(seed, purpose, parts)
+    k = np.array([start])
     for part in rest:
         k = fold(k, part)
     return k
 
 
-def _known(seed: int, purpose: str, parts: Sequence[Any]) -> tuple[int, Sequence[Any]]:
-    """The key of the first parts, as far as they are numbers, with its sign; the other parts."""
-    whole = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
-    found = _key(seed, purpose, *parts[:whole])
-    return found - (found >> 63 << 64), parts[whole:]
+def _of_numbers(seed: int, purpose: str, parts: Sequence[Any]) -> tuple[int, Sequence[Any]]:
+    """Return the key of the first parts, as far as they are numbers, with its sign; and the other parts."""
+    count = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
+    unsigned = _key(seed, purpose, *parts[:count])
+    return unsigned - (unsigned >> 63 << 64), parts[count:]
 
 
 def uniform(key: Tensor) -> Tensor:
-    """A uniform number in (0, 1) for each key, float32."""
+    """Return a uniform number in (0, 1) for each key, float32."""
     # 23 bits and a half: the largest, 1 − 2⁻²⁴, is still a float32 below 1
     return (_shift(bits(key), 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
 def normal(key: Tensor) -> Tensor:
-    """A standard normal number for each key, float32 (Box-Muller)."""
+    """Return a standard normal number for each key, float32 (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, 1))))
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, 2)))
 
 
 def number(seed: int, purpose: str, *parts: int) -> float:
-    """A uniform number in (0, 1) for (seed, purpose, parts...), on the host: from the bits of that `key`."""
+    """Return a uniform number in (0, 1) for (seed, purpose, parts...): from the bits of that `key`."""
     # 52 bits and a half: the largest, 1 − 2⁻⁵³, is still a double below 1
     return ((_mixed(_key(seed, purpose, *parts)) >> 12) + 0.5) * 2.0**-52
 
 
 def _key(seed: int, purpose: str, *parts: Any) -> int:
-    """`key` of whole numbers, unsigned."""
+    """Return `key` of whole numbers, unsigned."""
     k = zlib.crc32(purpose.encode())
     for part in (seed, *parts):
         k = _mixed((k * 0x9E3779B1 + part) & _MASK)
@@ -105,7 +105,7 @@ def _key(seed: int, purpose: str, *parts: Any) -> int:
 
 
 def _mixed(key: int) -> int:
-    """`bits` of one key, unsigned."""
+    """Return `bits` of one key, unsigned."""
     z = (key + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
@@ -113,6 +113,6 @@ def _mixed(key: int) -> int:
 
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
-    """A NumPy generator for draws on the host."""
+    """Return a NumPy generator for draws on the host."""
     entropy = [zlib.crc32(purpose.encode()), seed, len(parts), *parts]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

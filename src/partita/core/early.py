@@ -16,7 +16,7 @@ STOPPED = 130
 
 
 def is_command() -> bool:
-    """Whether this process is `partita` or `python -m partita.cli`."""
+    """Return whether this process is `partita` or `python -m partita.cli`."""
     as_module = ("-m", "partita.cli") in itertools.pairwise(sys.orig_argv)
     return as_module or (bool(sys.argv) and Path(sys.argv[0]).stem == "partita")
 
@@ -27,7 +27,7 @@ def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 def loaded() -> None:
-    """From here on, Ctrl-C is what it is in every program."""
+    """Let Ctrl-C be what it is in every program from here on."""
     if signal.getsignal(signal.SIGINT) is stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

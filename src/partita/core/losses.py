@@ -68,12 +68,12 @@ def parts(function: Any) -> Parts | None:
 
 
 def _by_sample(places: Tensor) -> Tensor:
-    """The sum over the places of each sample."""
+    """Return the sum over the places of each sample."""
     return places.flatten(1).sum(1) if places.dim() > 1 else places
 
 
 def _opened(function: Any) -> tuple[Any, dict[str, Any]]:
-    """The function behind a loss of torch, and the options that it is called with."""
+    """Return the function behind a loss of torch, and the options that it is called with."""
     if isinstance(function, partial):
         return (function.func, dict(function.keywords)) if not function.args else (None, {})
     for kind, call in _CLASSES.items():

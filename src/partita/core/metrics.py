@@ -57,7 +57,7 @@ class Criterion(NamedTuple):
 
 
 def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
-    """The sum over real samples; `where` and not a product, since padding may hold anything."""
+    """Sum over real samples, by `where` and not by a product, since padding may hold anything."""
     return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
 
 
@@ -99,40 +99,35 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 def _binary(output: Tensor, target: Tensor) -> Tensor:
     """−log p(target) for logits and targets 0 or 1, averaged over the labels of a sample."""
     logit = output.reshape(target.shape)
-    each = F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none")
+    return _by_sample(F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none"))
+
+
+def _by_sample(each: Tensor) -> Tensor:
+    """Return the mean over the places of each sample."""
     return each.flatten(1).mean(1) if each.dim() > 1 else each
 
 
-def _squared(output: Tensor, target: Tensor) -> Tensor:
-    return (output.reshape(target.shape) - target).square().flatten(1 if target.dim() > 1 else 0)
-
-
 def _mse(output: Tensor, target: Tensor) -> Tensor:
-    error = _squared(output, target)
-    return error.mean(1) if error.dim() > 1 else error
+    return _by_sample((output.reshape(target.shape) - target).square())
 
 
 def _mae(output: Tensor, target: Tensor) -> Tensor:
-    error = (output.reshape(target.shape) - target).abs()
-    return error.flatten(1).mean(1) if error.dim() > 1 else error
+    return _by_sample((output.reshape(target.shape) - target).abs())
 
 
 def _right(output: Tensor, target: Tensor, axis: int = -1) -> Tensor:
-    """Whether each place of each sample is predicted rightly: by classes on this axis, or by one output."""
+    """Return whether each place of each sample is right: by classes on this axis, or by one output."""
     if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
         return output.argmax(axis) == target
     return (output.reshape(target.shape) > 0) == (target > 0.5)
 
 
 def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    right = _right(output, target)
-    if right.dim() == 1:
-        return right.to(torch.float32)
-    return right.flatten(1).to(torch.float32).mean(1)
+    return _by_sample(_right(output, target).to(torch.float32))
 
 
 def _counts(output: Tensor, target: Tensor, axis: int, ignored: int | None) -> Tensor:
-    """Which labels count: not the one that the loss ignores, and none that is no class of the model."""
+    """Return which labels count: not the one that the loss ignores, and none that is no class."""
     counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
     if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
         counts = counts & (target >= 0) & (target < output.shape[axis])
@@ -140,7 +135,7 @@ def _counts(output: Tensor, target: Tensor, axis: int, ignored: int | None) -> T
 
 
 def _accuracy_of_counted(axis: int, ignored: int | None, places: bool) -> Criterion:
-    """Accuracy over the labels that count: all `places` alike, or the mean over samples of their means."""
+    """Return accuracy over the labels that count: all `places` alike, or the mean over samples' means."""
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         counts = _counts(output, target, axis, ignored).reshape(len(target), -1)
@@ -174,14 +169,16 @@ METRICS = {
 
 
 def own(function: Function, higher_is_better: bool, name: str | None = None) -> Criterion:
-    """A user's function of (output, target) that returns the mean over a batch."""
+    """Return the criterion of a user's function of (output, target), the mean over a batch."""
     name = name or name_of(function)
     if hasattr(function, "reset") and hasattr(function, "update"):
         return _with_state(function, higher_is_better, name)
-    known = parts(function)
-    if known is not None and known.each is not None:
-        mean = known.mean or function
-        return Criterion(name, mean, known.each, higher_is_better, known.weight, ignored=known.ignored)
+    torch_parts = parts(function)
+    if torch_parts is not None and torch_parts.each is not None:
+        mean = torch_parts.mean or function
+        return Criterion(
+            name, mean, torch_parts.each, higher_is_better, torch_parts.weight, ignored=torch_parts.ignored
+        )
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         try:
@@ -189,21 +186,20 @@ def own(function: Function, higher_is_better: bool, name: str | None = None) -> 
         except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
             return _one_by_one(function, output, target)
 
-    ignored = known.ignored if known is not None else None
-    return Criterion(name, function, each, higher_is_better, adds_up=known is not None, ignored=ignored)
+    ignored = torch_parts.ignored if torch_parts is not None else None
+    return Criterion(name, function, each, higher_is_better, adds_up=torch_parts is not None, ignored=ignored)
 
 
 def _with_state(metric: Any, higher_is_better: bool, name: str) -> Criterion:
-    """An object that adds up what it has seen, such as a metric of torchmetrics: it forgets between calls."""
-
+    """Return the criterion of an object that adds up what it sees (torchmetrics); each call resets it."""
     alone = threading.Lock()  # clients on several cores ask the same object
 
     def fresh(output: Tensor, target: Tensor) -> Tensor:
         with alone:
             metric.reset()
             try:
-                found: Tensor = metric(output, target)
-                return found
+                value: Tensor = metric(output, target)
+                return value
             finally:
                 metric.reset()
 
@@ -221,18 +217,18 @@ def name_of(function: Any) -> str:
     return getattr(inner, "__name__", None) or type(inner).__name__
 
 
-def _function(field: str, given: Any, names: Iterable[str]) -> Function:
-    """A user's function; a class such as nn.MSELoss is none before it is called."""
-    call = f" (call it: {given.__name__}())" if isinstance(given, type) else ""
+def _function(field: str, value: Any, names: Iterable[str]) -> Function:
+    """Return a user's function; a class such as nn.MSELoss is none before it is called."""
+    call = f" (call it: {value.__name__}())" if isinstance(value, type) else ""
     allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
-    return check.takes(field, given, 2, allowed)  # type: ignore[no-any-return]
+    return check.takes(field, value, 2, allowed)  # type: ignore[no-any-return]
 
 
 def _direction(metric: Any) -> bool:
-    """Whether more is better; a ValueError where nothing says so."""
-    known = getattr(metric, "higher_is_better", None)  # torchmetrics has it too
-    if isinstance(known, bool):
-        return known
+    """Return whether more is better, or raise a ValueError where nothing says so."""
+    direction = getattr(metric, "higher_is_better", None)  # torchmetrics has it too
+    if isinstance(direction, bool):
+        return direction
     name, inner = name_of(metric), metric.func if isinstance(metric, partial) else metric
     if name in METRICS:
         return METRICS[name].higher_is_better
@@ -246,7 +242,7 @@ def _direction(metric: Any) -> bool:
 
 
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
-    """The named loss, the user's own, or the one that fits the targets."""
+    """Return the named loss, the user's own, or the one that fits the targets."""
     if isinstance(loss, str):
         return LOSSES[check.choice("loss", loss, LOSSES)]
     if loss is not None:
@@ -260,7 +256,7 @@ def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> 
 def choose_metric(
     metric: str | Function | None, loss: Criterion, output: Tensor, target: Tensor, labels: Tensor
 ) -> Criterion:
-    """The named metric, the user's own, or accuracy for classes and the loss for numbers.
+    """Return the named metric, the user's own, or accuracy for classes and the loss for numbers.
 
     `output` and `target` are of some samples, `labels` all targets that there are.
     """
@@ -280,7 +276,7 @@ def choose_metric(
 
 
 def _accuracy_beside(loss: Criterion, output: Tensor, target: Tensor, labels: Tensor) -> Criterion:
-    """Accuracy with the classes on the axis where the loss has them, over the labels that it counts."""
+    """Return accuracy with the classes on the axis where the loss has them, over the labels it counts."""
     axis = _axis_of_classes(loss, output, target)
     if axis == -1 and (labels.is_floating_point() or bool(_counts(output, labels, axis, loss.ignored).all())):
         return METRICS["accuracy"]
@@ -288,7 +284,7 @@ def _accuracy_beside(loss: Criterion, output: Tensor, target: Tensor, labels: Te
 
 
 def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:
-    """1 or -1: torch's losses have the classes before the places of a sequence, ours behind them.
+    """Return 1 or -1: torch's losses have the classes before the places of a sequence, ours behind them.
 
     Of a user's function the shapes tell; where both would do, outputs that are right on one axis have less
     loss on that one.
@@ -300,10 +296,10 @@ def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:
     shapes = {axis: output.movedim(axis, -1).shape[:-1] == target.shape for axis in (-1, 1)}
     if not all(shapes.values()):
         return 1 if shapes[1] else -1
-    known = target.clamp(0, output.shape[-1] - 1).long()
-    logits = (20.0 * torch.nn.functional.one_hot(known, output.shape[-1]) - 10.0).to(output)
+    classes = target.clamp(0, output.shape[-1] - 1).long()
+    logits = (20.0 * F.one_hot(classes, output.shape[-1]) - 10.0).to(output)
     try:
-        last, first = (float(loss.mean(made, target)) for made in (logits, logits.movedim(-1, 1)))
+        last, first = (float(loss.mean(z, target)) for z in (logits, logits.movedim(-1, 1)))
     except Exception:  # a user's function may fail in its own way
         return -1
     return 1 if first < last else -1

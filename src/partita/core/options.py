@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import NoneType, UnionType
+from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import Annotated, Any, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from partita.core import check
@@ -45,7 +45,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """The values in words; empty if its type says it all."""
+        """The values that it takes in words; empty if its type says it all."""
         ends = [] if self.low is None else [f"{'above' if self.open_low else 'from'} {self.low:g}"]
         ends += [] if self.high is None else [f"up to {self.high:g}"]
         words = [" ".join(ends), ", ".join(map(repr, self.choices)), self.allowed]
@@ -56,29 +56,65 @@ class Option:
 
 
 def checked(prefix: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Checks the arguments of a function against the options it declares; errors say `prefix` + option."""
+    """Check the arguments of a function or of a dataclass against the options that it declares.
+
+    Errors name `prefix` + option. A frozen dataclass that is checked is its own constructor: its fields are
+    its options, and a lower-case alias is what users call.
+
+        @checked("delay ")
+        @dataclass(frozen=True)
+        class Exponential:
+            mean: Annotated[float, Option("the mean", low=0)]
+
+        exponential = Exponential
+    """
 
     def decorate(build: Callable[P, T]) -> Callable[P, T]:
-        known = signature(build)
-
-        @functools.wraps(build)
-        def make(*args: P.args, **kwargs: P.kwargs) -> T:
-            bound = bind(build.__name__, known, args, kwargs, prefix)
-            return build(*bound.args, **bound.kwargs)
-
-        make.__signature__ = readable(known)  # type: ignore[attr-defined]
-        return make
+        return _checked_class(build, prefix) if isinstance(build, type) else _checked_function(build, prefix)
 
     return decorate
 
 
+def _checked_function(build: Callable[P, T], prefix: str) -> Callable[P, T]:
+    arguments = signature(build)
+
+    @functools.wraps(build)
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        bound = bind(build.__name__, arguments, args, kwargs, prefix)
+        return build(*bound.args, **bound.kwargs)
+
+    make.__signature__ = readable(arguments)  # type: ignore[attr-defined]
+    return make
+
+
+def _checked_class(kind: Any, prefix: str) -> Any:
+    arguments, assign = signature(kind), kind.__init__
+
+    @functools.wraps(assign)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = bind(kind.__name__.lower(), arguments, args, kwargs, prefix)
+        assign(self, *bound.args, **bound.kwargs)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [itself, *readable(arguments).parameters.values()]
+    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    kind.__init__ = init
+    return kind
+
+
+def constructors(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return what users call of a package, by name: its functions, and classes under lower-case names."""
+    public = {name: getattr(module, name) for name in module.__all__}
+    return {n: p for n, p in public.items() if n.islower() and isinstance(p, FunctionType | type)}
+
+
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a function with their types resolved and `**options: Unpack[...]` spelled out."""
+    """Return the arguments of a function or class, types resolved and `Unpack[...]` spelled out."""
     function = inspect.unwrap(function)
     hints = get_type_hints(function, include_extras=True)
-    found = inspect.signature(function)
+    written = inspect.signature(function)
     parameters = []
-    for p in found.parameters.values():
+    for p in written.parameters.values():
         hint = hints.get(p.name, p.annotation)
         if p.kind is p.VAR_KEYWORD and get_origin(hint) is Unpack:
             fields = get_type_hints(get_args(hint)[0], include_extras=True)
@@ -88,26 +124,26 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
             ]
         else:
             parameters.append(p.replace(annotation=hint))
-    return found.replace(parameters=parameters)
+    return written.replace(parameters=parameters)
 
 
-def readable(known: inspect.Signature) -> inspect.Signature:
-    """The same with types in words, for help and notebooks."""
-    parameters = known.parameters.values()
-    return known.replace(
+def readable(arguments: inspect.Signature) -> inspect.Signature:
+    """Return the signature with types in words, for help and notebooks."""
+    parameters = arguments.parameters.values()
+    return arguments.replace(
         parameters=[p.replace(annotation=words(declared(p.annotation)[0])) for p in parameters]
     )
 
 
 def words(kind: Any) -> str:
-    """A type as it is written in a signature."""
+    """Return a type as it is written in a signature."""
     text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("Callable[[int, int], float]", "Rate")
     return text.replace("Callable[[int], float]", "Staleness")
 
 
 def declared(hint: Any) -> tuple[Any, Option]:
-    """The plain type of an argument and its option; one without words if nothing is declared."""
+    """Return the plain type of an argument and its option, an empty one if nothing is declared."""
     if get_origin(hint) is not Annotated:
         return hint, Option("")
     plain, *notes = get_args(hint)
@@ -115,30 +151,31 @@ def declared(hint: Any) -> tuple[Any, Option]:
 
 
 def members(kind: Any) -> tuple[Any, ...]:
-    """The types that a union allows, or the one type."""
+    """Return the types that a union allows, or the one type."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def bind(
-    name: str, known: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], prefix: str = ""
+    name: str, arguments: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], prefix: str = ""
 ) -> inspect.BoundArguments:
-    """All arguments of a call, checked; a ValueError names the first wrong one."""
+    """Return all arguments of a call, checked; a ValueError names the first wrong one."""
+    names = arguments.parameters
     try:
-        bound = known.bind(*args, **kwargs)
+        bound = arguments.bind(*args, **kwargs)
     except TypeError as error:
-        unknown = [k for k in kwargs if k not in known.parameters]
-        hint = check.meant(unknown[0], known.parameters) if unknown else ""
-        raise ValueError(f"{name}: {error}{hint}; its arguments are {', '.join(known.parameters)}") from None
+        unknown = [k for k in kwargs if k not in names]
+        hint = check.meant(unknown[0], names) if unknown else ""
+        raise ValueError(f"{name}: {error}{hint}; its arguments are {', '.join(names)}") from None
     bound.apply_defaults()
     for field, value in bound.arguments.items():
-        kind, option = declared(known.parameters[field].annotation)
+        kind, option = declared(names[field].annotation)
         if option.text:
             bound.arguments[field] = verify(f"{prefix}{field}", value, kind, option)
     return bound
 
 
 def verify(field: str, value: Any, kind: Any, option: Option) -> Any:
-    """The value as its type, or a ValueError that says what is allowed."""
+    """Return the value as its type, or raise a ValueError that says what is allowed."""
     kinds = members(kind)
     if value is None and NoneType in kinds:
         return None

@@ -96,11 +96,11 @@ class Problem(Protocol):
         ...
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
-        """f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
+        """Return f(params) on the batch, ∇f with respect to the named parameters, buffers after the pass."""
         ...
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
-        """∇²f(params) d on the batch, for a direction d in some of the parameters."""
+        """Return ∇²f(params) d on the batch, for a direction d in some of the parameters."""
         ...
 
     @property
@@ -109,15 +109,15 @@ class Problem(Protocol):
         ...
 
     def statistics(self, params: Tensors, batch: Batch) -> Tensors:
-        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
+        """Return mean and variance of what each BatchNorm layer sees in this batch."""
         ...
 
     def score(self, params: Tensors, batch: Batch) -> Scores:
-        """Metric and loss, summed over the real samples of a batch, in evaluation mode."""
+        """Return metric and loss, summed over the real samples of a batch, in evaluation mode."""
         ...
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
-        """What the named submodules (None: the model's blocks) put out for x, in evaluation mode."""
+        """Return what the named submodules (None: the model's blocks) put out for x, in evaluation mode."""
         ...
 
 
@@ -142,11 +142,11 @@ class Aggregator(NamedTuple):
 
 
 class Attack(NamedTuple):
-    """What dishonest clients do, all of them together and knowing everything.
+    """What Byzantine clients do, all of them together and knowing everything.
 
-    forge   (uploads of the cohort, places of the liars in it, key) -> what each liar sends in place of its
-            upload. It may be anything: the server screens it
-    poison  (x, y, classes) -> the training samples that a liar pretends to have
+    forge   (uploads of the cohort, places of the Byzantine clients in it, key) -> what each of them sends in
+            place of its upload. It may be anything: the server screens it
+    poison  (x, y, classes) -> the training samples that a Byzantine client pretends to have
     """
 
     name: str

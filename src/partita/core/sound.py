@@ -15,7 +15,7 @@ NOT_FINITE, TOO_LARGE = "not finite", "too large"
 
 
 def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
-    """For each client, why what it computed is unusable ('': it is usable).
+    """Return for each client why what it computed is unusable ('': it is usable).
 
     What it sends must be finite and small enough to be squared, for aggregators take lengths and distances;
     what it `kept` must be finite.
@@ -24,7 +24,7 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
 
 
 def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
-    """What `faults` says, by a look at each client."""
+    """Return what `faults` does, by a look at each client."""
     sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
     numbers = _all_finite([*sent, *rest], clients)
     small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
@@ -32,20 +32,20 @@ def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
 
 
 def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
-    """Of every tensor, all clients together: a cheap first look, see `sound`."""
+    """Return the length of every tensor, all clients together: a cheap first look, see `sound`."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for x in _numbers((uploads.delta, uploads.extra, kept)):
         kinds.setdefault(x.dtype, []).append(x)
-    return [torch.stack(torch._foreach_norm(some, dtype=_wide(kind))) for kind, some in kinds.items()]
+    return [torch.stack(torch._foreach_norm(xs, dtype=_wide(kind))) for kind, xs in kinds.items()]
 
 
-def sound(found: Sequence[Tensor]) -> bool:
-    """Whether nobody's upload has a fault. If not, somebody's may have: see `examined`."""
-    return all(bool(torch.isfinite(x.square()).all()) for x in found)
+def sound(lengths: Sequence[Tensor]) -> bool:
+    """Return whether nobody's upload has a fault. If not, somebody's may have: see `examined`."""
+    return all(bool(torch.isfinite(x.square()).all()) for x in lengths)
 
 
 def _rows(stacks: Any, clients: int) -> list[Tensor]:
-    """Each stack of numbers as a matrix, a row for each client."""
+    """Return each stack of numbers as a matrix, a row for each client."""
     return [x.reshape(clients, -1) for x in _numbers(stacks)]
 
 
@@ -54,7 +54,7 @@ def _numbers(stacks: Any) -> list[Tensor]:
 
 
 def _length(x: Tensor) -> Tensor:
-    """Of each row, in single precision at least: its square is infinite if it is too long for its type."""
+    """Return the length of each row, whose square is infinite if it is too long for its type."""
     length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=_wide(x.dtype))
     return length
 
@@ -64,6 +64,6 @@ def _wide(kind: torch.dtype) -> torch.dtype:
 
 
 def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:
-    """For each client, whether every entry of its rows is finite."""
+    """Return for each client whether every entry of its rows is finite."""
     good = [torch.isfinite(x).all(1) for x in rows]
     return [True] * clients if not good else torch.stack(good).all(0).tolist()

@@ -5,6 +5,7 @@ from partita.data.digits import digits
 from partita.data.federated import FederatedData
 from partita.data.mnist import mnist_shifted
 from partita.data.partitioners import dirichlet, iid, label_skew, natural, power_law
+from partita.data.population import Population
 from partita.data.quadratic import Quadratic, quadratic
 from partita.data.readers import from_huggingface, from_leaf, from_npz
 from partita.data.real import real
@@ -13,6 +14,7 @@ from partita.data.synthetic import synthetic, synthetic_regression
 
 __all__ = [
     "FederatedData",
+    "Population",
     "Quadratic",
     "digits",
     "dirichlet",

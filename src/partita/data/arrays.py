@@ -14,20 +14,19 @@ from torch import Tensor
 from partita.core import check
 
 IntArray = NDArray[np.int64]
-LARGEST = 2**63 - 1  # of int64
 
 TEXT = "numbers (encode text as integers first)"
 ADVICE = {  # by the kind of a NumPy dtype
     "c": "real numbers: real and imaginary part as two features, for example",
     "O": f"{TEXT} of one type: fill in what is missing, then astype('float32') or astype('int64')",
     "V": "a plain array: numpy.lib.recfunctions.structured_to_unstructured makes one of named columns",
-    "M": "numbers: days or seconds since some context, for example",
+    "M": "numbers: days or seconds since some moment, for example",
     "m": "numbers: astype('float64') gives how many of its unit",
 }
 
 
 def features(values: Any) -> Tensor:
-    """x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers."""
+    """Return x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers."""
     x = _tensor("x", values)
     if x.dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64):
         return x
@@ -39,7 +38,7 @@ def features(values: Any) -> Tensor:
 
 
 def targets(values: Any) -> Tensor:
-    """y as it is stored: int64 labels, float32 or float64 numbers."""
+    """Return y as it is stored: int64 labels, float32 or float64 numbers."""
     y = _tensor("y", values)
     if not y.is_floating_point():
         return y.to(torch.int64)
@@ -47,14 +46,14 @@ def targets(values: Any) -> Tensor:
 
 
 def decode(x: Tensor) -> Tensor:
-    """Stored features as a model takes them: images in [0, 1], ids as int64."""
+    """Return stored features as a model takes them: images in [0, 1], ids as int64."""
     if x.dtype == torch.uint8:
         return x.to(torch.float32).div_(255)
     return x.to(torch.int64) if x.dtype == torch.int32 else x
 
 
 def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor:
-    """Samples one by one (numbers, lists, arrays, tensors, images) as one tensor; colours come first."""
+    """Return samples (numbers, lists, arrays, tensors, images) as one tensor; colours come first."""
     items = [v if isinstance(v, Tensor) else _sample(field, v) for v in values]
     try:
         if items and isinstance(items[0], Tensor):
@@ -71,25 +70,25 @@ def stack(field: str, values: Iterable[Any], dtype: str | None = None) -> Tensor
 
 
 def ids(field: str, values: Any) -> NDArray[Any]:
-    """Ids of rows: whole numbers or strings, one for each."""
+    """Return the ids of rows: whole numbers or strings, one for each."""
     _refuse_masked(field, values)
     try:
-        found = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        rows = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError:  # lists of different lengths
         raise check.fail(field, values, "a whole number or a string for each row") from None
-    if found.dtype == object and all(isinstance(i, str) for i in found.flat):
-        found = found.astype(str)
-    if found.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy would spell out a NaN
+    if rows.dtype == object and all(isinstance(i, str) for i in rows.flat):
+        rows = rows.astype(str)
+    if rows.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy would spell out a NaN
         strange = next((i for i in values if not isinstance(i, str | Integral)), None)
         if strange is not None:
             raise check.fail(field, strange, "a whole number or a string for each row")
-    if found.ndim != 1 or found.dtype.kind not in "iuU":
+    if rows.ndim != 1 or rows.dtype.kind not in "iuU":
         raise check.fail(field, values, "a whole number or a string for each row")
-    return found
+    return rows
 
 
 def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
-    """Refuses NaN and infinity, and says in which row of which client."""
+    """Refuse NaN and infinity, and say in which row of which client."""
     if not values.is_floating_point() or bool(torch.isfinite(values).all()):
         return
     flat = values.reshape(len(values), -1)
@@ -99,7 +98,7 @@ def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
 
 
 def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
-    """Which rows lie in one of the ranges (start, length)."""
+    """Return which rows lie in one of the ranges (start, length)."""
     begins = np.bincount(ranges[:, 0], minlength=rows + 1)
     ends = np.bincount(ranges.sum(1), minlength=rows + 1)
     inside: NDArray[np.bool_] = np.cumsum(begins - ends)[:rows] > 0
@@ -107,7 +106,7 @@ def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
 
 
 def dense(field: str, values: Any) -> NDArray[Any]:
-    """What is no tensor, as an array; what would lose a mask or its zeros is refused."""
+    """Return what is no tensor as an array; refuse what would lose a mask or its zeros."""
     _refuse_masked(field, values)
     if hasattr(values, "toarray") and hasattr(values, "nnz"):  # of SciPy
         raise check.fail(field, type(values).__name__, "a dense array, such as its toarray()")
@@ -145,7 +144,9 @@ def _tensor(field: str, values: Any) -> Tensor:
     if values.dtype == torch.uint64 and bool((values.view(torch.int64) < 0).any()):
         row = int((values.view(torch.int64) < 0).reshape(len(values), -1).any(1).nonzero()[0])
         largest = max(values[row].reshape(-1).tolist())
-        raise check.fail(f"{field}[{row}]", largest, f"whole numbers up to {LARGEST}, the largest of int64")
+        raise check.fail(
+            f"{field}[{row}]", largest, f"whole numbers up to {check.LARGEST}, the largest of int64"
+        )
     if values.dtype.is_complex or values.ndim == 0:
         raise check.fail(field, f"{values.dtype} with {values.ndim} axes", "real numbers, one row per sample")
     tensor: Tensor = values.detach().cpu()
@@ -153,7 +154,7 @@ def _tensor(field: str, values: Any) -> Tensor:
 
 
 def _refuse_masked(field: str, values: Any) -> None:
-    """Refuses masked entries of an array or a list: as numbers they are what lies under the mask."""
+    """Refuse masked entries of an array or a list: as numbers they are what lies under the mask."""
     if _masked(values):
         raise check.fail(
             field, "masked entries", "all entries: fill them in, such as values.filled(0), or drop those rows"
@@ -170,28 +171,25 @@ def _masked(values: Any) -> bool:
 
 
 def _refuse_large(field: str, values: Any, array: NDArray[Any]) -> None:
-    """Refuses a list with whole numbers beyond int64, which NumPy has rounded."""
+    """Refuse a list with whole numbers beyond int64, which NumPy has rounded."""
     if np.abs(array).max(initial=0) < 2.0**63:
         return
-    large = (
-        v for v in np.asarray(values, dtype=object).flat if isinstance(v, Integral) and abs(int(v)) > LARGEST
-    )
-    wrong = next(large, None)
-    if wrong is not None:
-        raise check.fail(field, wrong, f"whole numbers up to {LARGEST}, the largest of int64")
+    for v in np.asarray(values, dtype=object).flat:
+        if isinstance(v, Integral) and abs(int(v)) > check.LARGEST:
+            raise check.fail(field, v, f"whole numbers up to {check.LARGEST}, the largest of int64")
 
 
 def _cast(field: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """The array in another dtype, if that can hold its numbers."""
+    """Return the array in another dtype, if that can hold its numbers."""
     if array.dtype.kind != "f" or np.dtype(dtype).itemsize >= array.dtype.itemsize:
         return array
     with np.errstate(over="ignore"):
-        found: NDArray[Any] = array.astype(dtype)
-    lost = np.isinf(found) & np.isfinite(array)
+        cast: NDArray[Any] = array.astype(dtype)
+    lost = np.isinf(cast) & np.isfinite(array)
     if lost.any():
         place = tuple(np.argwhere(lost)[0].tolist())
         most = f"{np.finfo(dtype).max:.1e}"
         wider = "; scale them, or give a tensor of float64" if np.dtype(dtype) == np.float32 else ""
         allowed = f"numbers up to {most}, the largest of {np.dtype(dtype)}{wider}"
         raise check.fail(f"{field}[{place[0]}]", str(array[place]), allowed)
-    return found
+    return cast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -32,7 +33,7 @@ def from_arrays(
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
-    """Data whose rows say which client they belong to.
+    """Return data whose rows say which client they belong to.
 
     `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
     `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
@@ -69,15 +70,15 @@ def split(
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
-    """Data without clients, dealt to a number of them, for example by `dirichlet(0.1)`."""
+    """Return data without clients dealt to a number of them, for example by `dirichlet(0.1)`."""
     y = arrays.targets(y)
     owner = owners(partition, y, clients, seed)
-    made = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
-    return assemble(x, y, owner, [str(i) for i in range(clients)], test=test, seed=seed, source=made)
+    source = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
+    return assemble(x, y, owner, numbered(clients), test=test, seed=seed, source=source)
 
 
 def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0) -> FederatedData:
-    """One torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
+    """Return data from one torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
 
     `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set.
     Datasets are read once: a random transform is drawn once for each sample, which is said in a warning.
@@ -91,27 +92,48 @@ def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0
             if name not in names:
                 raise check.fail("test", name, f"names of clients{check.meant(name, map(str, names))}")
         parts += [(names[name], True, f"test[{name!r}]", test[name]) for name in test]
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    owner: list[int] = []
-    tests: list[bool] = []
-    for i, is_test, field, dataset in parts:
-        x, y = _pair(field, dataset)
-        if len(x):
-            xs.append(_like(f"x of {field}", x, xs[:1]))
-            ys.append(_like(f"y of {field}", y, ys[:1]))
-        owner += [i] * len(x)
-        tests += [is_test] * len(x)
-    if not xs:
+    rows = Rows()
+    for i, is_test, place, dataset in parts:
+        x, y = _pair(place, dataset)
+        rows.add(i, _like(f"x of {place}", x, rows.x[:1]), _like(f"y of {place}", y, rows.y[:1]), is_test)
+    if not rows.x:
         raise check.fail("datasets", datasets, "at least one sample")
     read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
     warn_about_chance("datasets", [partial(_first, part) for part in read])
-    mask = np.array(tests) if isinstance(test, Mapping) else test
-    source = {"name": "from_datasets"}
-    who = np.array(owner, dtype=np.int64)
-    return assemble(
-        torch.cat(xs), torch.cat(ys), who, [str(n) for n in names], test=mask, seed=seed, source=source
-    )
+    fraction = None if isinstance(test, Mapping) else test
+    x, y = torch.cat(rows.x), torch.cat(rows.y)
+    return rows.assembled(x, y, [*map(str, names)], fraction, seed, {"name": "from_datasets"})
+
+
+@dataclass
+class Rows:
+    """Samples that are collected client by client: blocks of x and y, and of each row whose it is."""
+
+    x: list[Any] = field(default_factory=list)
+    y: list[Any] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    test: list[bool] = field(default_factory=list)
+
+    def add(self, client: int, x: Any, y: Any, is_test: bool) -> None:
+        """Add some samples of a client, for its test or for training."""
+        if len(x):
+            self.x.append(x)
+            self.y.append(y)
+            self.owner += [client] * len(x)
+            self.test += [is_test] * len(x)
+
+    def assembled(
+        self, x: Any, y: Any, names: Sequence[str], fraction: Any, seed: int, source: Mapping[str, Any]
+    ) -> FederatedData:
+        """Return the data of the joined blocks; `fraction=None`: test samples are those added as such."""
+        test = np.array(self.test) if fraction is None else fraction
+        owner = np.array(self.owner, dtype=np.int64)
+        return assemble(x, y, owner, names, test=test, seed=seed, source=source)
+
+
+def numbered(clients: int) -> list[str]:
+    """Return the names of clients that have only numbers."""
+    return [str(i) for i in range(clients)]
 
 
 def assemble(
@@ -124,7 +146,7 @@ def assemble(
     seed: int,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
-    """Rows sorted by client, training before test; `owner` is the client of each row, −1 for none."""
+    """Return rows sorted by client, training before test; `owner` is the client of each row, −1 for none."""
     x, y = arrays.features(x), arrays.targets(y)
     if len(y) != len(x):
         raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
@@ -135,9 +157,9 @@ def assemble(
 
     arrays.finite("x", x, client)  # while rows have the numbers that the user knows
     arrays.finite("y", y, client)
-    made = dict(source or {})
+    source = dict(source or {})
     if np.ndim(test) == 0:
-        made |= {"test": _fraction(test), "seed": seed}
+        source |= {"test": _fraction(test), "seed": seed}
         test = held_out(owner, clients, test, seed)
     test = test.cpu().numpy() if isinstance(test, Tensor) else arrays.dense("test", test)
     if test.dtype != np.bool_ or test.shape != (len(x),):
@@ -155,12 +177,12 @@ def assemble(
         np.stack([starts, train_sizes], axis=1),
         np.stack([starts + train_sizes, test_sizes], axis=1),
         names=names,
-        source=made,
+        source=source,
     )
 
 
 def held_out(owner: IntArray, clients: int, fraction: float, seed: int) -> Mask:
-    """Which rows are for testing: a fraction of each client's, at least one of two and never all."""
+    """Return which rows are for testing: a fraction of each client's, at least one of two and never all."""
     fraction = _fraction(fraction)
     check.integer("seed", seed, low=0)
     mask = np.zeros(len(owner), dtype=np.bool_)
@@ -175,7 +197,7 @@ def held_out(owner: IntArray, clients: int, fraction: float, seed: int) -> Mask:
 
 
 def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray:
-    """The client of each row, −1 for none, by a partitioner that may be the user's own."""
+    """Return the client of each row, −1 for none, by a partitioner that may be the user's own."""
     check.integer("clients", clients, low=1)
     check.integer("seed", seed, low=0)
     check.takes("partition", partition, 3, "iid(), dirichlet(alpha), ... or (y, clients, rng) -> rows")
@@ -192,11 +214,11 @@ def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray
     return owner
 
 
-def describe(made_of: Any) -> dict[str, Any]:
-    """A partitioner in JSON terms."""
-    if hasattr(made_of, "options"):
-        return {"name": made_of.name, **made_of.options}
-    return {"name": getattr(made_of, "__name__", type(made_of).__name__)}
+def describe(partition: Any) -> dict[str, Any]:
+    """Return a partitioner in JSON terms."""
+    if hasattr(partition, "options"):
+        return {"name": partition.name, **partition.options}
+    return {"name": getattr(partition, "__name__", type(partition).__name__)}
 
 
 def _fraction(test: Any) -> float:
@@ -207,18 +229,18 @@ def _fraction(test: Any) -> float:
 
 
 def _is_list(values: Any) -> bool:
-    """A list, a tuple, an array or a tensor, and not one string."""
+    """Return whether it is a list, a tuple, an array or a tensor, and not one string."""
     kinds = isinstance(values, Sequence | np.ndarray | Tensor) and not isinstance(values, str)
     return kinds and getattr(values, "ndim", 1) > 0
 
 
 def _is_pair(dataset: Any) -> bool:
-    """Arrays x and y, and not a Dataset of samples."""
+    """Return whether it is two arrays x and y, and not a Dataset of samples."""
     return isinstance(dataset, tuple | list) and len(dataset) == 2
 
 
 def _first(dataset: Any) -> list[Any]:
-    """The first few samples."""
+    """Return the first few samples."""
     return [dataset[i] for i in range(min(FEW, len(dataset)))]
 
 
@@ -239,8 +261,8 @@ def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:
 
 
 def _like(field: str, values: Tensor, first: list[Tensor]) -> Tensor:
-    """Refuses what cannot stand under the first client's rows, so that no dtype changes silently."""
-    if first and (values.dtype, values.shape[1:]) != (first[0].dtype, first[0].shape[1:]):
+    """Refuse what cannot stand under the first client's rows, so that no dtype changes silently."""
+    if first and len(values) and (values.dtype, values.shape[1:]) != (first[0].dtype, first[0].shape[1:]):
         got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (values, first[0]))
         raise check.fail(field, got, f"{want} as of the first client")
     return values

@@ -16,7 +16,7 @@ FEW = 3  # datasets that are looked at, and samples of each
 
 
 def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]]) -> None:
-    """Warns if what one of these functions reads is drawn at random; they are called twice each.
+    """Warn if what one of these functions reads is drawn at random; they are called twice each.
 
     The user's random states are afterwards what they were.
     """
@@ -36,7 +36,7 @@ def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]]) -> None:
 
 
 def _drawn(read: Callable[[], Any]) -> bool:
-    """Whether two readings differ, or draw from the common random states, whatever comes out.
+    """Return whether two readings differ, or draw from the common random states, whatever comes out.
 
     Who seeds them for each sample leaves the same states behind each time.
     """
@@ -47,7 +47,7 @@ def _drawn(read: Callable[[], Any]) -> bool:
 
 
 def _states() -> tuple[Any, ...]:
-    """The states of the generators that everybody shares, comparable."""
+    """Return the states of the generators that everybody shares, comparable."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.get_rng_state_all() if started else []
@@ -72,7 +72,7 @@ def _bytes(state: bytes) -> Tensor:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two samples, or lists of them, have the same entries."""
+    """Return whether two samples, or lists of them, have the same entries."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

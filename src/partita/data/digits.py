@@ -19,7 +19,7 @@ def digits(
     shift: Callable[[FederatedData, int], FederatedData] | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """1,797 digits of 8 × 8 pixels in [0, 1], dealt to clients (`partition=None`: iid).
+    """Deal 1,797 digits of 8 × 8 pixels in [0, 1] to clients (`partition=None`: iid).
 
     >>> digits(clients=20, partition=label_skew(classes=3), seed=0)
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,9 @@ from torch import Tensor
 from partita.core import check
 from partita.data import arrays
 from partita.data.arrays import IntArray
-from partita.data.names import Numbered, checked
+from partita.data.population import SPLITS as SPLITS
+from partita.data.population import Numbered, Population, chosen_clients, client_names
 
-SPLITS = ("train", "test")
 _SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
 
 
@@ -51,7 +52,7 @@ class FederatedData:
         names: Sequence[str] | None = None,
         source: Mapping[str, Any] | None = None,
     ) -> FederatedData:
-        """Checked data from rows and ranges; `test=None`: no client has test samples."""
+        """Return checked data from rows and ranges; `test=None`: no client has test samples."""
         x, y = arrays.features(x), arrays.targets(y)
         if len(y) != len(x):
             raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
@@ -61,7 +62,7 @@ class FederatedData:
             raise check.fail("clients", 0, "at least one client")
         if len(test) != len(train):
             raise check.fail("clients in test", len(test), f"{len(train)}, as many as in train")
-        names = checked(names, len(train))
+        names = client_names(names, len(train))
         for split, ranges in (("train", train), ("test", test)):
             outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
             if outside.any():
@@ -75,39 +76,40 @@ class FederatedData:
         arrays.finite("y", y, data.owner)
         return data
 
+    @functools.cached_property
+    def population(self) -> Population:
+        """The clients' names and counts of samples, for code that needs no samples."""
+        return Population(self.names, self.train[:, 1], self.test[:, 1])
+
     @property
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.names)
 
     def sizes(self, split: str = "train") -> IntArray:
-        """How many samples each client has."""
-        return self.ranges(split)[:, 1].copy()
+        """Return how many samples each client has."""
+        return self.population.sizes(split)
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """The same data on another device."""
+        """Return the same data on another device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows by number: an index of any shape gives x and y of that leading shape."""
+        """Return rows by number: an index of any shape gives x and y of that leading shape."""
         flat = index.to(self.x.device).reshape(-1)
         x = arrays.decode(self.x.index_select(0, flat))
         y = self.y.index_select(0, flat)
         return x.reshape(index.shape + x.shape[1:]), y.reshape(index.shape + y.shape[1:])
 
     def client(self, i: int, split: str = "train") -> tuple[Tensor, Tensor]:
-        """x and y of one client."""
+        """Return x and y of one client."""
         check.integer("client", i, low=0, high=self.clients - 1)
         start, length = self.ranges(split)[i].tolist()
         return self.gather(torch.arange(start, start + length))
 
     def subset(self, clients: Iterable[int]) -> FederatedData:
-        """Some of the clients, in the order given, and only their rows."""
-        if not isinstance(clients, Iterable):
-            raise check.fail("clients", clients, "a list of clients")
-        chosen = [check.integer("clients", i, low=0, high=self.clients - 1) for i in clients]
-        if not chosen or len(set(chosen)) != len(chosen):
-            raise check.fail("clients", chosen, "at least one client, each once")
+        """Return some of the clients, in the order given, and only their rows."""
+        chosen = chosen_clients(clients, self.clients)
         train, test = self.train[chosen], self.test[chosen]
         used = np.append(arrays.covered(np.concatenate([train, test]), len(self.x)), False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
@@ -118,12 +120,12 @@ class FederatedData:
             y=self.y.index_select(0, rows),
             train=np.stack([place[train[:, 0]], train[:, 1]], axis=1),
             test=np.stack([place[test[:, 0]], test[:, 1]], axis=1),
-            names=checked([self.names[i] for i in chosen], len(chosen)),
+            names=self.population.subset(chosen).names,
             source={**self.source, "subset": chosen},
         )
 
     def shift(self, shift: Callable[[FederatedData, int], FederatedData], seed: int = 0) -> FederatedData:
-        """The same samples seen differently by each client, for example `data.shift(rotation())`."""
+        """Return the same samples seen differently by each client, for example `data.shift(rotation())`."""
         check.takes("shift", shift, 2, "rotation(), negative(), noise() or a function (data, seed) -> data")
         shifted = shift(self, seed)
         if not isinstance(shifted, FederatedData):
@@ -133,9 +135,9 @@ class FederatedData:
     def altered(
         self, clients: Iterable[int], alter: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
     ) -> FederatedData:
-        """With the training samples of some clients replaced by `alter(x, y, classes)`, of the same shapes.
+        """Return it with the training samples of some clients replaced by `alter(x, y, classes)`.
 
-        Rows that others see too stay as they are for them.
+        They must have the same shapes. Rows that others see too stay as they are for them.
         """
         classes = 0 if self.y.is_floating_point() or not len(self.y) else int(self.y.max()) + 1
         xs, ys, train, end = [self.x], [self.y], self.train.copy(), len(self.x)
@@ -150,8 +152,10 @@ class FederatedData:
         return replace(self, x=torch.cat(xs), y=torch.cat(ys), train=train)
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits of the shapes, ranges, names, labels and all of x (sums of its blocks, and a
-        sample as it is): another run on the same data has the same."""
+        """Return 16 hexadecimal digits, the same for the same data.
+
+        They tell the shapes, ranges, names, labels and all of x (sums of its blocks, and a sample as it is).
+        """
         row = max(1, self.x[:1].numel() * self.x.element_size())
         count = min(len(self.x), max(1, _SAMPLED // row))
         sample = torch.linspace(0, len(self.x) - 1, count, dtype=torch.float64).round().to(torch.int64)
@@ -164,7 +168,7 @@ class FederatedData:
             digest.update(values.cpu().contiguous().numpy().tobytes())
         if count < len(self.x):
             digest.update(_sums(self.x).cpu().numpy().tobytes())
-        if Numbered(self.clients) != self.names:
+        if self.names != Numbered(self.clients):
             digest.update(json.dumps(list(self.names)).encode())
         return digest.hexdigest()[:16]
 
@@ -194,12 +198,12 @@ class FederatedData:
         return "\n".join(lines)
 
     def ranges(self, split: str = "train") -> IntArray:
-        """(start, length) of each client's rows."""
+        """Return (start, length) of each client's rows."""
         ranges: IntArray = getattr(self, check.choice("split", split, SPLITS))
         return ranges
 
     def owner(self, row: int) -> str:
-        """Whose row it is, in words."""
+        """Return in words whose row it is."""
         for split in SPLITS:
             start, length = self.ranges(split).T
             holders = np.flatnonzero((start <= row) & (row < start + length))
@@ -209,7 +213,7 @@ class FederatedData:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """The bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
+    """Return the bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)) if len(flat) % 8 else flat
     flat = flat.clone() if flat.storage_offset() % 8 else flat

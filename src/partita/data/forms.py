@@ -31,41 +31,43 @@ class Form(NamedTuple):
 
 
 def labels(rows: str = "sample") -> Form:
-    """A class for each row."""
+    """Return the form of a class for each row."""
     return Form("whole numbers", rows)
 
 
 def read_forms(path: str | PathLike[str], **forms: Form) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive, each of its form."""
-    found = read_npz(path, forms)
+    """Return the arrays of an archive, each of its form."""
+    arrays = read_npz(path, forms)
     lengths: dict[str, int] = {}
     for key, form in forms.items():
-        reason = _wrong(found[key], form)
-        if not reason and len(found[key]) != lengths.setdefault(form.rows, len(found[key])):
+        reason = _wrong(arrays[key], form)
+        if not reason and len(arrays[key]) != lengths.setdefault(form.rows, len(arrays[key])):
             reason = f"{lengths[form.rows]} rows, one for each {form.rows}"
         if reason:
-            raise _refusal(path, key, found[key], reason)
+            raise _refusal(path, key, arrays[key], reason)
     for key, form in forms.items():
         if form.places:
-            within(path, found, key, high=len(found[form.places]) - 1)
-    return found
+            within(path, arrays, key, high=len(arrays[form.places]) - 1)
+    return arrays
 
 
-def within(path: str | PathLike[str], found: Mapping[str, NDArray[Any]], key: str, high: int) -> None:
+def within(path: str | PathLike[str], arrays: Mapping[str, NDArray[Any]], key: str, high: int) -> None:
     """Refuse values that are no places in something."""
-    values = found[key]
+    values = arrays[key]
     if values.size and (values.min() < 0 or values.max() > high):
         raise _refusal(path, key, values, f"values from 0 to {high}")
 
 
-def same_shape(path: str | PathLike[str], found: Mapping[str, NDArray[Any]], key: str, other: str) -> None:
+def same_shape(path: str | PathLike[str], arrays: Mapping[str, NDArray[Any]], key: str, other: str) -> None:
     """Refuse rows of two shapes."""
-    if found[key].shape[1:] != found[other].shape[1:]:
-        raise _refusal(path, key, found[key], f"rows of shape {list(found[other].shape[1:])} as {other} has")
+    if arrays[key].shape[1:] != arrays[other].shape[1:]:
+        raise _refusal(
+            path, key, arrays[key], f"rows of shape {list(arrays[other].shape[1:])} as {other} has"
+        )
 
 
 def _wrong(values: NDArray[Any], form: Form) -> str:
-    """What it should be, if it is not that."""
+    """Return what the array should be, if it is not that."""
     axes = f"{form.axes} axes" if form.axes is not None else "two axes or more"
     fits = values.ndim == form.axes if form.axes is not None else values.ndim >= 2
     if values.dtype.kind not in KINDS[form.holds] or not fits or not values.size:
@@ -81,10 +83,10 @@ def _refusal(path: str | PathLike[str], key: str, values: NDArray[Any], allowed:
 
 
 def refuse(path: str | PathLike[str], allowed: str) -> ValueError:
-    """The error of an archive whose arrays do not fit together."""
+    """Return the error of an archive whose arrays do not fit together."""
     return check.fail("path", str(path), f"an archive with {allowed}")
 
 
 def increasing(values: NDArray[np.integer[Any]]) -> bool:
-    """Whether no value is below the one before."""
+    """Return whether no value is below the one before."""
     return bool((values[1:] >= values[:-1]).all())

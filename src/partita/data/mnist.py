@@ -24,7 +24,7 @@ def mnist_shifted(
     folder: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """All 70,000 digits dealt equally to clients, negatives for a share of the clients, and noise.
+    """Deal all 70,000 digits equally to clients, as negatives to a share of them, and with noise.
 
     `noise` is the scale of Laplacian noise, in units of pixels in [0, 1], on the digits of `classes` classes,
     drawn for each client (0: no noise). `standard`: pixels have mean 0 and deviation 1, and the negative is

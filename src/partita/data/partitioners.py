@@ -50,7 +50,7 @@ class Partitioner:
 
 
 def iid() -> Partitioner:
-    """Rows dealt at random; sizes differ by one at most."""
+    """Deal rows at random; sizes differ by one at most."""
 
     def assign(y: Array, clients: int, rng: np.random.Generator) -> IntArray:
         return rng.permutation(np.arange(len(y)) % clients)
@@ -59,7 +59,7 @@ def iid() -> Partitioner:
 
 
 def dirichlet(alpha: float, minimum: int = 1) -> Partitioner:
-    """The rows of each label are shared out in proportions p ~ Dir(α, ..., α) over the clients.
+    """Share out the rows of each label in proportions p ~ Dir(α, ..., α) over the clients.
 
     Small α: few clients hold most of a label. Clients left with fewer than `minimum` rows get rows of the
     largest clients, and a warning says how many clients that were.
@@ -86,7 +86,7 @@ def dirichlet(alpha: float, minimum: int = 1) -> Partitioner:
 
 
 def label_skew(classes: int) -> Partitioner:
-    """Every client sees exactly `classes` classes; the rows of a class are split evenly among its holders.
+    """Give every client exactly `classes` classes; the rows of a class are split evenly among its holders.
 
     All classes have about the same number of holders, and at least one if clients × classes suffices; a
     class without holders is left out, and a warning names it.
@@ -124,7 +124,7 @@ def label_skew(classes: int) -> Partitioner:
 
 
 def power_law(exponent: float = 1.0, minimum: int = 1) -> Partitioner:
-    """Sizes n_r = minimum + c·r^(−exponent) for ranks r = 1, 2, ... in random order; labels are as in iid."""
+    """Deal sizes n_r = minimum + c·r^(−exponent) for ranks r = 1, 2, ... in random order; labels as iid."""
     exponent = check.number("exponent", exponent, low=0, high=100)
     minimum = check.integer("minimum", minimum, low=0)
 
@@ -138,8 +138,10 @@ def power_law(exponent: float = 1.0, minimum: int = 1) -> Partitioner:
 
 
 def natural(ids: Any) -> Partitioner:
-    """Rows with the same id stay together: a client for each id in sorted order, or, with fewer clients than
-    ids, whole ids dealt at random."""
+    """Keep rows with the same id together: a client for each id in sorted order.
+
+    With fewer clients than ids, whole ids are dealt at random.
+    """
     ids = arrays.ids("ids", ids)
     names, which = np.unique(ids, return_inverse=True)
 
@@ -156,14 +158,14 @@ def natural(ids: Any) -> Partitioner:
 
 
 def labels(name: str, y: Array) -> Array:
-    """y, if it is one label per row."""
+    """Return y, if it is one label per row."""
     if y.ndim != 1 or y.dtype.kind not in "biuU":
         raise check.fail(f"y of {name}", f"{y.dtype} {list(y.shape)}", "one whole number or word per row")
     return y
 
 
 def deal(rows: int, proportions: NDArray[np.float64]) -> IntArray:
-    """The client of each of some rows in order, so that clients get them in these proportions."""
+    """Return the client of each of some rows in order, so that clients get them in these proportions."""
     # Rounded, not cut off: the last client would collect what 0.999... leaves over for every label.
     cuts = np.minimum(np.rint(np.cumsum(proportions) * rows), rows).astype(np.int64)
     cuts[-1] = rows
@@ -171,7 +173,7 @@ def deal(rows: int, proportions: NDArray[np.float64]) -> IntArray:
 
 
 def _fill(most: IntArray, total: int, rng: np.random.Generator) -> IntArray | None:
-    """Whole numbers as equal as their upper bounds allow, with this sum; None if the bounds are too low."""
+    """Return whole numbers as equal as their upper bounds allow, with this sum; None if these are too low."""
     if most.sum() < total:
         return None
     filled = np.zeros_like(most)
@@ -183,7 +185,7 @@ def _fill(most: IntArray, total: int, rng: np.random.Generator) -> IntArray | No
 
 
 def _top_up(owner: IntArray, clients: int, minimum: int, rng: np.random.Generator) -> IntArray:
-    """Gives each client `minimum` rows, one by one from whoever has most."""
+    """Give each client `minimum` rows, one by one from whoever has most."""
     sizes = np.bincount(owner, minlength=clients)
     short = np.flatnonzero(sizes < minimum)
     donors = [(-int(n), i) for i, n in enumerate(sizes) if n > minimum]

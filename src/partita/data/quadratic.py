@@ -48,7 +48,7 @@ def quadratic(
     compress: bool = True,
     seed: int = 0,
 ) -> Quadratic:
-    """Least squares with a shared θ and a personal w: data, model, loss, and the constants of the theory.
+    """Return least squares with a shared θ and a personal w: data, model, loss, constants of the theory.
 
     `kind` says what a client's targets are, given its matrices:
 
@@ -65,8 +65,18 @@ def quadratic(
     >>> problem = quadratic(clients=32, kind="heterogeneous", zeta=20, n=1000)
     >>> problem.constants.gamma_theta, problem.constants.gamma_w
     """
-    _checked(clients, kind, n, d_theta, d_w, zeta, iota, seed)
-    shapes = _Shapes(n, d_theta, d_w)
+    check.integer("clients", clients, low=1)
+    check.choice("kind", kind, KINDS)
+    check.integer("d_theta", d_theta, low=1)
+    check.integer("d_w", d_w, low=1)
+    check.integer("n", n, low=d_theta + d_w)  # fewer rows leave directions in which w* is not unique
+    if zeta is not None:
+        check.number("zeta", zeta, low=0)
+    elif kind == "heterogeneous":
+        raise check.fail("zeta", zeta, "a number from 0 for kind='heterogeneous'")
+    check.number("iota", iota, low=0)
+    check.integer("seed", seed, low=0)
+    shapes = (n, d_theta, d_w)
     rows: list[Tensor] = []
     factors: list[Tensor] = []
     bounds: list[float] = []
@@ -75,13 +85,13 @@ def quadratic(
         common = _normal(draws.generator(seed, "quadratic-targets"), d_theta)
         for m in range(clients):  # one at a time: a client of the paper has 24 MB of rows, its factor 0.2 MB
             rng = draws.generator(seed, "quadratic-matrices", m)
-            made = _uniform(shapes, rng) if base is None else _moved(base, zeta or 0.0, rng)
-            b, y = _targets(kind, made, common, iota, draws.generator(seed, "quadratic-targets", m))
-            full = _rows(made, b, y)
+            matrices = _uniform(shapes, rng) if base is None else _moved(base, zeta or 0.0, rng)
+            b, y = _targets(kind, matrices, common, iota, draws.generator(seed, "quadratic-targets", m))
+            full = _rows(matrices, b, y)
             factor = torch.linalg.qr(full, mode="r").R
             rows.append(factor if compress else full)
             factors.append(factor)
-            bounds.append(_bound(made, factor))
+            bounds.append(_bound(matrices, factor))
         stacked = torch.stack(factors)
         constants = _constants(stacked, d_w, max(bounds))
     source = {"name": "quadratic", "clients": clients, "kind": kind, "n": n, "d_theta": d_theta, "d_w": d_w}
@@ -106,7 +116,7 @@ class Quadratic:
     factor: Tensor = field(repr=False)  # R of each client, columns in the order w, θ, target
 
     def model(self, seed: int = 0) -> ThetaW:
-        """The model with its start: entries of θ and w from N(0, 1)."""
+        """Return the model with its start: entries of θ and w from N(0, 1)."""
         return models.quadratic(self.d_theta, self.d_w, seed=seed)
 
     @property
@@ -120,22 +130,24 @@ class Quadratic:
         return half_squares
 
     def f(self, theta: Tensor, w: Tensor) -> Tensor:
-        """f_m(θ, w) of each client, [M]; θ and w are one for all or one for each."""
+        """Return f_m(θ, w) of each client, [M]; θ and w are one for all or one for each."""
         return 0.5 * self._residual(theta, w).square().sum(1)
 
     def gradient(self, theta: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """∇₁f_m and ∇₂f_m of each client, [M, d_θ] and [M, d_w]."""
+        """Return ∇₁f_m and ∇₂f_m of each client, [M, d_θ] and [M, d_w]."""
         slopes = torch.einsum("mrj,mr->mj", self.factor[:, :, :-1], self._residual(theta, w))
         return slopes[:, self.d_w :], slopes[:, : self.d_w]
 
     def w_star(self, theta: Tensor) -> Tensor:
-        """argmin_w f_m(θ, w) = R_w⁻¹(u − Cθ) of each client, [M, d_w]."""
-        own = slice(0, self.d_w)
-        known = self.factor[:, own, -1] - _times(self.factor[:, own, self.d_w : -1], self._all(theta))
-        return _solve(self.factor[:, own, own], known.unsqueeze(-1), upper=True).squeeze(-1)
+        """Return argmin_w f_m(θ, w) = R_w⁻¹(u − Cθ) of each client, [M, d_w]."""
+        personal = slice(0, self.d_w)
+        target = self.factor[:, personal, -1] - _times(
+            self.factor[:, personal, self.d_w : -1], self._all(theta)
+        )
+        return _solve(self.factor[:, personal, personal], target.unsqueeze(-1), upper=True).squeeze(-1)
 
     def F(self, theta: Tensor) -> Tensor:
-        """F_m(θ) = ∇₁f_m(θ, w_m*(θ)) = R_θᵀ(R_θ θ − v) of each client, [M, d_θ]."""
+        """Return F_m(θ) = ∇₁f_m(θ, w_m*(θ)) = R_θᵀ(R_θ θ − v) of each client, [M, d_θ]."""
         factor, target = self._shared()
         return torch.einsum("mrj,mr->mj", factor, _times(factor, self._all(theta)) - target)
 
@@ -143,17 +155,17 @@ class Quadratic:
     def theta_star(self) -> Tensor:
         """The θ at which the mean of F_m is zero: a least squares problem in all R_θ together."""
         factor, target = self._shared()
-        found: Tensor = torch.linalg.lstsq(factor.flatten(0, 1), target.reshape(-1, 1)).solution
-        return found.squeeze(-1)
+        solution: Tensor = torch.linalg.lstsq(factor.flatten(0, 1), target.reshape(-1, 1)).solution
+        return solution.squeeze(-1)
 
     def __repr__(self) -> str:
         named = ("kind", "zeta", "n", "d_theta", "d_w", "seed")
         title = ", ".join(f"{k}={self.data.source[k]!r}" for k in named)
-        known = ", ".join(f"{k} {v:.4g}" for k, v in asdict(self.constants).items())
-        return f"Quadratic problem ({title})\n{self.data!r}\n  {known}"
+        constants = ", ".join(f"{k} {v:.4g}" for k, v in asdict(self.constants).items())
+        return f"Quadratic problem ({title})\n{self.data!r}\n  {constants}"
 
     def _shared(self) -> tuple[Tensor, Tensor]:
-        """R_θ and v of each client."""
+        """Return R_θ and v of each client."""
         part = slice(self.d_w, self.d_w + self.d_theta)
         return self.factor[:, part, part], self.factor[:, part, -1]
 
@@ -162,9 +174,9 @@ class Quadratic:
         return _times(self.factor[:, :, :-1], point) - self.factor[:, :, -1]
 
     def _all(self, values: Tensor) -> Tensor:
-        """One row for each client, in float64 and beside the factors."""
-        known = torch.as_tensor(values, dtype=torch.float64, device=self.factor.device).detach()
-        return known.expand(len(self.factor), known.shape[-1])
+        """Return one row for each client, in float64 and beside the factors."""
+        rows = torch.as_tensor(values, dtype=torch.float64, device=self.factor.device).detach()
+        return rows.expand(len(self.factor), rows.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -206,22 +218,16 @@ class Constants:
         return 1 / self.L_w
 
     def gamma_byzantine(self, good: int, byzantine: int, c: float = 1.0) -> float:
-        """The step (23) of Theorem 8 with exact local solutions, for a (δ, c)-robust aggregator.
+        """Return the step (23) of Theorem 8 with exact local solutions, for a (δ, c)-robust aggregator.
 
         1 / (4 (ell + 2cδ (1 + 1/(G−1)) ell_sim)),   δ = B/(G + B)
         """
         return 1 / (4 * (self.ell + 2 * c * _share(good, byzantine) * good / (good - 1) * self.ell_sim))
 
     def tolerated(self, good: int, c: float = 1.0) -> float:
-        """The share δ of Byzantine clients up to which (22) promises convergence; above ½, any minority."""
+        """Return the share δ of Byzantine clients up to which (22) holds; above ½, any minority."""
         _share(good, 0)
         return self.mu / (2 * c * good / (good - 1) * self.ell_sim) if self.ell_sim else 0.5
-
-
-class _Shapes(NamedTuple):
-    n: int
-    d_theta: int
-    d_w: int
 
 
 class _Matrices(NamedTuple):
@@ -234,7 +240,7 @@ class _Matrices(NamedTuple):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums in one order: more threads would change last digits, thus the data's fingerprint and the steps."""
+    """Sum in one order: more threads would change last digits, thus the data's fingerprint and the steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -243,31 +249,15 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _checked(
-    clients: int, kind: str, n: int, d_theta: int, d_w: int, zeta: float | None, iota: float, seed: int
-) -> None:
-    check.integer("clients", clients, low=1)
-    check.choice("kind", kind, KINDS)
-    check.integer("d_theta", d_theta, low=1)
-    check.integer("d_w", d_w, low=1)
-    check.integer("n", n, low=d_theta + d_w)  # fewer rows leave directions in which w* is not unique
-    if zeta is not None:
-        check.number("zeta", zeta, low=0)
-    elif kind == "heterogeneous":
-        raise check.fail("zeta", zeta, "a number from 0 for kind='heterogeneous'")
-    check.number("iota", iota, low=0)
-    check.integer("seed", seed, low=0)
-
-
-def _uniform(shapes: _Shapes, rng: np.random.Generator) -> _Matrices:
-    """Section 5.1: uniform on [0, 1], divided by the number of columns."""
+def _uniform(shapes: tuple[int, int, int], rng: np.random.Generator) -> _Matrices:
+    """Draw the matrices of section 5.1: uniform on [0, 1], divided by the number of columns."""
     n, d_theta, d_w = shapes
     H, A, B = (torch.from_numpy(rng.random((n, d)) / d) for d in (d_theta, d_theta, d_w))
     return _Matrices(H, A, B)
 
 
 def _moved(base: _Matrices, zeta: float, rng: np.random.Generator) -> _Matrices:
-    """Appendix E.1: X + ζ N/‖N‖₂ for each matrix."""
+    """Return, as in appendix E.1, X + ζ N/‖N‖₂ for each matrix."""
     moved = []
     for matrix in base:
         noise = _normal(rng, *matrix.shape)
@@ -276,19 +266,19 @@ def _moved(base: _Matrices, zeta: float, rng: np.random.Generator) -> _Matrices:
 
 
 def _targets(
-    kind: str, made: _Matrices, common: Tensor, iota: float, rng: np.random.Generator
+    kind: str, matrices: _Matrices, common: Tensor, iota: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """b and y of one client."""
-    H, A, B = made
+    """Return b and y of one client."""
+    H, A, B = matrices
     n, d_theta = H.shape
     if kind == "uniform":
         b, y = torch.from_numpy(rng.random((2, n)))
         return b, y
-    own, w = _normal(rng, d_theta), _normal(rng, B.shape[1])
+    theta_m, w = _normal(rng, d_theta), _normal(rng, B.shape[1])
     if kind == "heterogeneous":
         other, noise = _normal(rng, d_theta), iota * _normal(rng, 2, n)
-        return H @ other + noise[0], A @ own + B @ w + noise[1]
-    theta = common if kind == "overpersonalized" else own
+        return H @ other + noise[0], A @ theta_m + B @ w + noise[1]
+    theta = common if kind == "overpersonalized" else theta_m
     return H @ theta, A @ theta + B @ w
 
 
@@ -296,32 +286,32 @@ def _normal(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.standard_normal(shape))
 
 
-def _rows(made: _Matrices, b: Tensor, y: Tensor) -> Tensor:
-    """[0 | H | b] over [B | A | y]: w before θ, for the factorization at the top of the file."""
-    above = torch.cat([torch.zeros_like(made.B), made.H, b.unsqueeze(1)], dim=1)
-    return torch.cat([above, torch.cat([made.B, made.A, y.unsqueeze(1)], dim=1)])
+def _rows(matrices: _Matrices, b: Tensor, y: Tensor) -> Tensor:
+    """Return [0 | H | b] over [B | A | y]: w before θ, for the factorization at the top of the file."""
+    above = torch.cat([torch.zeros_like(matrices.B), matrices.H, b.unsqueeze(1)], dim=1)
+    return torch.cat([above, torch.cat([matrices.B, matrices.A, y.unsqueeze(1)], dim=1)])
 
 
 def _data(rows: list[Tensor], d_w: int, source: dict[str, object]) -> FederatedData:
-    """All clients' rows in the order θ, w that the model reads; each is for training and for testing."""
+    """Return all clients' rows in the order θ, w that the model reads, each for training and for testing."""
     flat, length = torch.cat(rows), len(rows[0])
     x = torch.cat([flat[:, d_w:-1], flat[:, :d_w]], dim=1)
     ranges = np.array([(m * length, length) for m in range(len(rows))])
     return FederatedData.make(x, flat[:, -1].clone(), ranges, ranges, source=source)
 
 
-def _bound(made: _Matrices, factor: Tensor) -> float:
-    """Example 1: 2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖), the latter being what HᵀH leaves of J."""
-    d_w = made.B.shape[1]
-    shared, smooth = factor[d_w:-1, d_w:-1], made.H.mT @ made.H
+def _bound(matrices: _Matrices, factor: Tensor) -> float:
+    """Return 2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖) of Example 1, the latter being what HᵀH leaves of J."""
+    d_w = matrices.B.shape[1]
+    shared, smooth = factor[d_w:-1, d_w:-1], matrices.H.mT @ matrices.H
     return 2 * max(_top(smooth), _top(shared.mT @ shared - smooth))
 
 
 def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
-    own, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
+    of_w, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
     jacobian = shared.mT @ shared
     mean = jacobian.mean(0)
-    each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, own.mT @ own))
+    each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, of_w.mT @ of_w))
     return Constants(
         L=bound,
         ell=float(each.max()),
@@ -336,7 +326,7 @@ def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
 
 
 def _similarity(jacobian: Tensor, mean: Tensor) -> float:
-    """The smallest ℓ with mean_m ‖J_m e‖² − ‖J̄e‖² ≤ ℓ eᵀJ̄e for all e, where e = θ − θ*."""
+    """Return the smallest ℓ with mean_m ‖J_m e‖² − ‖J̄e‖² ≤ ℓ eᵀJ̄e for all e, where e = θ − θ*."""
     apart = jacobian - mean
     root = torch.linalg.cholesky(mean)  # of J̄ = GGᵀ: the eigenvalues of G⁻¹XG⁻ᵀ are those of J̄^(−½)XJ̄^(−½)
     whole = _solve(root, _solve(root, (apart @ apart).mean(0)).mT)
@@ -353,11 +343,11 @@ def _top(symmetric: Tensor) -> float:
     return float(torch.linalg.eigvalsh(symmetric)[-1])
 
 
-def _solve(triangular: Tensor, known: Tensor, upper: bool = False) -> Tensor:
-    solved: Tensor = torch.linalg.solve_triangular(triangular, known, upper=upper)
+def _solve(triangular: Tensor, target: Tensor, upper: bool = False) -> Tensor:
+    solved: Tensor = torch.linalg.solve_triangular(triangular, target, upper=upper)
     return solved
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """A matrix for each client times its vector."""
+    """Multiply the matrix of each client with its vector."""
     return torch.einsum("mrj,mj->mr", matrices, vectors)

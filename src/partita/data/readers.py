@@ -18,7 +18,7 @@ from torch import Tensor
 
 from partita.core import check
 from partita.data import arrays
-from partita.data.build import assemble, from_arrays
+from partita.data.build import Rows, from_arrays
 from partita.data.chance import FEW, warn_about_chance
 from partita.data.federated import FederatedData
 
@@ -34,16 +34,16 @@ def from_npz(
     test: str | float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """A NumPy archive with an array of rows, one of labels and one of client ids.
+    """Read a NumPy archive with an array of rows, one of labels and one of client ids.
 
     `x`, `y` and `client` are the keys of these arrays. `test` is the key of a boolean array, or the fraction
     of each client's rows (None: 0.2).
     """
     keys = [x, y, client] + ([test] if isinstance(test, str) else [])
-    found = read_npz(path, keys)
-    held = found[test] if isinstance(test, str) else FRACTION if test is None else test
+    read = read_npz(path, keys)
+    held_out = read[test] if isinstance(test, str) else FRACTION if test is None else test
     source = {"name": "from_npz", "path": str(path), "x": x, "y": y, "client": client, "test": test}
-    return from_arrays(found[x], found[y], found[client], test=held, seed=seed, source=source)
+    return from_arrays(read[x], read[y], read[client], test=held_out, seed=seed, source=source)
 
 
 def from_leaf(
@@ -54,7 +54,7 @@ def from_leaf(
     alphabet: str | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """JSON as LEAF writes it: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
+    """Read JSON as LEAF writes it: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
 
     `train` and `test` are files or folders of .json files; a number for `test` is the fraction of each
     user's samples (None: 0.2). `shape` is the shape of a sample that the file holds as a flat list, such as
@@ -72,31 +72,28 @@ def from_leaf(
         parts.append((True, _users(fraction)))
     names = sorted({user for _, users in parts for user in users})
     place = {name: i for i, name in enumerate(names)}
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    owner: list[int] = []
-    tests: list[bool] = []
+    rows = Rows()
     for is_test, users in parts:
-        for user, (x, y) in users.items():
-            if len(x) != len(y):
-                raise check.fail(f"samples in y of user {user!r}", len(y), f"{len(x)}, as many as x")
-            if x:
-                xs.append(arrays.features(_shaped(_encode(f"x of user {user!r}", x, alphabet), user, shape)))
-                ys.append(arrays.targets(_encode(f"y of user {user!r}", y, alphabet)))
-            owner += [place[user]] * len(x)
-            tests += [is_test] * len(x)
-    if not xs:
+        for user, (texts, labels) in users.items():
+            if len(texts) != len(labels):
+                allowed = f"{len(texts)}, as many as x"
+                raise check.fail(f"samples in y of user {user!r}", len(labels), allowed)
+            if texts:
+                x = _shaped(_encode(f"x of user {user!r}", texts, alphabet), user, shape)
+                y = arrays.targets(_encode(f"y of user {user!r}", labels, alphabet))
+                rows.add(place[user], x, y, is_test)
+    if not rows.x:
         raise check.fail("train", str(train), "users with at least one sample")
-    rows, labels = _joined("x", xs), _joined("y", ys)
-    held = fraction if len(parts) == 1 else np.array(tests)
-    source = {"name": "from_leaf", "train": str(train), "test": fraction if len(parts) == 1 else str(test)}
-    return assemble(rows, labels, np.array(owner), names, test=held, seed=seed, source=source)
+    one_file = len(parts) == 1
+    source = {"name": "from_leaf", "train": str(train), "test": fraction if one_file else str(test)}
+    x, y = _joined("x", rows.x), _joined("y", rows.y)
+    return rows.assembled(x, y, names, fraction if one_file else None, seed, source)
 
 
 def from_huggingface(
     dataset: Any, *, x: str, y: str, client: str, test: Any = None, seed: int = 0
 ) -> FederatedData:
-    """A loaded `datasets.Dataset`, with the names of its columns of features, labels and client ids.
+    """Read a loaded `datasets.Dataset` by the names of its columns of features, labels and client ids.
 
     `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
     Dataset with the same columns. Images become uint8 arrays with the colours first. Columns are read once: a
@@ -108,19 +105,19 @@ def from_huggingface(
     few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
     reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (x, y)]]
     warn_about_chance("dataset", reads)
-    held: Any
+    held_out: Any
     if len(parts) == 2:
-        held = np.arange(len(ids)) >= len(dataset)
+        held_out = np.arange(len(ids)) >= len(dataset)
     elif isinstance(test, str):
-        held = np.asarray(list(_values(dataset, test)))
+        held_out = np.asarray(list(_values(dataset, test)))
     else:
-        held = FRACTION if test is None else test
+        held_out = FRACTION if test is None else test
     source = {"name": "from_huggingface", "x": x, "y": y, "client": client}
-    return from_arrays(columns["x"], columns["y"], ids, test=held, seed=seed, source=source)
+    return from_arrays(columns["x"], columns["y"], ids, test=held_out, seed=seed, source=source)
 
 
 def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Some arrays of an archive; a file that is missing, damaged, pickled or without a key is refused."""
+    """Return arrays of an archive; refuse a file that is missing, damaged, pickled or without a key."""
     file = path_of("path", path)
     if not file.is_file():
         raise check.fail("path", str(path), "a file that exists")
@@ -143,23 +140,22 @@ def _archive(file: Path, opened: BinaryIO) -> np.lib.npyio.NpzFile:
 
 
 def _arrays(file: Path, archive: np.lib.npyio.NpzFile, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    found, there = {}, ", ".join(archive.files) or "no keys"
+    read = {}
     for key in keys:
         if key not in archive.files:
-            hint = check.meant(key, archive.files)
-            raise check.fail(
-                "path", str(file), f"an archive with the key {key!r}: no key {key!r}; it has {there}{hint}"
-            )
+            keys_there = ", ".join(archive.files) or "no keys"
+            allowed = f"an archive with the key {key!r}: no key {key!r}; it has {keys_there}"
+            raise check.fail("path", str(file), allowed + check.meant(key, archive.files))
         try:
-            found[key] = archive[key]
+            read[key] = archive[key]
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             reason = f"key {key!r} is damaged or pickled ({error})"
             raise check.fail("path", str(file), f"an archive of whole arrays of numbers: {reason}") from None
-    return found
+    return read
 
 
 def path_of(field: str, value: Any) -> Path:
-    """A path, if the value is one."""
+    """Return the value as a path, if it is one."""
     if not isinstance(value, str | PathLike):
         raise check.fail(field, value, "a path")
     return Path(value)
@@ -243,5 +239,5 @@ def _column(dataset: Any, name: str) -> Tensor:
     while hasattr(feature, "feature"):  # a list of ... of values
         feature = feature.feature
     dtype = str(getattr(feature, "dtype", ""))
-    known = dtype in ("uint8", "int8", "int16", "uint16", "int32", "float16", "float32")
-    return arrays.stack(f"column {name!r}", values, dtype if known else None)
+    is_kept = dtype in ("uint8", "int8", "int16", "uint16", "int32", "float16", "float32")
+    return arrays.stack(f"column {name!r}", values, dtype if is_kept else None)

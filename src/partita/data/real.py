@@ -17,10 +17,12 @@ from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.build import (
     Partition,
+    Rows,
     assemble,
     describe,
     from_arrays,
     held_out,
+    numbered,
     owners,
     split,
 )
@@ -42,10 +44,11 @@ SAMPLES = Form("numbers", "sample", axes=None)
 COLOURED = Form("numbers", "sample", axes=4)
 TABLE = Form("numbers", "sample", axes=2)
 IDS = Form("whole numbers", "sample")
+Arrays = dict[str, NDArray[Any]]
 
 
 def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any) -> FederatedData:
-    """A real dataset by name, from `folder` or the folder in the environment variable PARTITA_DATA.
+    """Return a real dataset by name, from `folder` or the folder in the environment variable PARTITA_DATA.
 
     name                       clients    options besides `clients` and `seed`
     femnist                    writers    min_samples=0
@@ -61,13 +64,11 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     draws that choice and the split.
     """
     reader = READERS[check.choice("name", name, READERS)]
-    known = list(inspect.signature(reader).parameters)[1:]
+    takes = list(inspect.signature(reader).parameters)[1:]
     for option, value in options.items():
-        if option not in known:
-            raise ValueError(
-                f"{option}={value!r}: expected only the options of {name}: {', '.join(known)}"
-                f"{check.meant(option, known)}"
-            )
+        if option not in takes:
+            allowed = f"only the options of {name}: {', '.join(takes)}{check.meant(option, takes)}"
+            raise check.fail(option, value, allowed)
     check.integer("seed", options.get("seed", 0), low=0)
     place = os.environ.get(VARIABLE) if folder is None else folder
     if not place:
@@ -81,18 +82,10 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
 
 
 def _femnist(path: Path, *, min_samples: int = 0, clients: int | None = None, seed: int = 0) -> FederatedData:
-    d = read_forms(
-        path,
-        x=SAMPLES,
-        y=labels(),
-        writer=Form("whole numbers", "sample", places="writer_name"),
-        is_test=Form("True and False", "sample"),
-        writer_name=Form("words", "writer"),
-    )
-    ids, rows = _natural(d["writer"], clients, min_samples, seed)
+    d = _named(path, "writer", SAMPLES, is_test=Form("True and False", "sample"))
+    d, names, _ = _natural(d, "writer", clients, seed, min_samples)
     source = {"name": "femnist", "min_samples": min_samples, "clients": clients, "seed": seed}
-    x, y, writer, test = (d[key][rows] for key in ("x", "y", "writer", "is_test"))
-    return from_arrays(x, y, writer, test=test, names=d["writer_name"][ids].tolist(), source=source)
+    return from_arrays(d["x"], d["y"], d["writer"], test=d["is_test"], names=names, source=source)
 
 
 def _mnist(
@@ -108,8 +101,8 @@ def _mnist(
         x, y = (np.concatenate([d[f"{key}_train"], d[f"{key}_test"]]) for key in "xy")
         return split(x, y, _needed(clients), partition, test=test, seed=seed, source={"name": "mnist"})
     d = read_forms(path, x_train=SAMPLES, y_train=labels(), writer_train=IDS)
-    _, rows = _natural(d["writer_train"], clients, 0, seed)
-    x, y, writer = (d[f"{key}_train"][rows] for key in ("x", "y", "writer"))
+    d, _, _ = _natural(d, "writer_train", clients, seed)
+    x, y, writer = (d[f"{key}_train"] for key in ("x", "y", "writer"))
     return from_arrays(x, y, writer, test=test, seed=seed, source={"name": "mnist", "clients": clients})
 
 
@@ -137,7 +130,7 @@ def _cifar10(
         _colours_first(np.concatenate([d["x_train"], d["x_test"]])),
         np.concatenate([d["y_train"], d["y_test"]]),
         np.concatenate([owner, owner_test]),
-        [str(i) for i in range(count)],
+        numbered(count),
         test=np.arange(len(owner) + len(owner_test)) >= len(owner),
         seed=seed,
         source={**source, "clients": count, "partition": describe(partition), "test": test, "seed": seed},
@@ -145,20 +138,11 @@ def _cifar10(
 
 
 def _free_spoken_digits(path: Path, *, clients: int | None = None, seed: int = 0) -> FederatedData:
-    d = read_forms(
-        path,
-        x=SAMPLES,
-        y=labels(),
-        speaker=Form("whole numbers", "sample", places="speaker_name"),
-        repetition=Form("whole numbers", "sample"),
-        speaker_name=Form("words", "speaker"),
-    )
-    ids, rows = _natural(d["speaker"], clients, 0, seed)
-    x, y, speaker, repetition = (d[key][rows] for key in ("x", "y", "speaker", "repetition"))
+    d = _named(path, "speaker", SAMPLES, repetition=IDS)
+    d, names, _ = _natural(d, "speaker", clients, seed)
     source = {"name": "free_spoken_digits", "clients": clients, "seed": seed}
-    return from_arrays(
-        x, y, speaker, test=repetition < 5, names=d["speaker_name"][ids].tolist(), source=source
-    )
+    test = d["repetition"] < 5
+    return from_arrays(d["x"], d["y"], d["speaker"], test=test, names=names, source=source)
 
 
 def _shakespeare(
@@ -182,37 +166,20 @@ def _shakespeare(
     roles = _choose(
         "min_characters", np.arange(len(offset) - 1), np.diff(offset), clients, min_characters, seed
     )
-    windows: list[NDArray[np.int32]] = []
-    owner: list[int] = []
-    tests: list[bool] = []
+    rows = Rows()
     for i, role in enumerate(roles):
         start, end = offset[role], offset[role + 1]
         cut = end - round(test * (end - start))  # by time, so that no character is in both parts
         for is_test, part in ((False, text[start:cut]), (True, text[cut:end])):
             if len(part) > length:
-                windows.append(np.lib.stride_tricks.sliding_window_view(part, length + 1)[::step])
-                owner += [i] * len(windows[-1])
-                tests += [is_test] * len(windows[-1])
-    if not windows:
+                windows = np.lib.stride_tricks.sliding_window_view(part, length + 1)[::step]
+                rows.add(i, windows[:, :-1], windows[:, 1:], is_test)
+    if not rows.x:
         raise check.fail("length", length, "shorter windows: no role has enough text")
-    rows = np.concatenate(windows)
-    return assemble(
-        rows[:, :-1],
-        rows[:, 1:],
-        np.array(owner),
-        [f"{d['play_name'][d['play'][r]]}/{d['role'][r]}" for r in roles],
-        test=np.array(tests),
-        seed=seed,
-        source={
-            "name": "shakespeare",
-            "min_characters": min_characters,
-            "length": length,
-            "stride": step,
-            "test": test,
-            "clients": clients,
-            "seed": seed,
-        },
-    )
+    names = [f"{d['play_name'][d['play'][r]]}/{d['role'][r]}" for r in roles]
+    source = {"name": "shakespeare", "min_characters": min_characters, "length": length, "stride": step}
+    source |= {"test": test, "clients": clients, "seed": seed}
+    return rows.assembled(np.concatenate(rows.x), np.concatenate(rows.y), names, None, seed, source)
 
 
 def _imdb(
@@ -224,23 +191,14 @@ def _imdb(
     test: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    d = read_forms(
-        path,
-        x=SAMPLES,
-        y=labels(),
-        movie=Form("whole numbers", "sample", places="movie_imdb_id"),
-        movie_imdb_id=Form("words", "movie"),
-    )
+    d = _named(path, "movie", SAMPLES, names="movie_imdb_id")
     if partition is not None:
         return split(
             d["x"], d["y"], _needed(clients), partition, test=test, seed=seed, source={"name": "imdb"}
         )
-    ids, rows = _natural(d["movie"], clients, min_samples, seed)
-    x, y, movie = (d[key][rows] for key in ("x", "y", "movie"))
+    d, names, _ = _natural(d, "movie", clients, seed, min_samples, names="movie_imdb_id")
     source = {"name": "imdb", "min_samples": min_samples, "clients": clients}
-    return from_arrays(
-        x, y, movie, test=test, names=d["movie_imdb_id"][ids].tolist(), seed=seed, source=source
-    )
+    return from_arrays(d["x"], d["y"], d["movie"], test=test, names=names, seed=seed, source=source)
 
 
 def _parkinsons_telemonitoring(
@@ -251,67 +209,54 @@ def _parkinsons_telemonitoring(
     d = read_forms(path, x=TABLE, y=TABLE, subject=IDS)
     if d["y"].shape[1] != len(scores):
         raise refuse(path, f"the columns {' and '.join(scores)} of 'y', not {d['y'].shape[1]}")
-    ids, rows = _natural(d["subject"], clients, 0, seed)
-    x, y, subject = (d[key][rows] for key in ("x", "y", "subject"))
-    mask = held_out(np.searchsorted(ids, subject), len(ids), test, seed)
-    source = {
-        "name": "parkinsons_telemonitoring",
-        "target": target,
-        "clients": clients,
-        "test": test,
-        "seed": seed,
-    }
-    y = y[:, column : column + 1]  # [n, 1] as the output of a linear layer: [n] would broadcast in a loss
-    return from_arrays(_standard(x, ~mask), y, subject, test=mask, source=source)
+    d, _, ids = _natural(d, "subject", clients, seed)
+    mask = held_out(np.searchsorted(ids, d["subject"]), len(ids), test, seed)
+    source: dict[str, Any] = {"name": "parkinsons_telemonitoring", "target": target}
+    source |= {"clients": clients, "test": test, "seed": seed}
+    y = d["y"][:, [column]]  # [n, 1] as the output of a linear layer: [n] would broadcast in a loss
+    return from_arrays(_standard(d["x"], ~mask), y, d["subject"], test=mask, source=source)
 
 
 def _heart_disease(
     path: Path, *, test: float = 0.2, clients: int | None = None, seed: int = 0
 ) -> FederatedData:
-    d = read_forms(
-        path,
-        x=TABLE,
-        y=labels(),
-        hospital=Form("whole numbers", "sample", places="hospital_name"),
-        hospital_name=Form("words", "hospital"),
-        feature_name=Form("words", "feature"),
-    )
-    x, names = d["x"].astype(np.float32), d["feature_name"].tolist()
-    if len(names) != x.shape[1] or "chol" not in names:
+    d = _named(path, "hospital", TABLE, feature_name=Form("words", "feature"))
+    x, features = d["x"].astype(np.float32), d["feature_name"].tolist()
+    if len(features) != x.shape[1] or "chol" not in features:
         raise refuse(path, f"a 'feature_name' for each of the {x.shape[1]} columns of 'x', 'chol' among them")
-    cholesterol = x[:, names.index("chol")]
+    cholesterol = x[:, features.index("chol")]
     cholesterol[cholesterol == 0] = np.nan
-    missing = np.isnan(x)
-    affected = missing.any(0)  # in the whole file, so that every choice of clients has the same columns
-    ids, rows = _natural(d["hospital"], clients, 0, seed)
-    x, missing, y, hospital = x[rows], missing[rows], d["y"][rows], d["hospital"][rows]
-    mask = held_out(np.searchsorted(ids, hospital), len(ids), test, seed)
+    affected = np.isnan(x).any(0)  # in the whole file, so that every choice of clients has the same columns
+    d, names, ids = _natural({**d, "x": x}, "hospital", clients, seed)
+    x, missing = d["x"], np.isnan(d["x"])
+    mask = held_out(np.searchsorted(ids, d["hospital"]), len(ids), test, seed)
     for j in np.flatnonzero(affected):
-        known = x[~mask & ~missing[:, j], j]
-        x[missing[:, j], j] = np.median(known) if len(known) else 0.0
+        values = x[~mask & ~missing[:, j], j]
+        x[missing[:, j], j] = np.median(values) if len(values) else 0.0
     x = np.concatenate([_standard(x, ~mask), missing[:, affected].astype(np.float32)], axis=1)
-    features = names + [f"{names[j]} missing" for j in np.flatnonzero(affected)]
-    source = {
-        "name": "heart_disease",
-        "clients": clients,
-        "test": test,
-        "seed": seed,
-        "features": features,
-    }
-    return from_arrays(x, y, hospital, test=mask, names=d["hospital_name"][ids].tolist(), source=source)
+    features += [f"{features[j]} missing" for j in np.flatnonzero(affected)]
+    source = {"name": "heart_disease", "clients": clients, "test": test, "seed": seed, "features": features}
+    return from_arrays(x, d["y"], d["hospital"], test=mask, names=names, source=source)
 
 
-def _train_and_test(path: Path, samples: Form) -> dict[str, NDArray[Any]]:
-    """Samples in two parts, of one shape."""
+def _named(path: Path, owner: str, samples: Form, names: str = "", **others: Form) -> Arrays:
+    """Read labelled samples, whose each is, and the names of these owners."""
+    names = names or f"{owner}_name"
+    forms = {owner: Form("whole numbers", "sample", places=names), names: Form("words", owner), **others}
+    return read_forms(path, x=samples, y=labels(), **forms)
+
+
+def _train_and_test(path: Path, samples: Form) -> Arrays:
+    """Read samples in two parts, of one shape."""
     tested = samples._replace(rows="test sample")
-    found = read_forms(path, x_train=samples, y_train=labels(), x_test=tested, y_test=labels("test sample"))
-    same_shape(path, found, "x_test", "x_train")
-    return found
+    d = read_forms(path, x_train=samples, y_train=labels(), x_test=tested, y_test=labels("test sample"))
+    same_shape(path, d, "x_test", "x_train")
+    return d
 
 
-def _roles(path: Path) -> dict[str, NDArray[Any]]:
-    """Shakespeare's text, and where in it each role speaks."""
-    found = read_forms(
+def _roles(path: Path) -> Arrays:
+    """Read Shakespeare's text, and where in it each role speaks."""
+    d = read_forms(
         path,
         text=Form("whole numbers", "character"),
         offset=Form("whole numbers", "end of a role"),
@@ -321,11 +266,11 @@ def _roles(path: Path) -> dict[str, NDArray[Any]]:
         alphabet=Form("whole numbers", "letter"),
     )
     for key in ("text", "alphabet"):
-        within(path, found, key, high=255)
-    within(path, found, "offset", high=len(found["text"]))
-    if len(found["offset"]) != len(found["role"]) + 1 or not increasing(found["offset"]):
+        within(path, d, key, high=255)
+    within(path, d, "offset", high=len(d["text"]))
+    if len(d["offset"]) != len(d["role"]) + 1 or not increasing(d["offset"]):
         raise refuse(path, "an 'offset' where each role begins, and one where the last one ends")
-    return found
+    return d
 
 
 READERS: dict[str, Callable[..., FederatedData]] = {
@@ -345,19 +290,22 @@ def _needed(clients: int | None) -> int:
 
 
 def _natural(
-    owner: NDArray[Any], clients: int | None, min_samples: int, seed: int
-) -> tuple[IntArray, NDArray[np.bool_]]:
-    """The ids of the clients that take part, sorted, and which rows are theirs."""
+    d: Arrays, owner: str, clients: int | None, seed: int, min_samples: int = 0, names: str = ""
+) -> tuple[Arrays, list[str] | None, IntArray]:
+    """Return the rows of the clients that take part, their names (None: there are none) and sorted ids."""
     check.integer("min_samples", min_samples, low=0)
-    ids, sizes = np.unique(owner, return_counts=True)
+    ids, sizes = np.unique(d[owner], return_counts=True)
     ids = _choose("min_samples", ids, sizes, clients, min_samples, seed)
-    return ids, np.isin(owner, ids)
+    taken, samples = np.isin(d[owner], ids), len(d[owner])
+    named = d.get(names or f"{owner}_name")
+    rows = {key: values[taken] for key, values in d.items() if len(values) == samples}
+    return rows, None if named is None else named[ids].tolist(), ids
 
 
 def _choose(
     field: str, ids: NDArray[Any], sizes: NDArray[Any], clients: int | None, minimum: int, seed: int
 ) -> IntArray:
-    """The ids with enough samples, or a number of them drawn at random."""
+    """Return the ids with enough samples, or a number of them drawn at random."""
     large = ids[sizes >= minimum].astype(np.int64)
     if len(large) == 0:
         raise check.fail(field, minimum, f"at most {sizes.max()}, the size of the largest client")
@@ -368,7 +316,7 @@ def _choose(
 
 
 def _follow(owner: IntArray, y: NDArray[Any], y_test: NDArray[Any], clients: int, seed: int) -> IntArray:
-    """Test rows to clients in proportion to the training rows of the same label that each client has."""
+    """Deal test rows to clients in proportion to the training rows of the same label that each has."""
     followers = np.full(len(y_test), -1, dtype=np.int64)
     rng = draws.generator(seed, "test-follow")
     for label in np.unique(y_test):
@@ -380,7 +328,7 @@ def _follow(owner: IntArray, y: NDArray[Any], y_test: NDArray[Any], clients: int
 
 
 def _standard(x: NDArray[np.float32], train: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Columns with mean 0 and deviation 1 over the training rows of all clients."""
+    """Return columns with mean 0 and deviation 1 over the training rows of all clients."""
     mean, deviation = x[train].mean(0, dtype=np.float64), x[train].std(0, dtype=np.float64)
     standard: NDArray[np.float32] = ((x - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
     return standard

@@ -47,15 +47,15 @@ class Shift:
             if len(rows):
                 rng = draws.generator(seed, purpose, i)
                 x.index_copy_(0, rows, self.apply(x.index_select(0, rows), data.y[rows], amount, rng))
-        made = {"name": self.name, **self.options, "seed": seed}
-        return replace(data, x=x, source={**data.source, "shift": [*data.source.get("shift", []), made]})
+        shifts = [*data.source.get("shift", []), {"name": self.name, **self.options, "seed": seed}]
+        return replace(data, x=x, source={**data.source, "shift": shifts})
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
 
 def rotation(degrees: Sequence[float] = (0, 90, 180, 270)) -> Shift:
-    """Images turned counterclockwise: client i by degrees[i mod k]."""
+    """Turn images counterclockwise: those of client i by degrees[i mod k]."""
     if not isinstance(degrees, Sequence) or not degrees:
         raise check.fail("degrees", degrees, "a list of angles")
     angles = [check.number("degrees", d) for d in degrees]
@@ -82,7 +82,7 @@ def rotation(degrees: Sequence[float] = (0, 90, 180, 270)) -> Shift:
 
 
 def negative(fraction: float, centre: float = 0.5) -> Shift:
-    """2·centre − x for a random fraction of the clients: images with bright and dark exchanged.
+    """Replace x by 2·centre − x for a random fraction of the clients: bright and dark are exchanged.
 
     `centre` is 0.5 for images in [0, 1]; with 0, for standardised images, the negative is −x.
     """
@@ -109,7 +109,7 @@ def negative(fraction: float, centre: float = 0.5) -> Shift:
 
 
 def standard(mean: float, deviation: float) -> Shift:
-    """(x − mean) / deviation for all clients alike; images are first given as float32 in [0, 1]."""
+    """Standardize x to (x − mean) / deviation for all clients; images are float32 in [0, 1] before."""
     mean = check.number("mean", mean)
     deviation = check.number("deviation", deviation, low=0, open_low=True)
 
@@ -125,7 +125,7 @@ def standard(mean: float, deviation: float) -> Shift:
 def noise(
     scale: float, kind: str = "gaussian", *, growing: bool = False, classes: int | None = None
 ) -> Shift:
-    """x + ε, drawn once per sample; ε is normal with deviation `scale` or Laplacian with that scale.
+    """Add ε, drawn once per sample: normal with deviation `scale`, or Laplacian with that scale.
 
     `growing`: client i of n has scale·(i + 1)/n. `classes`: only the samples of that many random labels of
     each client. Images are shifted in units of [0, 1] and become float32, since nothing is clipped.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partita.core import check, draws
-from partita.data.build import assemble
+from partita.data.build import assemble, numbered
 from partita.data.federated import FederatedData
 
 Numbers = NDArray[np.float64]
@@ -24,7 +24,7 @@ def synthetic(
     test: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    """Labels y = argmax(Wx + b) with W and b of each client, and sizes that follow a power law.
+    """Draw labels y = argmax(Wx + b) with W and b of each client, and sizes that follow a power law.
 
     Client k draws u ~ N(0, ζ) and all entries of W and b from N(u, 1); it draws B ~ N(0, β), its mean v with
     entries from N(B, 1), and x ~ N(v, Σ) with Σ_jj = j^(−1.2). Its size is ⌊z⌋ + 50 with ln z ~ N(4, 2). As
@@ -63,7 +63,7 @@ def synthetic_regression(
     test: float = 0.5,
     seed: int = 0,
 ) -> FederatedData:
-    """Targets y = w·x + v, v ~ N(0, 2), with weights w of each client; the last client is an outlier.
+    """Draw targets y = w·x + v, v ~ N(0, 2), with weights w of each client; the last one is an outlier.
 
     The weights are w̄ plus Laplacian noise of scale 0.5, with one w̄ ~ N(0, 5 I) for all clients and another,
     w̄ ~ N(0, 50 I), for the last one. Client k draws one number μ ~ N(0, 0.5), the mean of all its features,
@@ -96,9 +96,8 @@ def synthetic_regression(
 def _gather(
     parts: list[tuple[Numbers, NDArray[Any]]], test: float, seed: int, source: dict[str, Any]
 ) -> FederatedData:
-    """The samples of all clients in single precision; labels stay whole numbers."""
+    """Return the samples of all clients in single precision; labels stay whole numbers."""
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
     owner = np.repeat(np.arange(len(parts)), [len(p[0]) for p in parts])
     y = y.astype(np.float32) if y.dtype.kind == "f" else y
-    names = [str(i) for i in range(len(parts))]
-    return assemble(x.astype(np.float32), y, owner, names, test=test, seed=seed, source=source)
+    return assemble(x.astype(np.float32), y, owner, numbered(len(parts)), test=test, seed=seed, source=source)

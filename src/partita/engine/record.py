@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from partita.core import check
-from partita.data.names import Numbered
+from partita.data.population import Numbered
 from partita.engine.divergence import DIVERGED, sentences
 from partita.engine.store.files import from_text, read_jsonl
 from partita.engine.table import BLOCK, Table

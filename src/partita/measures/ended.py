@@ -8,11 +8,11 @@ ENDED = "ended/"
 
 
 def ended(download: Download) -> Tensors:
-    """By name, for what the client sent."""
+    """Return the model that the client ended with, by name, as far as it sent it."""
     return {k.removeprefix(ENDED): v for k, v in download.extra.items() if k.startswith(ENDED)}
 
 
 def received(download: Download) -> Download:
-    """What the client would receive now, without that."""
+    """Return what the client would receive now, without that model."""
     extra = {k: v for k, v in download.extra.items() if not k.startswith(ENDED)}
     return download._replace(extra=extra)

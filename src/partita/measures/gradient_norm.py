@@ -57,14 +57,14 @@ def gradient_norm(
 
 
 def _finish(carry: Measured, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
-    """The gradient itself; statistics of normalization layers have none."""
+    """Send the gradient itself; statistics of normalization layers have none."""
     norm = tree.norm({k: v.double() for k, v in carry.gradient.items()})
     metrics = {"norm": norm.to(carry.steps.device), "steps": carry.steps}
     return Upload(carry.gradient, metrics=metrics), state
 
 
 def _sum(uploads: Upload) -> Upload:
-    """One gradient for all of these clients: as many as there are would not fit."""
+    """Sum the gradients of these clients: one for each would not fit into memory."""
     total = {k: v.sum(0, keepdim=True, dtype=torch.float64) for k, v in uploads.delta.items()}
     return uploads._replace(delta=total)
 

@@ -44,9 +44,9 @@ def line_loss(
             last = ended(download)
             center = {k: download.shared[k] for k in last}
             rest = {k: v for k, v in {**download.shared, **state.personal}.items() if k not in last}
-            some = next(iter({**last, **rest}.values()))
-            none = torch.zeros((), dtype=torch.float64, device=some.device)
-            return _Line(rest, last, center, none.repeat(points), none)
+            device = next(iter({**last, **rest}.values())).device
+            zero = torch.zeros((), dtype=torch.float64, device=device)
+            return _Line(rest, last, center, zero.repeat(points), zero)
 
         def step(line: _Line, batch: Batch, lr: tuple[Tensor, ...]) -> _Line:  # noqa: ARG001
             scores = [problem.score({**line.rest, **_between(line, t)}, batch) for t in lams]
@@ -67,7 +67,7 @@ def line_loss(
 
 
 def _between(line: _Line, t: float) -> Tensors:
-    """(1 − λ) w_k + λ w̃; counters are the client's own."""
+    """Return (1 − λ) w_k + λ w̃; counters are the client's own."""
     return {
         k: torch.lerp(v, line.center[k], t) if v.is_floating_point() else v for k, v in line.local.items()
     }

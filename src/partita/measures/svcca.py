@@ -32,7 +32,7 @@ ALLOWED = "a tensor or an array of at least 2 samples"
 
 
 def similarity(a: Tensor, b: Tensor, k: int = 4) -> float:
-    """SVCCA of two activation matrices [samples, features]: the mean canonical correlation, 0 to 1.
+    """Return SVCCA of two activation matrices [samples, features]: the mean canonical correlation, 0 to 1.
 
     Of outputs with positions, [samples, channels, height, width] or [samples, time, features], every position
     is a sample. Features may differ in number, samples may not. Directions without variance do not count:
@@ -53,14 +53,14 @@ def similarity(a: Tensor, b: Tensor, k: int = 4) -> float:
 
 
 def points(output: Tensor) -> Tensor:
-    """[samples, positions, features]; features are channels (axis 1) of images, of all else the last axis."""
+    """Return [samples, positions, features]; features are axis 1 of images, of all else the last axis."""
     if output.dim() < 3:
         return output.reshape(len(output), 1, -1)
     return output.flatten(2).mT if output.dim() > 3 else output
 
 
 def bases(a: Tensor, k: int = 4) -> Tensor:
-    """Q [..., samples, k] of a [..., samples, features]: orthonormal columns, the top singular directions.
+    """Return Q [..., samples, k] of a [..., samples, features]: the top singular directions, orthonormal.
 
     There are min(k, samples, features) columns. One whose singular value is at most TOLERANCE ‖a‖_F is zero.
     All are NaN where a has a number that is not finite.
@@ -72,13 +72,13 @@ def bases(a: Tensor, k: int = 4) -> Tensor:
     size = torch.linalg.vector_norm(x, dim=(-2, -1))
     x = x - x.mean(-2, keepdim=True)
     s, u = _directions(x, min(k, *x.shape[-2:]))
-    there = (s > TOLERANCE * size.unsqueeze(-1)).unsqueeze(-2)
-    q = torch.where(there, u / torch.where(there, s.unsqueeze(-2), 1.0), 0.0)
+    kept = (s > TOLERANCE * size.unsqueeze(-1)).unsqueeze(-2)
+    q = torch.where(kept, u / torch.where(kept, s.unsqueeze(-2), 1.0), 0.0)
     return torch.where(usable, q, torch.nan).to(torch.promote_types(a.dtype, torch.float32))
 
 
 def _directions(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest singular values, and the left singular vectors scaled by them.
+    """Return the k largest singular values, and the left singular vectors scaled by them.
 
     By the eigenvectors of the smaller one of XᵀX and XXᵀ, in double precision: for many clients at once far
     faster than a singular value decomposition.
@@ -93,12 +93,12 @@ def _directions(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank(q: Tensor) -> Tensor:
-    """Columns that are not zero: the others have length one."""
+    """Count the columns that are not zero, which have length one."""
     return (q.square().sum(-2) > 0.5).sum(-1)
 
 
 def _mean_correlation(product: Tensor, rank_p: Tensor, rank_q: Tensor) -> Tensor:
-    """(1/r) Σ σ(PᵀQ), r = min(rank P, rank Q); with r = 0: whether both are constant."""
+    """Return (1/r) Σ σ(PᵀQ), r = min(rank P, rank Q); with r = 0: whether both are constant."""
     correlations = torch.linalg.svdvals(product).clamp(max=1.0).sum(-1)
     r = torch.minimum(rank_p, rank_q)
     both = (rank_p == rank_q).to(correlations.dtype)
@@ -106,19 +106,19 @@ def _mean_correlation(product: Tensor, rank_p: Tensor, rank_q: Tensor) -> Tensor
 
 
 def similarities(q: Tensor) -> Tensor:
-    """ρ of all pairs i < j of clients, from their bases [clients, samples, k]."""
+    """Return ρ of all pairs i < j of clients, from their bases [clients, samples, k]."""
     q = q.double()
     clients, _, k = q.shape
     if clients < 2:
         return q.new_zeros(0)
     rank, flat = _rank(q), q.movedim(0, 1).flatten(1)  # [samples, clients · k]
-    found = []
+    pairs = []
     for a in range(0, clients, ROWS):
-        some = flat[:, a * k : (a + ROWS) * k]
-        products = (some.mT @ flat).reshape(-1, k, clients, k).transpose(1, 2)
+        block = flat[:, a * k : (a + ROWS) * k]
+        products = (block.mT @ flat).reshape(-1, k, clients, k).transpose(1, 2)
         i, j = torch.triu_indices(len(products), clients, a + 1, device=q.device)
-        found.append(_mean_correlation(products[i, j], rank[a + i], rank[j]))
-    return torch.cat(found)
+        pairs.append(_mean_correlation(products[i, j], rank[a + i], rank[j]))
+    return torch.cat(pairs)
 
 
 def _samples(field: str, value: Any) -> Any:
@@ -174,40 +174,40 @@ def svcca(
     probe = Probe(x, blocks if blocks is None else tuple(blocks))
 
     def client(problem: Problem, algorithm: Algorithm) -> LocalRule:
-        own = algorithm.personalize(problem)
+        personalize = algorithm.personalize(problem)
 
         def start(download: Download, state: ClientState) -> Any:
-            return own.start(probed(download)[1], state)
+            return personalize.start(probed(download)[1], state)
 
         def finish(carry: Any, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
             samples, received = probed(download)
-            found = _bases(problem, own.model(carry, received, state), samples, probe, k)
-            return Upload({}, metrics=found), ClientState({}, {})
+            metrics = _bases(problem, personalize.model(carry, received, state), samples, probe, k)
+            return Upload({}, metrics=metrics), ClientState({}, {})
 
-        return LocalRule(start, own.phases, finish)
+        return LocalRule(start, personalize.phases, finish)
 
     def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
         pairs = {name: similarities(_finite(q)) for name, q in uploads.metrics.items()}
-        one = torch.max if over == "max" else torch.mean
-        return {name: float(one(rho)) for name, rho in pairs.items() if len(rho)}
+        overall = torch.max if over == "max" else torch.mean
+        return {name: float(overall(rho)) for name, rho in pairs.items() if len(rho)}
 
-    options = {"x": _told(x), "blocks": blocks, "k": k, "over": over}
+    options = {"x": _described(x), "blocks": blocks, "k": k, "over": over}
     return Measure("svcca", client, summarize, options, own=True, probe=probe)
 
 
 def _bases(problem: Problem, params: Tensors, x: Tensor, probe: Probe, k: int) -> Tensors:
-    """Of each block, for one client; the samples pass in parts, so that few outputs are held at once."""
-    found: dict[str, list[Tensor]] = {}
+    """Return Q of each block for one client; samples pass in parts, so that few outputs are held at once."""
+    outputs_of: dict[str, list[Tensor]] = {}
     for first in range(0, len(x), probe.batch):
         outputs = problem.outputs(params, x[first : first + probe.batch], probe.blocks)
         for name, output in outputs.items():
-            some = _drawn(points(output), first, max(1, POINTS // len(x)))
-            found.setdefault(name, []).append(some.flatten(0, 1))
-    return {name: bases(torch.cat(parts), k) for name, parts in found.items()}
+            drawn = _drawn(points(output), first, max(1, POINTS // len(x)))
+            outputs_of.setdefault(name, []).append(drawn.flatten(0, 1))
+    return {name: bases(torch.cat(parts), k) for name, parts in outputs_of.items()}
 
 
 def _drawn(output: Tensor, first: int, count: int) -> Tensor:
-    """As many positions of each sample [samples, positions, features], by the sample's number alone."""
+    """Return `count` positions of each sample [samples, positions, features], by its number alone."""
     samples, positions, features = output.shape
     if positions <= count:
         return output
@@ -218,12 +218,12 @@ def _drawn(output: Tensor, first: int, count: int) -> Tensor:
 
 
 def _finite(q: Tensor) -> Tensor:
-    """Without the clients whose outputs were not finite."""
+    """Return Q without the clients whose outputs were not finite."""
     return q[torch.isfinite(q).flatten(1).all(1)]
 
 
-def _told(x: Any) -> int | str:
-    """The samples in a few words that tell them from others."""
+def _described(x: Any) -> int | str:
+    """Describe the samples in a few words that tell them from others."""
     if isinstance(x, int):
         return x
     values = x.detach().double().cpu().numpy() if isinstance(x, Tensor) else x

@@ -30,7 +30,7 @@ def add_adapters(
     where: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> Model:
-    """A copy of any model with adapters; until they are trained it computes what the model computes.
+    """Return a copy of any model with adapters; until they are trained it computes what the model computes.
 
     kind="residual"    y + A∗y after a convolution: A is a 1×1 convolution without bias that starts at zero
                        (Rebuffi et al. 2017). Where: every convolution with a kernel above 1 except the
@@ -103,7 +103,7 @@ class LowRank(nn.Module):
 
 
 def _pointwise(conv: nn.Module, channels: int) -> nn.Module:
-    """A 1×1 convolution of as many dimensions as `conv`, at zero."""
+    """Return a 1×1 convolution of as many dimensions as `conv`, at zero."""
     kind = next(c for c in _CONVOLUTIONS if isinstance(conv, c))
     adapter = kind(channels, channels, 1, bias=False)
     nn.init.zeros_(adapter.weight)
@@ -129,7 +129,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class _Site(NamedTuple):
-    """A layer that can take an adapter; `usual` when it gets one without being named.
+    """A layer that can take an adapter; `default`: it gets one without being named.
 
     `like` has the device and type of its parameters.
     """
@@ -139,15 +139,15 @@ class _Site(NamedTuple):
     inputs: int
     outputs: int
     like: Tensor
-    usual: bool
+    default: bool
     hook: Callable[..., Any] = _add_to_output
 
 
 def _convolutions(model: nn.Module) -> list[_Site]:
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, _CONVOLUTIONS)]
+    convolutions = [(name, m) for name, m in model.named_modules() if isinstance(m, _CONVOLUTIONS)]
     return [
         _Site(name, m, m.out_channels, m.out_channels, m.weight, max(m.kernel_size) > 1 and i > 0)
-        for i, (name, m) in enumerate(found)
+        for i, (name, m) in enumerate(convolutions)
     ]
 
 
@@ -164,16 +164,16 @@ def _sublayers(model: nn.Module) -> list[_Site]:
                     sites.append(_Site(path, sub, width, width, like, True, _add_to_attention))
                 elif sub is m.linear2:  # the last layer of the feed-forward part
                     sites.append(_Site(path, sub, width, width, like, True))
-    return sites or [site._replace(usual=False, hook=_add_to_output) for site in _linears(model)]
+    return sites or [site._replace(default=False, hook=_add_to_output) for site in _linears(model)]
 
 
 def _linears(model: nn.Module) -> list[_Site]:
     # nn.MultiheadAttention reads the weight of its projection and never calls it: a hook would not run
     silent = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and m not in silent]
+    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and m not in silent]
     return [
-        _Site(name, m, m.in_features, m.out_features, m.weight, i < len(found) - 1, _add_from_input)
-        for i, (name, m) in enumerate(found)
+        _Site(name, m, m.in_features, m.out_features, m.weight, i < len(linears) - 1, _add_from_input)
+        for i, (name, m) in enumerate(linears)
     ]
 
 
@@ -185,13 +185,13 @@ _KINDS: dict[str, Callable[[nn.Module], list[_Site]]] = {
 
 
 def _select(sites: list[_Site], where: str | Sequence[str] | None, kind: str) -> list[_Site]:
-    """The sites that `where` asks for; every pattern must match one."""
+    """Return the sites that `where` asks for; every pattern must match one."""
     names = [site.name for site in sites]
     listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
     allowed = f"pattern(s) of layers for {kind!r} adapters, of which this model has {listed or 'none'}"
     patterns = [where] if isinstance(where, str) else where
     if patterns is None:
-        chosen = [site for site in sites if site.usual]
+        chosen = [site for site in sites if site.default]
     else:
         for pattern in patterns:
             if not isinstance(pattern, str) or not any(fnmatchcase(name, pattern) for name in names):

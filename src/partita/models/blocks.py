@@ -50,7 +50,7 @@ class Blocks(nn.Sequential):
                 raise check.fail(field, part, f"names among {', '.join(map(repr, blocks))}")
 
     def at_width(self, share: float) -> Blocks:
-        """The same model with the first channels only of every layer, this share of them."""
+        """Return the model with the first channels only of every layer, this share of them."""
         if self._made is None:
             raise check.fail("width", share, "a model of this package that has a width, or build=...")
         make, width = self._made
@@ -58,19 +58,19 @@ class Blocks(nn.Sequential):
 
 
 def scalable(model: Blocks, width: float, make: Callable[..., Blocks]) -> Blocks:
-    """A model that knows its narrow forms: `make(width=...)` builds it at any width, and it has this one."""
+    """Let a model know its narrow forms: `make(width=...)` builds it at any width, and it has this one."""
     model._made = (make, width)
     return model
 
 
 def layers(**children: nn.Module) -> nn.Sequential:
-    """One block out of named layers: layers(conv=..., relu=...) has the parameters conv.weight, conv.bias."""
+    """Return a block of named layers: layers(conv=..., relu=...) has the parameter conv.weight."""
     return nn.Sequential(OrderedDict(children))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Initial weights are a function of `seed` alone, and nobody else's random numbers change.
+    """Draw initial weights from `seed` alone, and leave everybody else's random numbers as they are.
 
     They are drawn on the CPU, so that they are the same whatever device is the default.
     """

@@ -84,6 +84,6 @@ def _widths(width: float, *full: int) -> list[int]:
 
 
 def _conv(conv: nn.Conv2d, size: int | None = None) -> nn.Sequential:
-    """Convolution, ReLU, 2×2 pooling; the first block of a network is told the image size it expects."""
+    """Return convolution, ReLU and 2×2 pooling; the first block is told the image size to expect."""
     image = {} if size is None else {"image": Image(conv.in_channels, size)}
     return layers(**image, conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d(2))

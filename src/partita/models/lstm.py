@@ -79,7 +79,7 @@ class BiLSTM(nn.Module):
         return torch.cat((h[0], h[1]), -1)
 
     def activations(self, x: Tensor) -> int:
-        """What `partita.capacity.memory` counts: 10 values for each word, direction and unit.
+        """Return what `partita.capacity.memory` counts: 10 values for each word, direction and unit.
 
         Four gates before and after their nonlinearity, c and h.
         """

@@ -30,8 +30,8 @@ def resnet20(
     norm:  "batch" (the paper) or "group" (no statistics to share, see `resnet18` for the groups)
     width: keep the first ⌊width · C⌋ of each layer's C channels; 0.45 and 0.2 leave 52,874 and 10,006
     """
-    made = _resnet((16, 32, 64), 3, True, classes, norm, width, channels, seed)
-    return scalable(made, width, partial(resnet20, classes, norm=norm, channels=channels, seed=seed))
+    model = _resnet((16, 32, 64), 3, True, classes, norm, width, channels, seed)
+    return scalable(model, width, partial(resnet20, classes, norm=norm, channels=channels, seed=seed))
 
 
 def resnet18(
@@ -46,8 +46,8 @@ def resnet18(
     Group normalization has 8, 8, 16, 32 groups in the four stages, as in the authors' code: 8 channels to a
     group up to 64 channels, 16 beyond.
     """
-    made = _resnet((64, 128, 256, 512), 2, False, classes, norm, width, channels, seed)
-    return scalable(made, width, partial(resnet18, classes, norm=norm, channels=channels, seed=seed))
+    model = _resnet((64, 128, 256, 512), 2, False, classes, norm, width, channels, seed)
+    return scalable(model, width, partial(resnet18, classes, norm=norm, channels=channels, seed=seed))
 
 
 def _resnet(
@@ -60,7 +60,7 @@ def _resnet(
     channels: int,
     seed: int,
 ) -> Blocks:
-    """Stages of `depth` residual blocks; each stage but the first halves height and width."""
+    """Build stages of `depth` residual blocks; each stage but the first halves height and width."""
     check.integer("classes", classes, low=1)
     check.choice("norm", norm, ("batch", "group"))
     check.number("width", width, low=0.0, open_low=True)

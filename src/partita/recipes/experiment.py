@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -31,7 +30,7 @@ from partita.algorithms.by_name import by_name
 from partita.algorithms.local import solvers
 from partita.api import Arguments, Run, federate
 from partita.core import check
-from partita.core.options import bind, signature
+from partita.core.options import bind, constructors, signature
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.engine.settings import Manner, Parts, Settings, Training
@@ -40,21 +39,16 @@ from partita.engine.train import check_finished
 Functions = dict[str, Callable[..., Any]]
 
 
-def _functions(module: ModuleType) -> Functions:
-    found = {name: getattr(module, name) for name in module.__all__}
-    return {name: part for name, part in found.items() if inspect.isfunction(part)}
-
-
 CAPACITIES = ("depth", "fjord", "heterofl", "width")
 MODULES = {
-    "optim": _functions(optim),
-    "aggregate": _functions(aggregate),
-    "psi": _functions(psi),
-    "solver": _functions(solvers),
-    "attack": _functions(attack),
-    "capacity": {n: f for n, f in _functions(capacity).items() if n in CAPACITIES},
-    "measures": _functions(measures),
-    "schedule": _functions(schedule),
+    "optim": constructors(optim),
+    "aggregate": constructors(aggregate),
+    "psi": constructors(psi),
+    "solver": constructors(solvers),
+    "attack": constructors(attack),
+    "capacity": {n: f for n, f in constructors(capacity).items() if n in CAPACITIES},
+    "measures": constructors(measures),
+    "schedule": constructors(schedule),
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
 TAKES = {"server": "optim"}  # options whose functions are those of another word

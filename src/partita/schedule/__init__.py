@@ -1,7 +1,8 @@
 """Who reports when. The loop asks the schedule for the next cohort until it is done."""
 
 from partita.schedule.asynchronous import Asynchronous, asynchronous
-from partita.schedule.base import Running, Schedule, StageSpec
+from partita.schedule.base import ClockedSchedule, Running, Schedule, StageSpec
+from partita.schedule.clock import Clock
 from partita.schedule.delay import (
     Delays,
     classes,
@@ -20,6 +21,8 @@ from partita.schedule.synchronous import Synchronous, synchronous
 
 __all__ = [
     "Asynchronous",
+    "Clock",
+    "ClockedSchedule",
     "Delays",
     "Preferred",
     "Running",

@@ -1,4 +1,4 @@
-"""No rounds: the server acts on arrivals, and whoever has reported is replaced at once.
+"""Asynchronous runs: the server acts on arrivals, and whoever has reported is replaced at once.
 
 A client downloads the newest model when it asks, works, and uploads; meanwhile the server goes on. When an
 upload arrives, the server has taken τ steps since that client's download: its staleness.
@@ -6,37 +6,51 @@ upload arrives, the server has taken τ steps since that client's download: its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated
 
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
-from partita.schedule.base import ClockedSchedule, Discount, StageSpec, Until, Waits
+from partita.schedule.base import ClockedSchedule, StageSpec, TurnDelays, Until
 from partita.schedule.clock import Clock, Flight
-from partita.schedule.delay import Delays, as_delays
-from partita.schedule.staleness import Staleness
+from partita.schedule.staleness import OfSchedule
 
 ORDERS = ("random", "same")
-FRUITLESS = 10_000
+MOST_FRUITLESS = 10_000
 """Uploads in a row that were lost or too old, after which the server acts on what it has."""
 
 
+@checked()
 @dataclass(frozen=True)
 class Asynchronous:
-    """See `asynchronous`."""
+    """No rounds: the server acts on every `buffer`-th arrival, and who has reported is replaced at once.
 
-    concurrency: int | None
-    buffer: int | None
-    staleness: Staleness | str | None
-    delays: Delays | None
-    order: str
-    max_staleness: int | None
-    until: float | None
+    A run's `rounds` are then steps of the server.
+
+    Use it when clients differ much in speed, so that a round would wait for the slowest.
+    """
+
+    concurrency: Annotated[
+        int | None, Option("clients at work at any time (None: the run's cohort, or everyone)", low=1)
+    ] = None
+    buffer: Annotated[
+        int | None, Option("uploads that make a server step (None: what the method wants, or 1)", low=1)
+    ] = None
+    staleness: OfSchedule = None
+    delays: TurnDelays = None
+    _: KW_ONLY
+    order: Annotated[
+        str,
+        Option("who follows a client that has reported: one of those not at work, or itself", choices=ORDERS),
+    ] = "random"
+    max_staleness: Annotated[
+        int | None, Option("older deltas, in server steps, are dropped (None: none is)", low=0)
+    ] = None
+    until: Until = None
 
     def check(self, clients: int, cohort: int) -> None:
-        """A ValueError if it does not fit so many clients, or so many at a time."""
         if self.delays is not None:
             self.delays.check(clients)
         if self.concurrency is not None:
@@ -46,41 +60,38 @@ class Asynchronous:
             check.integer("buffer", self.buffer, low=1, high=most)
 
     def of(self, algorithm: Algorithm) -> Asynchronous:
-        """With the method's own buffer and staleness where the user has left them open."""
+        """Return it with the method's own buffer and staleness where the user has left them open."""
         if algorithm.synchronous_only:
             raise check.fail(
                 "schedule",
                 "asynchronous",
                 f"synchronous() for {algorithm.name}: {algorithm.synchronous_only}",
             )
-        own = algorithm.asynchronous or {}
-        buffer = self.buffer if self.buffer is not None else own.get("buffer", 1)
-        staleness = self.staleness if self.staleness is not None else own.get("staleness")
+        wanted = algorithm.asynchronous or {}
+        buffer = self.buffer if self.buffer is not None else wanted.get("buffer", 1)
+        staleness = self.staleness if self.staleness is not None else wanted.get("staleness")
         return replace(self, buffer=buffer, staleness=staleness)
 
     def begin(self, spec: StageSpec) -> Arrivals:
-        """At work."""
-        delays = as_delays("delays", self.delays)
-        clock = Clock(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
-        return Arrivals(self, spec, clock)
+        return Arrivals(self, spec, Clock.of(spec, self.delays))
 
 
 class Arrivals(ClockedSchedule[Asynchronous]):
-    """See `partita.schedule.base.Running`."""
+    """An asynchronous schedule that runs."""
 
     def next(self, server: ServerState) -> Cohort:
-        """Time goes on until the buffer is full; who has reported is replaced when time goes on.
+        """Advance virtual time until the buffer is full; who has reported is replaced when time goes on.
 
         A client whose upload lies in the buffer waits for the server's step: it would receive the model that
         it had. Where nobody seems to report any more, the server acts on what it has, or goes on without any:
         so that `until`, the number of rounds or Ctrl-C can end the run.
         """
-        buffer = self.asked.buffer or 1
+        buffer = self.options.buffer or 1
         landed: list[Flight] = []
         late: list[Flight] = []
         lost: list[Flight] = []
         fruitless = 0
-        while len(landed) < buffer and fruitless < FRUITLESS:
+        while len(landed) < buffer and fruitless < MOST_FRUITLESS:
             if not self.clock.flights or self.clock.next_end() > self.clock.now:
                 self._fill(server)
             flight = self.clock.land()
@@ -94,12 +105,12 @@ class Arrivals(ClockedSchedule[Asynchronous]):
         return self.clock.cohort(server.version, landed, late, lost)
 
     def _fill(self, server: ServerState) -> None:
-        """Until as many as wanted are at work: anybody who is idle, or those who were there before."""
-        wanted = self.asked.concurrency or self.spec.cohort
+        """Send clients until as many as wanted are in flight: idle ones, or those who have just reported."""
+        wanted = self.options.concurrency or self.spec.cohort
         free = wanted - len(self.clock.flights)
         if free <= 0:
             return
-        if self.asked.order == "same" and self.clock.sent:
+        if self.options.order == "same" and self.clock.sent:
             chosen = [*self.clock.back]
         else:
             chosen = self.clock.idle(free, self.clock.draw(server.version))
@@ -107,34 +118,8 @@ class Arrivals(ClockedSchedule[Asynchronous]):
             self.clock.send(server, chosen)
 
     def _too_stale(self, staleness: int) -> bool:
-        most = self.asked.max_staleness
+        most = self.options.max_staleness
         return most is not None and staleness > most
 
 
-@checked()
-def asynchronous(
-    concurrency: Annotated[
-        int | None, Option("clients at work at any time (None: the run's cohort, or everyone)", low=1)
-    ] = None,
-    buffer: Annotated[
-        int | None, Option("uploads that make a server step (None: what the method wants, or 1)", low=1)
-    ] = None,
-    staleness: Discount = None,
-    delays: Waits = None,
-    *,
-    order: Annotated[
-        str,
-        Option("who follows a client that has reported: one of those not at work, or itself", choices=ORDERS),
-    ] = "random",
-    max_staleness: Annotated[
-        int | None, Option("older deltas, in server steps, are dropped (None: none is)", low=0)
-    ] = None,
-    until: Until = None,
-) -> Asynchronous:
-    """No rounds: the server acts on every `buffer`-th arrival, and who has reported is replaced at once.
-
-    A run's `rounds` are then steps of the server.
-
-    Use it when clients differ much in speed, so that a round would wait for the slowest.
-    """
-    return Asynchronous(concurrency, buffer, staleness, delays, order, max_staleness, until)
+asynchronous = Asynchronous

@@ -1,4 +1,4 @@
-"""What a schedule is: a user chooses one, `begin` puts it to work for one stage of a run."""
+"""What a schedule is: a user chooses one, and `begin` starts it for one stage of a run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
 from partita.schedule.clock import Clock
-from partita.schedule.delay import DELAYS, Delays
-from partita.schedule.staleness import ALLOWED, NAMED, Staleness, as_given, as_staleness
+from partita.schedule.delay import ALLOWED_DELAYS, Delays
+from partita.schedule.staleness import Staleness, as_staleness
 
-Discount = Annotated[
-    str | Staleness | None,
-    Option(
-        "s(τ): how much a delta counts that is τ server steps old (None: as the method wants, or 'constant')",
-        choices=tuple(NAMED),
-        allowed=ALLOWED,
-        check=as_given,
-    ),
-]
-Waits = Annotated[
-    Delays | None, Option("what a client's turn takes (None: one unit of time)", allowed=DELAYS)
+TurnDelays = Annotated[
+    Delays | None, Option("what a client's turn takes (None: one unit of time)", allowed=ALLOWED_DELAYS)
 ]
 Until = Annotated[
     float | None,
@@ -38,10 +29,10 @@ Until = Annotated[
 
 
 class StageSpec(NamedTuple):
-    """What a schedule is put to work for: `rounds` server steps from version `first` and from `time` on.
+    """The stage that a schedule runs: `rounds` server steps from version `first` and from `time` on.
 
-    cohort  clients that the run wants at a time
-    steps   how many local steps a client takes in a turn
+    cohort    clients that the run wants at a time
+    steps     how many local steps a client takes in a turn
     received  bytes that a client downloads (None: the server's whole model)
     """
 
@@ -60,32 +51,32 @@ class Running(Protocol):
 
     @property
     def time(self) -> float:
-        """Of the virtual clock, now."""
+        """The current virtual time."""
         ...
 
     @property
     def until(self) -> float | None:
-        """The end of time, if there is one."""
+        """The virtual time after which the server takes no step (None: there is none)."""
         ...
 
     def done(self, server: ServerState) -> bool:
-        """Whether the stage is over."""
+        """Return whether the stage is over."""
         ...
 
     def next(self, server: ServerState) -> Cohort:
-        """Who reports now, and what each of them had downloaded."""
+        """Return who reports now, and what each of them had downloaded."""
         ...
 
     def in_flight(self) -> Cohort:
-        """Who is at work and will report later; they may train at any time from now on."""
+        """Return the clients in flight, who will report later; they may train at any time from now on."""
         ...
 
     def upcoming(self, server: ServerState) -> Sequence[int]:
-        """Who is likely to train in the next round: a guess, which may be empty."""
+        """Return who is likely to train in the next round: a guess, which may be empty."""
         ...
 
     def discount(self, staleness: int) -> float:
-        """How much a delta counts that is so many server steps old."""
+        """Return how much a delta counts that is so many server steps old."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -101,20 +92,20 @@ class Schedule(Protocol):
     """What a user chooses."""
 
     def check(self, clients: int, cohort: int) -> None:
-        """A ValueError if it does not fit so many clients, or so many at a time."""
+        """Raise a ValueError if it does not fit so many clients, or so many at a time."""
         ...
 
     def of(self, algorithm: Algorithm) -> Schedule:
-        """With what the method wants where the user has left it open; a ValueError if it cannot run so."""
+        """Return it with what the method wants where the user left it open, or raise a ValueError."""
         ...
 
     def begin(self, spec: StageSpec) -> Running:
-        """At work."""
+        """Start the schedule for one stage."""
         ...
 
 
-class Timed(Protocol):
-    """What schedules with a clock have in common."""
+class Clocked(Protocol):
+    """The options that all schedules with a clock have."""
 
     @property
     def staleness(self) -> Staleness | str | None: ...
@@ -123,39 +114,36 @@ class Timed(Protocol):
     def until(self) -> float | None: ...
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=Clocked)
 
 
 @dataclass
 class ClockedSchedule(Generic[T]):
-    """Running on the virtual clock; `next` is left to those who know whom the server waits for."""
+    """A schedule that runs on the virtual clock; `next` is left to those who know whom the server awaits."""
 
-    asked: T
+    options: T
     spec: StageSpec
     clock: Clock
     peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
 
     @property
     def time(self) -> float:
-        """Of the virtual clock, now."""
         return self.clock.now
 
     @property
     def until(self) -> float | None:
-        """The end of time, if there is one."""
-        return self.asked.until
+        return self.options.until
 
     def done(self, server: ServerState) -> bool:
-        """After so many server steps, or when the next one would come too late."""
+        """Return whether all steps are taken, or the next one would come too late."""
         over = server.version >= self.spec.first + self.spec.rounds
-        return over or (self.asked.until is not None and self._peek(server) > self.asked.until)
+        return over or (self.options.until is not None and self._peek(server) > self.options.until)
 
     def next(self, server: ServerState) -> Cohort:
-        """Who reports now, and what each of them had downloaded."""
         raise NotImplementedError
 
     def _peek(self, server: ServerState) -> float:
-        """When the next cohort reports: found out on a copy, once for each step."""
+        """Return when the next cohort reports: worked out on a copy, once for each step."""
         if self.peeked[0] != server.version:
             ahead = copy.copy(self)
             ahead.clock = self.clock.copy()
@@ -163,17 +151,14 @@ class ClockedSchedule(Generic[T]):
         return self.peeked[1]
 
     def in_flight(self) -> Cohort:
-        """Who is at work and will report later."""
         return self.clock.in_flight()
 
     def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
-        """Nobody knows, unless a schedule says more."""
         return ()
 
     def discount(self, staleness: int) -> float:
-        """How much a delta counts that is so many server steps old."""
-        found = as_staleness("staleness", self.asked.staleness)(staleness)
-        return check.number(f"staleness({staleness})", found, low=0)
+        discount = as_staleness("staleness", self.options.staleness)(staleness)
+        return check.number(f"staleness({staleness})", discount, low=0)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has to hold."""

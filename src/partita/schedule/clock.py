@@ -1,4 +1,4 @@
-"""Virtual time: who is at work since when, with which model, and when each one reports.
+"""Virtual time: who is in flight since when, with which model, and when each one reports.
 
 A client reads the newest model when it asks; what arrives at the same time is taken in before anybody asks
 again. Nothing here knows whether the server waits for all (`synchronous`) or for some (`asynchronous`).
@@ -12,15 +12,26 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partita.core import check, draws, tree
 from partita.core.types import Cohort, Download, Group, ServerState, Tensors
-from partita.schedule.delay import Delays
+from partita.schedule.delay import ONE_UNIT, Delays
 
-AGAIN = 1 << 40
-"""The events of a client: the version of the model that it received, or that plus so much for each further
-time that it received the same one."""
+if TYPE_CHECKING:
+    from partita.schedule.base import StageSpec
+
+
+class Event(NamedTuple):
+    """A client's receipt of a model: which version, and how often the client had received it before."""
+
+    version: int
+    repeat: int = 0
+
+    @property
+    def number(self) -> int:
+        """The part of this event in the keys of draws: a first receipt is known by its version alone."""
+        return self.version + (self.repeat << 40)
 
 
 class Flight(NamedTuple):
@@ -29,27 +40,28 @@ class Flight(NamedTuple):
     end: float
     number: int  # of all turns so far: who left first is first among those that arrive at the same time
     client: int
-    event: int
+    version: int  # of the model that it received
+    repeat: int  # how often it had received that version before
     begin: float
     lost: bool
 
     @property
-    def version(self) -> int:
-        """Of the model that it received."""
-        return self.event % AGAIN
+    def event(self) -> Event:
+        """The receipt with which the turn began."""
+        return Event(self.version, self.repeat)
 
 
 @functools.lru_cache(maxsize=2)
-def _chosen(seed: int, draw: int, there: int, count: int) -> list[int]:
-    """Places of so many among those who are there; known already if somebody asked who comes next."""
+def _sample(seed: int, draw: int, population: int, count: int) -> list[int]:
+    """Draw places without replacement; remembered, since `upcoming` may have asked for them before."""
     rng = draws.generator(seed, "cohort", draw)
-    found: list[int] = rng.choice(there, count, replace=False, shuffle=False).tolist()
-    return found
+    places: list[int] = rng.choice(population, count, replace=False, shuffle=False).tolist()
+    return places
 
 
 @dataclass
 class Clock:
-    """See the module."""
+    """Virtual time, the clients in flight, and the models that they have received."""
 
     clients: int
     seed: int
@@ -69,30 +81,36 @@ class Clock:
     traffic: int = 0  # bytes that were sent to clients since then
     received: Callable[[int], int] | None = None  # bytes that a client downloads (None: the whole model)
 
+    @classmethod
+    def of(cls, spec: StageSpec, delays: Delays | None = None) -> Clock:
+        """Return the clock of a stage (delays=None: each turn takes one unit of time)."""
+        delays = ONE_UNIT if delays is None else delays
+        return cls(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
+
     # ---- who leaves
 
     def idle(self, count: int, draw: int) -> list[int]:
-        """So many clients that are free, or all, each with the same probability: the draw of this number."""
-        there = self.clients - len(self.busy)
-        if count >= there:
-            return [self._idle(i) for i in range(there)]
+        """Return so many idle clients, or all, each with the same probability: the draw of this number."""
+        idle = self.clients - len(self.busy)
+        if count >= idle:
+            return [self._idle(i) for i in range(idle)]
         if count == 1:
-            return [self._idle(int(draws.number(self.seed, "cohort", draw) * there))]
-        return [self._idle(i) for i in _chosen(self.seed, draw, there, count)]
+            return [self._idle(int(draws.number(self.seed, "cohort", draw) * idle))]
+        return [self._idle(i) for i in _sample(self.seed, draw, idle, count)]
 
     def draw(self, version: int) -> int:
-        """The number of the next draw: the version, or that plus so much for each further one with it."""
-        return version + (AGAIN * self.fills if version == self.newest else 0)
+        """Return the number of the next draw among idle clients: another for each that left so far."""
+        return Event(version, self.fills if version == self.newest else 0).number
 
     def _idle(self, place: int) -> int:
-        """The client at this place among those that are free."""
+        """Return the client at this place among those that are idle."""
         if not self.busy:
             return place
         # busy[i] − i idle clients come before busy[i]: count the busy ones that come before the place
         return place + bisect.bisect_right(range(len(self.busy)), place, key=lambda i: self.busy[i] - i)
 
     def send(self, server: ServerState, chosen: Iterable[int]) -> list[Flight]:
-        """These clients ask now, and receive the server's model."""
+        """Send the server's model to these clients, who ask for it now."""
         if server.version != self.newest:
             self.newest, self.fills = server.version, 0
             self.again.clear()
@@ -123,31 +141,31 @@ class Clock:
         self.again = dict.fromkeys(clients, 1)
         first, end = self.sent + 1, self.now + self.delays.fixed
         self.sent += len(clients)
-        return [Flight(end, first + i, c, version, self.now, False) for i, c in enumerate(clients)]
+        return [Flight(end, first + i, c, version, 0, self.now, False) for i, c in enumerate(clients)]
 
     def _flight(self, client: int, version: int) -> Flight:
-        before = self.again.get(client, 0)
-        self.again[client] = before + 1
-        event = version + AGAIN * before
+        repeat = self.again.get(client, 0)
+        self.again[client] = repeat + 1
+        event = Event(version, repeat).number
         steps = self.steps(client) if self.delays.computes else 0
         length = check.number("delays", self.delays.length(self.seed, event, client, steps), low=0)
         lost = self.delays.lost(self.seed, event, client)
         self.sent += 1
-        return Flight(self.now + length, self.sent, client, event, self.now, lost)
+        return Flight(self.now + length, self.sent, client, version, repeat, self.now, lost)
 
     # ---- who arrives
 
     def next_end(self) -> float:
-        """When the next one arrives."""
+        """Return when the next upload arrives."""
         return self.flights[0].end
 
     def land(self) -> Flight:
-        """The next arrival; time goes on to it. Its client is not free before the server has used it."""
+        """Advance to the next arrival and return it; its client is busy until the server has used it."""
         self.wait(self.next_end())
         return heapq.heappop(self.flights)
 
     def land_until(self, end: float) -> list[Flight]:
-        """All who arrive until then, in the order of their arrival; time goes on to the end."""
+        """Advance to `end` and return all who arrive until then, in the order of their arrival."""
         landed: list[Flight] = []
         if self.flights and self.next_end() == max([f.end for f in self.flights]) <= end:  # all at once
             self.wait(self.next_end())
@@ -158,22 +176,22 @@ class Clock:
         return landed
 
     def free(self, flights: Sequence[Flight]) -> None:
-        """Their clients may leave again."""
-        gone = [f.client for f in flights]
-        if len(gone) == 1:
-            del self.busy[bisect.bisect_left(self.busy, gone[0])]
-        elif gone:
-            some = set(gone)
-            self.busy = [c for c in self.busy if c not in some]
-        self.back += gone
+        """Let their clients leave again."""
+        clients = [f.client for f in flights]
+        if len(clients) == 1:
+            del self.busy[bisect.bisect_left(self.busy, clients[0])]
+        elif clients:
+            freed = set(clients)
+            self.busy = [c for c in self.busy if c not in freed]
+        self.back += clients
 
     def wait(self, until: float) -> None:
-        """Time goes on, while those at work go on working."""
+        """Advance virtual time, while the clients in flight go on working."""
         self.activity += (until - self.now) * len(self.flights)
         self.now = until
 
     def recall(self) -> list[Flight]:
-        """All that are at work stop: what they would have sent is lost."""
+        """Stop all clients in flight: what they would have sent is lost."""
         flights = sorted(self.flights, key=lambda f: f.number)
         self.flights.clear()
         return flights
@@ -183,9 +201,9 @@ class Clock:
     def cohort(
         self, version: int, landed: Sequence[Flight], late: Sequence[Flight], lost: Sequence[Flight]
     ) -> Cohort:
-        """Those who have landed report to a server that is at this version, and are free again."""
+        """Return those who have landed as a cohort of a server at this version, and free them."""
         self.free(landed)
-        found = Cohort(
+        cohort = Cohort(
             clients=tuple([f.client for f in landed]),
             groups=self._groups(landed),
             staleness=tuple([version - f.version for f in landed]),
@@ -197,41 +215,37 @@ class Clock:
             bytes_down=self.traffic,
         )
         self.activity, self.traffic = 0.0, 0
-        for gone, turns in Counter([f.version for f in (*landed, *late, *lost)]).items():
-            self._forget(gone, turns)
-        return found
-
-    def _forget(self, version: int, turns: int) -> None:
-        """So many less are at work on this version; nobody needs a model that nobody works on."""
-        self.users[version] -= turns
-        if not self.users[version]:
-            del self.users[version], self.models[version]
+        for received, turns in Counter([f.version for f in (*landed, *late, *lost)]).items():
+            self.users[received] -= turns
+            if not self.users[received]:  # nobody needs a model that nobody works on
+                del self.users[received], self.models[received]
+        return cohort
 
     def in_flight(self) -> Cohort:
-        """Those at work whose upload will arrive."""
-        there = sorted((f for f in self.flights if not f.lost), key=lambda f: f.number)
-        clients = tuple(f.client for f in there)
-        return Cohort(clients, self._groups(there), staleness=(0,) * len(clients), time=self.now)
+        """Return the clients in flight whose upload will arrive."""
+        flights = sorted((f for f in self.flights if not f.lost), key=lambda f: f.number)
+        clients = tuple(f.client for f in flights)
+        return Cohort(clients, self._groups(flights), staleness=(0,) * len(clients), time=self.now)
 
     def _groups(self, flights: Sequence[Flight]) -> tuple[Group, ...]:
-        """Who received the same model for the same time: a group each."""
-        places: dict[int, list[int]] = {}
-        if len({f.event for f in flights}) == 1:
+        """Return a group for each event: the clients who received the same model for the same time."""
+        places: dict[Event, list[int]] = {}
+        if len({(f.version, f.repeat) for f in flights}) == 1:
             places = {flights[0].event: list(range(len(flights)))}
         else:
             for i, flight in enumerate(flights):
                 places.setdefault(flight.event, []).append(i)
         return tuple(
             [
-                Group(tuple(some), Download(*self.models[event % AGAIN], event % AGAIN), event=event)
-                for event, some in places.items()
+                Group(tuple(rows), Download(*self.models[e.version], e.version), event=e.number)
+                for e, rows in places.items()
             ]
         )
 
     # ---- checkpoints
 
     def copy(self) -> Clock:
-        """Another clock at the same time, to look ahead with."""
+        """Return another clock at the same time, to look ahead with."""
         return replace(
             self,
             flights=[*self.flights],

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any, Protocol
@@ -28,23 +28,85 @@ from partita.core import check, draws
 from partita.core.options import Option, checked
 
 LONGEST = 1e12
-"""Longer delays would not add up."""
+"""The longest delay: sums of longer ones would lose their fractions."""
+
+ALLOWED_DELAY = "a number from 0, one for each client, or a delay such as partita.schedule.exponential(2.0)"
+ALLOWED_DELAYS = "partita.schedule.delays(download=..., upload=...)"
+ALLOWED_DROPOUT = "a number from 0 and below 1, or one for each client"
+ALLOWED_SHARES = "pairs (share, factor) such as [(0.9, 1), (0.1, 10)] whose shares sum to 1"
 
 
 class Delay(Protocol):
     """A random length of time, or a factor of one."""
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:
-        """What this client has to wait for this purpose in this event."""
+        """Return what this client has to wait for this purpose in this event."""
         ...
 
     def check(self, clients: int, field: str) -> None:
-        """A ValueError that names the field if it does not fit so many clients."""
+        """Raise a ValueError that names the field if the delay does not fit so many clients."""
         ...
 
 
-class _Quantiles:
-    """A delay with the same distribution for all clients."""
+# ---- what options take
+
+
+def as_delay(field: str, value: Any) -> Delay:
+    """Return a number as a constant, numbers as one for each client, and a delay as it is."""
+    value = _plain(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Constant(_length(field, value))
+    if isinstance(value, list | tuple):
+        return Listed(tuple(_length(field, x) for x in value))
+    if isinstance(value, type) or not all(callable(getattr(value, k, None)) for k in ("at", "check")):
+        raise check.fail(field, value, ALLOWED_DELAY)
+    delay: Delay = value
+    return delay
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays and tensors as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _length(field: str, value: Any) -> float:
+    return check.number(field, value, low=0, high=LONGEST)
+
+
+def _shares(field: str, value: Any) -> tuple[tuple[float, float], ...]:
+    try:
+        pairs = tuple((_length(field, share), _length(field, factor)) for share, factor in _plain(value))
+    except (TypeError, ValueError):
+        raise check.fail(field, value, ALLOWED_SHARES) from None
+    if not math.isclose(sum(share for share, _ in pairs), 1.0):
+        raise check.fail(field, value, ALLOWED_SHARES)
+    return pairs
+
+
+def _dropout(field: str, value: Any) -> float | tuple[float, ...]:
+    """Return probabilities below 1: a client that never reports would be waited for without end."""
+    value = _plain(value)
+    each = value if isinstance(value, list | tuple) else [value]
+    try:
+        chances = tuple(check.number(field, x, low=0, high=1) for x in each)
+    except ValueError:
+        raise check.fail(field, value, ALLOWED_DROPOUT) from None
+    if 1.0 in chances:
+        raise check.fail(field, value, ALLOWED_DROPOUT)
+    return chances if each is value else chances[0]
+
+
+def _delay(text: str, example: Any = None) -> Option:
+    return Option(text, allowed=ALLOWED_DELAY, check=as_delay, example=example)
+
+
+# ---- delays
+
+Mean = Annotated[float, Option("the mean", low=0, high=LONGEST, example=1.0)]
+
+
+class _Drawn:
+    """A delay that is drawn anew in each event, and fits any number of clients."""
 
     def quantile(self, u: float) -> float:
         raise NotImplementedError
@@ -53,103 +115,118 @@ class _Quantiles:
         return self.quantile(draws.number(seed, purpose, event, client))
 
     def check(self, clients: int, field: str) -> None:
-        """Fits any number."""
+        """Accept any number of clients."""
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Constant(_Quantiles):
-    """See `constant`."""
+class Constant(_Drawn):
+    """Always the same."""
 
-    value: float
+    value: Annotated[float, Option("the delay", low=0, high=LONGEST, example=1.0)]
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:  # noqa: ARG002
-        """Always the same."""
         return self.value
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Uniform(_Quantiles):
-    """See `uniform`."""
+class Uniform(_Drawn):
+    """Anything between two lengths, equally likely."""
 
-    low: float
-    high: float
+    low: Annotated[float, Option("the shortest", low=0, high=LONGEST, example=0.5)]
+    high: Annotated[float, Option("the longest", low=0, high=LONGEST, example=1.5)]
+
+    def __post_init__(self) -> None:
+        if self.high < self.low:
+            raise check.fail("delay high", self.high, f"a number from low={self.low:g}")
 
     def quantile(self, u: float) -> float:
-        """low + u (high − low)."""
         return self.low + u * (self.high - self.low)
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Exponential(_Quantiles):
-    """See `exponential`."""
+class Exponential(_Drawn):
+    """Memoryless: however long one has waited, as much again is to be expected."""
 
-    mean: float
+    mean: Mean
 
     def quantile(self, u: float) -> float:
-        """−mean ln(1 − u)."""
         return -self.mean * math.log1p(-u)
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Lognormal(_Quantiles):
-    """See `lognormal`."""
+class Lognormal(_Drawn):
+    """A heavy tail, as measured on real networks and phones."""
 
-    median: float
-    sigma: float
+    median: Annotated[float, Option("half of the delays are shorter", low=0, high=LONGEST, example=1.0)]
+    sigma: Annotated[float, Option("σ, the spread of the logarithm", low=0, high=10)] = 0.5
 
     def quantile(self, u: float) -> float:
-        """median exp(σ Φ⁻¹(u))."""
         return self.median * math.exp(self.sigma * NormalDist().inv_cdf(u))
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Gamma(_Quantiles):
-    """See `gamma`."""
+class Gamma(_Drawn):
+    """The sum of `shape` exponential delays."""
 
-    mean: float
-    shape: float
+    mean: Mean
+    shape: Annotated[float, Option("1 is exponential, larger is more regular", low=0.01, high=1e6)] = 2.0
 
     def quantile(self, u: float) -> float:
-        """(mean / shape) P⁻¹(shape, u)."""
         from scipy.special import gammaincinv
 
         return self.mean / self.shape * float(gammaincinv(self.shape, u))
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Trace:
-    """See `trace`. What was recorded is known by its digest; it is not written down again."""
+class Trace(_Drawn):
+    """Recorded delays, drawn again: a file with one number in each line, or `device,delay`.
 
-    path: str
-    digest: str
+    With devices, each client is one of them, drawn once, and waits as long as that one did. The first line
+    may be a heading. A run notes the digest of the file, and refuses to go on with another one.
+    """
+
+    path: Annotated[str | Path, Option("the file", example="delays.csv")]
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", str(self.path))
+        object.__setattr__(self, "digest", _digest(str(self.path)))
+        _recorded(str(self.path), self.digest)
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:
-        """Any of the values recorded for the device that this client has."""
-        devices = _recorded(self.path, self.digest)
-        mine = devices[int(draws.number(seed, "device", client) * len(devices))]
-        return mine[int(draws.number(seed, purpose, event, client) * len(mine))]
-
-    def check(self, clients: int, field: str) -> None:
-        """Fits any number."""
+        devices = _recorded(str(self.path), self.digest)
+        recorded = devices[int(draws.number(seed, "device", client) * len(devices))]
+        return recorded[int(draws.number(seed, purpose, event, client) * len(recorded))]
 
 
+@checked("delay ")
 @dataclass(frozen=True)
-class Classes:
-    """See `classes`."""
+class Classes(_Drawn):
+    """Speed classes: each client belongs to one, drawn once; 10 is ten times slower than 1."""
 
-    shares: tuple[tuple[float, float], ...]
+    shares: Annotated[
+        Sequence[tuple[float, float]],
+        Option(
+            "which share of the clients has which factor",
+            allowed=ALLOWED_SHARES,
+            check=_shares,
+            example=[(0.9, 1.0), (0.1, 10.0)],
+        ),
+    ]
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:  # noqa: ARG002
-        """The factor of the class that the client's number falls into, the same in every event."""
-        u = draws.number(seed, purpose, 0, client)
+        u = draws.number(seed, purpose, 0, client)  # the same in every event
         for share, factor in self.shares:
             if u < share:
                 return factor
             u -= share
         return self.shares[-1][1]
-
-    def check(self, clients: int, field: str) -> None:
-        """Fits any number."""
 
 
 @dataclass(frozen=True)
@@ -159,272 +236,102 @@ class Listed:
     values: tuple[float, ...]
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:  # noqa: ARG002
-        """The client's own."""
         return self.values[client]
 
     def check(self, clients: int, field: str) -> None:
-        """One for each."""
         if len(self.values) != clients:
             raise check.fail(field, self.values, f"one number for each of the {clients} clients")
 
 
+@checked("delay ")
 @dataclass(frozen=True)
 class Scaled:
-    """See `scaled`."""
+    """A delay whose length is each client's own: its factor, the same in every event, times a new draw."""
 
-    of: Delay
-    factor: Delay
+    of: Annotated[Any, _delay("the delay", example=1.0)]
+    factor: Annotated[
+        Any,
+        _delay("of each client: one for each, classes(...), or a delay that it is drawn from once", 2.0),
+    ]
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:
-        """The client's factor, the same in every event, times a new draw."""
-        mine = self.factor.at(seed, f"{purpose} factor", 0, client)
-        return mine * self.of.at(seed, purpose, event, client)
+        factor: float = self.factor.at(seed, f"{purpose} factor", 0, client)
+        length: float = self.of.at(seed, purpose, event, client)
+        return factor * length
 
     def check(self, clients: int, field: str) -> None:
-        """Both must fit."""
         self.of.check(clients, field)
         self.factor.check(clients, f"{field} factor")
-
-
-# ---- what options take
-
-DELAY = "a number from 0, one for each client, or a delay such as partita.schedule.exponential(2.0)"
-DELAYS = "partita.schedule.delays(download=..., upload=...)"
-DROPOUT = "a number from 0 and below 1, or one for each client"
-PAIRS = "pairs (share, factor) such as [(0.9, 1), (0.1, 10)] whose shares sum to 1"
-
-
-def as_delay(field: str, value: Any) -> Delay:
-    """A number is a constant, numbers are the clients' own."""
-    value = _plain(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Constant(_length(field, value))
-    if isinstance(value, list | tuple):
-        return Listed(tuple(_length(field, x) for x in value))
-    if isinstance(value, type) or not all(callable(getattr(value, k, None)) for k in ("at", "check")):
-        raise check.fail(field, value, DELAY)
-    found: Delay = value
-    return found
-
-
-def as_delays(field: str, value: Any) -> Delays:
-    """The delays of a schedule; None: each turn takes one unit of time."""
-    if value is None:
-        return NoDelays()
-    if not isinstance(value, Delays):
-        raise check.fail(field, value, DELAYS)
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and tensors as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _length(field: str, value: Any) -> float:
-    return check.number(field, value, low=0, high=LONGEST)
-
-
-def _pairs(field: str, value: Any) -> tuple[tuple[float, float], ...]:
-    try:
-        found = tuple((_length(field, share), _length(field, factor)) for share, factor in _plain(value))
-    except (TypeError, ValueError):
-        raise check.fail(field, value, PAIRS) from None
-    if not math.isclose(sum(share for share, _ in found), 1.0):
-        raise check.fail(field, value, PAIRS)
-    return found
-
-
-def _dropout(field: str, value: Any) -> float | tuple[float, ...]:
-    """Below 1: a client that never reports would be waited for without end."""
-    several = isinstance(_plain(value), list | tuple)
-    try:
-        found = tuple(check.number(field, x, low=0, high=1) for x in (_plain(value) if several else [value]))
-    except ValueError:
-        raise check.fail(field, value, DROPOUT) from None
-    if 1.0 in found:
-        raise check.fail(field, value, DROPOUT)
-    return found if several else found[0]
-
-
-def _takes(text: str, example: Any = None) -> Option:
-    return Option(text, allowed=DELAY, check=as_delay, example=example)
-
-
-# ---- delays
-
-delay = checked("delay ")
-Mean = Annotated[float, Option("the mean", low=0, high=LONGEST, example=1.0)]
-
-
-@delay
-def constant(value: Annotated[float, Option("the delay", low=0, high=LONGEST, example=1.0)]) -> Constant:
-    """Always the same."""
-    return Constant(value)
-
-
-@delay
-def uniform(
-    low: Annotated[float, Option("the shortest", low=0, high=LONGEST, example=0.5)],
-    high: Annotated[float, Option("the longest", low=0, high=LONGEST, example=1.5)],
-) -> Uniform:
-    """Anything between two lengths, equally likely."""
-    if high < low:
-        raise check.fail("delay high", high, f"a number from low={low:g}")
-    return Uniform(low, high)
-
-
-@delay
-def exponential(mean: Mean) -> Exponential:
-    """Memoryless: however long one has waited, as much again is to be expected."""
-    return Exponential(mean)
-
-
-@delay
-def lognormal(
-    median: Annotated[float, Option("half of the delays are shorter", low=0, high=LONGEST, example=1.0)],
-    sigma: Annotated[float, Option("σ, the spread of the logarithm", low=0, high=10)] = 0.5,
-) -> Lognormal:
-    """A heavy tail, as measured on real networks and phones."""
-    return Lognormal(median, sigma)
-
-
-@delay
-def gamma(
-    mean: Mean,
-    shape: Annotated[float, Option("1 is exponential, larger is more regular", low=0.01, high=1e6)] = 2.0,
-) -> Gamma:
-    """The sum of `shape` exponential delays."""
-    return Gamma(mean, shape)
-
-
-@delay
-def trace(path: Annotated[str | Path, Option("the file", example="delays.csv")]) -> Trace:
-    """Recorded delays, drawn again: a file with one number in each line, or `device,delay`.
-
-    With devices, each client is one of them, drawn once, and waits as long as that one did. The first line
-    may be a heading.
-    """
-    digest = _digest(str(path))
-    _recorded(str(path), digest)
-    return Trace(str(path), digest)
-
-
-@delay
-def classes(
-    shares: Annotated[
-        Sequence[tuple[float, float]],
-        Option(
-            "which share of the clients has which factor",
-            allowed=PAIRS,
-            check=_pairs,
-            example=[(0.9, 1.0), (0.1, 10.0)],
-        ),
-    ],
-) -> Classes:
-    """Speed classes: each client belongs to one, drawn once; 10 is ten times slower than 1."""
-    return Classes(tuple(shares))
-
-
-@delay
-def scaled(
-    of: Annotated[object, _takes("the delay", example=1.0)],
-    factor: Annotated[
-        object,
-        _takes("of each client: one for each, classes(...), or a delay that it is drawn from once", 2.0),
-    ],
-) -> Scaled:
-    """A delay whose length is each client's own: its factor, the same in every event, times a new draw."""
-    return Scaled(as_delay("delay of", of), as_delay("delay factor", factor))
 
 
 # ---- all delays of a turn
 
 
+@checked("delays ")
 @dataclass(frozen=True)
 class Delays:
-    """See `delays`."""
+    """What a client's turn takes on the virtual clock: download + compute · speed · steps + upload.
 
-    download: Delay
-    compute: Delay
-    upload: Delay
-    speed: Delay
-    dropout: float | tuple[float, ...]
+    A number is the same for everyone; `exponential(2.0)` and its kin are drawn anew for each turn;
+    `scaled(...)` differs between clients.
+    """
+
+    download: Annotated[Any, _delay("from a client's request to the beginning of its work")] = 0.0
+    upload: Annotated[Any, _delay("from the end of its work to the arrival of what it sends")] = 0.0
+    compute: Annotated[Any, _delay("for one local step")] = 0.0
+    speed: Annotated[
+        Any, _delay("a factor of compute that each client keeps, such as classes([(0.9, 1), (0.1, 10)])")
+    ] = 1.0
+    dropout: Annotated[
+        Any, Option("the probability that an upload never arrives", allowed=ALLOWED_DROPOUT, check=_dropout)
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.computes and self.speed != Constant(1.0):
+            speed = self.speed.value if isinstance(self.speed, Constant) else self.speed
+            raise check.fail("delays speed", speed, "1 without compute=: it is a factor of what a step takes")
 
     def length(self, seed: int, event: int, client: int, steps: int) -> float:
-        """From a client's request to the arrival of its upload."""
-        down = self.download.at(seed, "download", event, client)
-        up = self.upload.at(seed, "upload", event, client)
-        return down + up + (self._compute(seed, event, client) * steps if self.computes else 0.0)
-
-    def _compute(self, seed: int, event: int, client: int) -> float:
-        speed = self.speed.at(seed, "speed", 0, client)
-        return speed * self.compute.at(seed, "compute", event, client)
+        """Return the time from a client's request to the arrival of its upload."""
+        download: float = self.download.at(seed, "download", event, client)
+        upload: float = self.upload.at(seed, "upload", event, client)
+        if not self.computes:
+            return download + upload
+        speed: float = self.speed.at(seed, "speed", 0, client)
+        compute: float = self.compute.at(seed, "compute", event, client)
+        return download + upload + speed * compute * steps
 
     def lost(self, seed: int, event: int, client: int) -> bool:
-        """Whether this upload never arrives."""
-        chance = self.dropout if isinstance(self.dropout, float) else self.dropout[client]
+        """Return whether this upload never arrives."""
+        chance: float = self.dropout if isinstance(self.dropout, float) else self.dropout[client]
         return chance > 0 and draws.number(seed, "dropout", event, client) < chance
 
     @functools.cached_property
     def fixed(self) -> float | None:
         """How long every turn takes, if all take the same time and all uploads arrive."""
         down, up = self.download, self.upload
-        if (
-            self.computes
-            or self.dropout != 0.0
-            or not (isinstance(down, Constant) and isinstance(up, Constant))
-        ):
+        if self.computes or self.dropout != 0.0:
             return None
-        return down.value + up.value
+        return down.value + up.value if isinstance(down, Constant) and isinstance(up, Constant) else None
 
     @functools.cached_property
     def computes(self) -> bool:
         """Whether local steps take time."""
-        return self.compute != Constant(0.0)
+        return bool(self.compute != Constant(0.0))
 
     def check(self, clients: int) -> None:
-        """A ValueError if something was given for another number of clients."""
+        """Raise a ValueError if something was given for another number of clients."""
         for name in ("download", "compute", "upload", "speed"):
-            part: Delay = getattr(self, name)
-            part.check(clients, f"delays {name}")
+            getattr(self, name).check(clients, f"delays {name}")
         if isinstance(self.dropout, tuple) and len(self.dropout) != clients:
             raise check.fail("delays dropout", self.dropout, f"one for each of the {clients} clients")
 
 
-@dataclass(frozen=True)
-class NoDelays(Delays):
-    """Every round takes one unit of time."""
+constant, uniform, exponential, lognormal, gamma = Constant, Uniform, Exponential, Lognormal, Gamma
+trace, classes, scaled, delays = Trace, Classes, Scaled, Delays
 
-    download: Delay = Constant(0.0)
-    compute: Delay = Constant(0.0)
-    upload: Delay = Constant(1.0)
-    speed: Delay = Constant(1.0)
-    dropout: float | tuple[float, ...] = 0.0
-
-
-@checked("delays ")
-def delays(
-    download: Annotated[object, _takes("from a client's request to the beginning of its work")] = 0.0,
-    upload: Annotated[object, _takes("from the end of its work to the arrival of what it sends")] = 0.0,
-    compute: Annotated[object, _takes("for one local step")] = 0.0,
-    speed: Annotated[
-        object, _takes("a factor of compute that each client keeps, such as classes([(0.9, 1), (0.1, 10)])")
-    ] = 1.0,
-    dropout: Annotated[
-        object, Option("the probability that an upload never arrives", allowed=DROPOUT, check=_dropout)
-    ] = 0.0,
-) -> Delays:
-    """What a client's turn takes on the virtual clock: download + compute · speed · steps + upload.
-
-    A number is the same for everyone; `exponential(2.0)` and its kin are drawn anew for each turn;
-    `scaled(...)` differs between clients.
-    """
-    down, step, up, factor = (as_delay("delays", x) for x in (download, compute, upload, speed))
-    if step == Constant(0.0) and factor != Constant(1.0):
-        shown = factor.value if isinstance(factor, Constant) else factor
-        raise check.fail("delays speed", shown, "1 without compute=: it is a factor of what a step takes")
-    return Delays(down, step, up, factor, _dropout("delays dropout", dropout))
+ONE_UNIT = Delays(upload=1.0)
+"""The delays of a schedule without any: each turn takes one unit of time."""
 
 
 # ---- recorded delays
@@ -443,7 +350,7 @@ def _digest(path: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:
-    """The values of a file by device; one device if it names none."""
+    """Return the values of a file by device; of one device if it names none."""
     if _digest(path) != digest:
         raise check.fail("delay path", path, "the file as it was when the run began")
     devices: dict[str, list[float]] = {}
@@ -453,29 +360,26 @@ def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:
         if len(row) > 2 or len(row) != columns:
             raise check.fail("delay path", path, f"one delay, or device,delay, in every line (line {number})")
         device = row[0].strip() if columns == 2 else ""
-        devices.setdefault(device, []).append(_value(path, number, row[-1]))
+        value = _number(row[-1])
+        if value is None or not 0 <= value <= LONGEST:
+            raise check.fail(
+                "delay path", path, f"delays that are numbers from 0 (line {number}: {row[-1]!r})"
+            )
+        devices.setdefault(device, []).append(value)
     if not devices:
         raise check.fail("delay path", path, "a file with at least one number")
-    return tuple(tuple(values) for values in devices.values())
+    return tuple(map(tuple, devices.values()))
 
 
 def _rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """The lines that say something, with their numbers, but for a heading."""
+    """Yield the lines that are not empty, with their numbers, but for a heading."""
     lines = enumerate(csv.reader(_text(path).splitlines()), start=1)
-    said = [(number, row) for number, row in lines if any(cell.strip() for cell in row)]
-    yield from said[1:] if said and not _is_number(said[0][1][-1]) else said
+    filled = [(number, row) for number, row in lines if any(cell.strip() for cell in row)]
+    yield from filled[1:] if filled and _number(filled[0][1][-1]) is None else filled
 
 
-def _value(path: str, number: int, text: str) -> float:
-    value = float(text) if _is_number(text) else math.nan
-    if not 0 <= value <= LONGEST:
-        raise check.fail("delay path", path, f"delays that are numbers from 0 (line {number}: {text!r})")
-    return value
-
-
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float | None:
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return None

@@ -1,4 +1,4 @@
-"""What each method wants: in step, or on arrivals; under the same delays for all."""
+"""What each method wants: synchronous, or asynchronous; under the same delays for all."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ from dataclasses import dataclass
 
 from partita.core.options import checked
 from partita.core.parts import Algorithm
-from partita.schedule.asynchronous import Asynchronous, asynchronous
-from partita.schedule.base import Running, StageSpec, Until, Waits
-from partita.schedule.delay import Delays
-from partita.schedule.synchronous import Synchronous, synchronous
-
-
-@dataclass(frozen=True)
-class Preferred:
-    """See `preferred`."""
-
-    delays: Delays | None
-    until: float | None
-
-    def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
-        """A ValueError if it does not fit so many clients."""
-        if self.delays is not None:
-            self.delays.check(clients)
-
-    def of(self, algorithm: Algorithm) -> Synchronous | Asynchronous:
-        """The schedule that the method wants."""
-        make = synchronous if algorithm.asynchronous is None else asynchronous
-        return make(delays=self.delays, until=self.until).of(algorithm)
-
-    def begin(self, spec: StageSpec) -> Running:
-        """In step, for want of a method."""
-        return synchronous(delays=self.delays, until=self.until).begin(spec)
+from partita.schedule.asynchronous import Asynchronous
+from partita.schedule.base import Running, StageSpec, TurnDelays, Until
+from partita.schedule.synchronous import Synchronous
 
 
 @checked()
-def preferred(delays: Waits = None, until: Until = None) -> Preferred:
+@dataclass(frozen=True)
+class Preferred:
     """Each method under the schedule that it wants: asynchronous() for fedbuff and its kin, or synchronous().
 
     Use it to compare them under the same delays.
     """
-    return Preferred(delays, until)
+
+    delays: TurnDelays = None
+    until: Until = None
+
+    def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
+        if self.delays is not None:
+            self.delays.check(clients)
+
+    def of(self, algorithm: Algorithm) -> Synchronous | Asynchronous:
+        """Return the schedule that the method wants."""
+        kind = Synchronous if algorithm.asynchronous is None else Asynchronous
+        return kind(delays=self.delays, until=self.until).of(algorithm)
+
+    def begin(self, spec: StageSpec) -> Running:
+        """Start a synchronous schedule: there is no method that could want another."""
+        return Synchronous(delays=self.delays, until=self.until).begin(spec)
+
+
+preferred = Preferred

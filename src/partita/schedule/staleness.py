@@ -16,7 +16,7 @@ even above 1 where a (τ − b) < 1. With it, s falls from 1 without a jump.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from partita.core import check
@@ -26,26 +26,36 @@ Staleness = Callable[[int], float]
 """τ -> s(τ)."""
 
 
+@checked()
 @dataclass(frozen=True)
 class Polynomial:
-    """s(τ) = (1 + τ)^(−a)."""
+    """s(τ) = (1 + τ)^(−a): a fresh delta counts in full, and an older one less and less.
 
-    a: float
+    Use it when all clients are late now and then.
+    """
+
+    a: Annotated[float, Option("how fast a delta loses weight with its age", low=0, example=0.5)]
 
     def __call__(self, tau: int) -> float:
         return float((1 + tau) ** -self.a)
 
 
+@checked()
 @dataclass(frozen=True)
 class Hinge:
-    """s(τ) = 1 for τ ≤ b, else 1 / (a (τ − b) + 1)."""
+    """s(τ) = 1 up to the age b, then 1 / (a (τ − b) + 1).
 
-    a: float
-    b: float
+    Use it when most deltas are about as old as each other, and only stragglers should count less.
+    """
+
+    a: Annotated[float, Option("how fast a delta loses weight beyond b", low=0, open_low=True, example=10.0)]
+    b: Annotated[float, Option("the age up to which a delta counts in full", low=0, example=4.0)]
 
     def __call__(self, tau: int) -> float:
         return 1.0 if tau <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
 
+
+polynomial, hinge = Polynomial, Hinge
 
 NAMED: dict[str, Staleness] = {
     "constant": Polynomial(0.0),
@@ -55,54 +65,29 @@ NAMED: dict[str, Staleness] = {
 ALLOWED = "a staleness such as partita.schedule.polynomial(0.5)"
 
 
-@checked()
-def polynomial(
-    a: Annotated[float, Option("how fast a delta loses weight with its age", low=0, example=0.5)],
-) -> Polynomial:
-    """s(τ) = (1 + τ)^(−a): a fresh delta counts in full, and an older one less and less.
-
-    Use it when all clients are late now and then.
-    """
-    return Polynomial(a)
-
-
-@checked()
-def hinge(
-    a: Annotated[float, Option("how fast a delta loses weight beyond b", low=0, open_low=True, example=10.0)],
-    b: Annotated[float, Option("the age up to which a delta counts in full", low=0, example=4.0)],
-) -> Hinge:
-    """s(τ) = 1 up to the age b, then 1 / (a (τ − b) + 1).
-
-    Use it when most deltas are about as old as each other, and only stragglers should count less.
-    """
-    return Hinge(a, b)
-
-
 def as_staleness(field: str, value: Any) -> Staleness:
-    """s from a name, one of the functions above or a function of τ; None is constant."""
+    """Return s from a name, one of the classes above or a function of τ; None is constant."""
     if value is None:
         return NAMED["constant"]
     if isinstance(value, str) and value in NAMED:
         return NAMED[value]
-    ours = getattr(value, "__module__", None) == __name__
-    if callable(value) and (is_dataclass(value) or not ours):  # polynomial(0.5), not polynomial
-        found: Staleness = check.takes(field, value, 1, ALLOWED)
-        return found
+    if callable(value):
+        discount: Staleness = check.takes(field, value, 1, ALLOWED)
+        return discount
     names = ", ".join(map(repr, NAMED))
     raise check.fail(field, value, f"one of {names}{check.meant(value, NAMED)}, or {ALLOWED}")
 
 
-def as_given(field: str, value: Any) -> Any:
+def checked_staleness(field: str, value: Any) -> Any:
+    """Return the value as it was given, if `as_staleness` takes it."""
     as_staleness(field, value)
     return value
 
 
-Stale = Annotated[
-    str | Staleness | None,
-    Option(
-        "s(τ), how much a delta counts that is τ server steps old (None: 'constant')",
-        choices=tuple(NAMED),
-        allowed=ALLOWED,
-        check=as_given,
-    ),
-]
+def _option(default: str) -> Option:
+    text = f"s(τ), how much a delta counts that is τ server steps old (None: {default})"
+    return Option(text, choices=tuple(NAMED), allowed=ALLOWED, check=checked_staleness)
+
+
+OfMethod = Annotated[str | Staleness | None, _option("'constant'")]
+OfSchedule = Annotated[str | Staleness | None, _option("as the method wants, or 'constant'")]
