@@ -14,7 +14,7 @@ import partita as pt
 from partita.attack.alie import _largest
 from partita.core import draws, tree
 from partita.core.parts import Attack
-from partita.core.sound import faults
+from partita.core.tree import faults
 from partita.core.types import Upload
 from partita.engine.screen import screen
 

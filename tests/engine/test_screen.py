@@ -15,7 +15,7 @@ import partita as pt
 from algorithms.test_every_algorithm import CASES, make
 from partita.algorithms import METHODS
 from partita.core.parts import Aggregator, Attack
-from partita.core.sound import NOT_FINITE, TOO_LARGE, faults
+from partita.core.tree import NOT_FINITE, TOO_LARGE, faults
 from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.callbacks import Callback
 from partita.engine.screen import screen

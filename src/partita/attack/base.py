@@ -9,7 +9,6 @@ from torch import Tensor
 
 from partita.core import tree
 from partita.core.options import checked
-from partita.core.sound import faults
 from partita.core.types import Tensors, Upload
 
 attack = checked("attack ")
@@ -34,7 +33,7 @@ def crowd(uploads: Upload, byzantine: tuple[int, ...]) -> tuple[list[int], list[
     """
     assert uploads.weight is not None
     with_data, dishonest = (uploads.weight > 0).tolist(), set(byzantine)
-    rejections = faults(uploads, (), len(with_data))
+    rejections = tree.faults(uploads, (), len(with_data))
     honest_places = [
         i for i, counts in enumerate(with_data) if counts and not rejections[i] and i not in dishonest
     ]

@@ -1,4 +1,4 @@
-"""Arithmetic on named tensors, and stacks of them.
+"""Arithmetic on named tensors, stacks of them, and whether the rows of a stack are usable numbers.
 
 A stack is the same structure with one more axis in front: a row per client. Structures are nested tuples,
 NamedTuples and dictionaries of tensors; `None` leaves are allowed.
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from partita.core.device import beside
-from partita.core.types import Tensors
+from partita.core.types import Tensors, Upload
 
 
 def pick(x: Tensors, names: Iterable[str]) -> Tensors:
@@ -95,3 +95,63 @@ def to(tree: Any, device: torch.device | str) -> Any:
 def nbytes(tree: Any) -> int:
     """Return the bytes that the tensors of a structure occupy when sent."""
     return sum(x.numel() * x.element_size() for x in leaves(tree) if isinstance(x, Tensor))
+
+
+# ---- usable numbers: finite, and small enough to be squared
+
+NOT_FINITE, TOO_LARGE = "not finite", "too large"
+
+
+def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
+    """Return for each client why what it computed is unusable ('': it is usable).
+
+    What it sends must be finite and small enough to be squared, for aggregators take lengths and distances;
+    what it `kept` must be finite.
+    """
+    return [""] * clients if sound(lengths(uploads, kept)) else examined(uploads, kept, clients)
+
+
+def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
+    """Return what `faults` does, by a look at each client."""
+    sent, rest = _matrices((uploads.delta, uploads.extra), clients), _matrices(kept, clients)
+    numbers = _all_finite([*sent, *rest], clients)
+    small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
+    return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
+
+
+def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
+    """Return the length of every tensor, all clients together: a cheap first look, see `sound`."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for x in _numbers((uploads.delta, uploads.extra, kept)):
+        kinds.setdefault(x.dtype, []).append(x)
+    return [torch.stack(torch._foreach_norm(xs, dtype=_wide(kind))) for kind, xs in kinds.items()]
+
+
+def sound(lengths: Sequence[Tensor]) -> bool:
+    """Return whether nobody's upload has a fault. If not, somebody's may have: see `examined`."""
+    return all(bool(torch.isfinite(x.square()).all()) for x in lengths)
+
+
+def _matrices(stacks: Any, clients: int) -> list[Tensor]:
+    """Return each stack of numbers as a matrix, a row for each client."""
+    return [x.reshape(clients, -1) for x in _numbers(stacks)]
+
+
+def _numbers(stacks: Any) -> list[Tensor]:
+    return [x for x in leaves(stacks) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+
+
+def _length(x: Tensor) -> Tensor:
+    """Return the length of each row, whose square is infinite if it is too long for its type."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=_wide(x.dtype))
+    return length
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    return torch.float32 if torch.finfo(kind).bits < 32 else kind
+
+
+def _all_finite(rows: list[Tensor], clients: int) -> list[bool]:
+    """Return for each client whether every entry of its rows is finite."""
+    good = [torch.isfinite(x).all(1) for x in rows]
+    return [True] * clients if not good else torch.stack(good).all(0).tolist()

@@ -134,10 +134,6 @@ class Cohort(NamedTuple):
     bytes_down: int = 0
     quorum: int = 1
 
-    def suffices(self, usable: int) -> bool:
-        """Whether so many usable uploads make a server step."""
-        return usable >= max(1, self.quorum)
-
 
 @dataclass(frozen=True)
 class Work:

@@ -97,7 +97,8 @@ class FederatedData:
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows by number: an index of any shape gives x and y of that leading shape."""
         flat = index.to(self.x.device).reshape(-1)
-        x = arrays.decode(self.x.index_select(0, flat))
+        x = self.x.index_select(0, flat)
+        x = x if x.is_floating_point() else arrays.decode(x)
         y = self.y.index_select(0, flat)
         return x.reshape(index.shape + x.shape[1:]), y.reshape(index.shape + y.shape[1:])
 
@@ -199,8 +200,9 @@ class FederatedData:
 
     def ranges(self, split: str = "train") -> IntArray:
         """Return (start, length) of each client's rows."""
-        ranges: IntArray = getattr(self, check.choice("split", split, SPLITS))
-        return ranges
+        if split == "train":
+            return self.train
+        return self.test if split == "test" else getattr(self, check.choice("split", split, SPLITS))
 
     def owner(self, row: int) -> str:
         """Return in words whose row it is."""

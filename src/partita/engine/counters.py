@@ -81,7 +81,7 @@ class Timing:
     def count(self, cohort: Cohort, usable: int) -> None:
         """One more round, with so many usable uploads."""
         row = self.row
-        self.abandoned += not cohort.suffices(usable)
+        self.abandoned += usable < max(1, cohort.quorum)
         row["time"] += cohort.time - self.time
         row["activity"] += cohort.activity
         row["age"] += sum(cohort.staleness)

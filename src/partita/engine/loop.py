@@ -11,7 +11,6 @@ import torch
 
 from partita.core import draws, tree
 from partita.core.device import HostCopy, put
-from partita.core.sound import examined, lengths, sound
 from partita.core.types import ClientState, Cohort, ServerState, Tensors, Upload
 from partita.engine.cohorts import as_one_group, chunks_of, discounted, merged, rebased, refuse_twice
 from partita.engine.pending import Trained
@@ -139,12 +138,12 @@ def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
     uploads, states = execute(stage, state, cohort)
     names, kept = list(uploads.metrics), (uploads.metrics, states)
     with state.timer("screening"):
-        copy = HostCopy([*uploads.metrics.values(), *lengths(uploads, kept)])
+        copy = HostCopy([*uploads.metrics.values(), *tree.lengths(uploads, kept)])
     _prefetch(stage, state, n)
     with state.timer("steps"):  # a device may still be at work on them
         on_host = copy.read()
     with state.timer("screening"):
-        rejections = [""] * n if sound(on_host[len(names) :]) else examined(uploads, kept, n)
+        rejections = [""] * n if tree.sound(on_host[len(names) :]) else tree.examined(uploads, kept, n)
     return Trained(uploads._replace(metrics=dict(zip(names, on_host))), states, rejections)
 
 

@@ -13,6 +13,7 @@ from partita.engine.callbacks import Callback, Event
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scores
+from partita.engine.execute.plan import client_steps
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
 from partita.engine.record import Record
@@ -67,7 +68,7 @@ class Monitor:
         self._tell(state, done)
         if len(state.executor_choices) > self._choices_written:
             self.write_config(state.executor_choices)
-        if self.folder.checkpoint_due(state.server.version):
+        if self.folder.path is not None and self.folder.checkpoint_due(state.server.version):
             self.folder.checkpoint(stage, state)
 
     def end(self, stage: Stage, state: State) -> None:
@@ -147,7 +148,8 @@ class Monitor:
         counters.bytes_up += done.bytes_up
         counters.bytes_down += cohort.bytes_down
         counters.training_seconds += done.seconds
-        counters.client_steps += stage.client_steps(cohort.clients, state.context(stage))
+        clients = np.asarray(cohort.clients, dtype=np.int64)
+        counters.client_steps += client_steps(stage.rule, clients, self.setup.data, state.context(stage))
         counters.clock.count(cohort, done.rejections.count(""))
         diverged_before = self.diverged(state)
         for client, rejection in zip(cohort.clients, done.rejections):

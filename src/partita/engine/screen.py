@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import tree
-from partita.core.sound import faults
 from partita.core.types import Tensors, Upload
 
 
@@ -36,7 +35,7 @@ def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tupl
         if not found[i]:
             fitting[i] = own
     arrived, places = _placed(uploads, fitting), list(fitting)
-    for i, fault in zip(places, faults(tree.rows(arrived, places), (), len(places))):
+    for i, fault in zip(places, tree.faults(tree.rows(arrived, places), (), len(places))):
         found[i] = fault
     return arrived, found
 

@@ -25,10 +25,9 @@ from partita.core.parts import (
     ServerRule,
     StagePlan,
 )
-from partita.core.types import ClientState, Download, Partition, RoundContext, Tensors, Upload, Work
+from partita.core.types import ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS
 from partita.engine.execute import Executor, ModelProblem, Task, budget, make_executor
-from partita.engine.execute.plan import client_steps
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
 from partita.measures.probe import try_probe
@@ -146,10 +145,6 @@ class Stage:
         """Cut clients into blocks whose states fit."""
         most = self.limits.clients_per_block
         return (clients[i : i + most] for i in range(0, len(clients), most))
-
-    def client_steps(self, clients: Sequence[int], context: RoundContext) -> int:
-        """Local steps that these clients take in a round, all phases together."""
-        return client_steps(self.rule, np.asarray(clients, dtype=np.int64), self.setup.data, context)
 
     def measured_partition(self, measure: Measure) -> Partition:
         """The split of the model that a measure looks at."""

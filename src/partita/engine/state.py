@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from partita.core import tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
 from partita.engine.cautions import warn_about_time
 from partita.engine.counters import Counters, Timer
+from partita.engine.execute.plan import client_steps
 from partita.engine.pending import PendingUploads
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage, bind
@@ -197,7 +199,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         rounds=plan.rounds or 0,
         seed=settings.seed,
         time=time,
-        steps=lambda client: stage.client_steps([client], state.context(stage)),
+        steps=lambda client: client_steps(stage.rule, np.array([client]), setup.data, state.context(stage)),
         received=None if devices.alike else lambda client: stage.bytes_down[int(devices.kinds[client])],
     )
     server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))

@@ -1,8 +1,8 @@
 """Who reports when. The loop asks the schedule for the next cohort until it is done."""
 
 from partita.schedule.asynchronous import Asynchronous, asynchronous
-from partita.schedule.base import ClockedSchedule, Running, Schedule, StageSpec
-from partita.schedule.clock import Clock
+from partita.schedule.base import Running, Schedule, StageSpec
+from partita.schedule.clock import Clock, ClockedSchedule
 from partita.schedule.delay import (
     Delays,
     classes,

@@ -13,8 +13,8 @@ from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
-from partita.schedule.base import ClockedSchedule, StageSpec, TurnDelays, Until
-from partita.schedule.clock import Clock, Flight
+from partita.schedule.base import StageSpec, TurnDelays, Until
+from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
 ORDERS = ("random", "same")

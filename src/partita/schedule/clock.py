@@ -7,19 +7,19 @@ again. Nothing here knows whether the server waits for all (`synchronous`) or fo
 from __future__ import annotations
 
 import bisect
+import copy
 import functools
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from partita.core import check, draws, tree
 from partita.core.types import Cohort, Download, Group, ServerState, Tensors
+from partita.schedule.base import StageSpec
 from partita.schedule.delay import ONE_UNIT, Delays
-
-if TYPE_CHECKING:
-    from partita.schedule.base import StageSpec
+from partita.schedule.staleness import Staleness, as_staleness
 
 
 class Event(NamedTuple):
@@ -282,3 +282,71 @@ class Clock:
         self.users = dict(Counter(f.version for f in self.flights))
         models = {version: (shared, extra) for version, shared, extra in state["models"]}
         self.models = {version: models[version] for version in self.users}
+
+
+class Clocked(Protocol):
+    """The options that all schedules with a clock have."""
+
+    @property
+    def staleness(self) -> Staleness | str | None: ...
+
+    @property
+    def until(self) -> float | None: ...
+
+
+T = TypeVar("T", bound=Clocked)
+
+
+@dataclass
+class ClockedSchedule(Generic[T]):
+    """A schedule that runs on the virtual clock; `next` is left to those who know whom the server awaits."""
+
+    options: T
+    spec: StageSpec
+    clock: Clock
+    peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
+    discounts: dict[int, float] = field(default_factory=dict)  # by staleness, as far as they were asked for
+
+    @property
+    def time(self) -> float:
+        return self.clock.now
+
+    @property
+    def until(self) -> float | None:
+        return self.options.until
+
+    def done(self, server: ServerState) -> bool:
+        """Return whether all steps are taken, or the next one would come too late."""
+        over = server.version >= self.spec.first + self.spec.rounds
+        return over or (self.options.until is not None and self._peek(server) > self.options.until)
+
+    def next(self, server: ServerState) -> Cohort:
+        raise NotImplementedError
+
+    def _peek(self, server: ServerState) -> float:
+        """Return when the next cohort reports: worked out on a copy, once for each step."""
+        if self.peeked[0] != server.version:
+            ahead = copy.copy(self)
+            ahead.clock = self.clock.copy()
+            self.peeked = (server.version, ahead.next(server).time)
+        return self.peeked[1]
+
+    def in_flight(self) -> Cohort:
+        return self.clock.in_flight()
+
+    def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
+        return ()
+
+    def discount(self, staleness: int) -> float:
+        if staleness not in self.discounts:
+            discount = as_staleness("staleness", self.options.staleness)(staleness)
+            self.discounts[staleness] = check.number(f"staleness({staleness})", discount, low=0)
+        return self.discounts[staleness]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold."""
+        return self.clock.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what a checkpoint holds."""
+        self.clock.load_state(state)
