@@ -7,8 +7,8 @@
     server:  the mean of w; v_i and α_i stay with the client
     client's model: α_i v_i + (1 − α_i) w, with the server's w
 
-As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer (clipping, weight
-decay, momentum) takes the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
+As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer takes
+the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
 those of the mixture's passes. α = 0, not learned, is fedavg; α = 1, not learned, trains every client alone.
 """
 
@@ -24,10 +24,10 @@ from torch import Tensor
 from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local import pair
 from partita.algorithms.local.pair import Pair
-from partita.algorithms.local.sgd import Carry, Sgd, move
+from partita.algorithms.local.sgd import Carry, move
 from partita.core import tree
 from partita.core.options import Option
-from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
 
@@ -78,7 +78,7 @@ def apfl(
 
 
 def _step(
-    problem: Problem, optimizer: Sgd, learn: bool
+    problem: Problem, optimizer: Optimizer, learn: bool
 ) -> Callable[[Mixed, Batch, tuple[Tensor, ...]], Mixed]:
     move_w = move(problem, pair.everything(problem), optimizer=optimizer)
     moving = problem.trainable
@@ -87,8 +87,8 @@ def _step(
         (w, v), alpha = carry
         loss, g, buffers = problem.grad(mix(alpha, v.params, w.params, moving), batch, wrt=moving)
         rates = dict.fromkeys(moving, lr[0])
-        new, momenta = optimizer.update(v.params, {k: alpha * x for k, x in g.items()}, v.momenta, rates)
-        v_new: Carry = pair.add(v, {**v.params, **new, **buffers}, loss, momenta=momenta)
+        new, opt = optimizer.update(v.params, {k: alpha * x for k, x in g.items()}, v.opt, rates)
+        v_new: Carry = pair.add(v, {**v.params, **new, **buffers}, loss, opt=opt)
         if learn:
             slope = torch.stack([((v.params[k] - w.params[k]) * x).sum() for k, x in g.items()]).sum()
             alpha = (alpha - (lr[0].to(alpha.dtype) * slope).to(alpha.dtype)).clamp(0.0, 1.0)

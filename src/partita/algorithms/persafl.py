@@ -23,7 +23,7 @@ from typing import Annotated, Unpack
 
 from torch import Tensor
 
-from partita.algorithms.base import Lr, ServerLr, WithoutServer, as_is, compose, method, settings
+from partita.algorithms.base import Common, Lr, ServerLr, as_is, compose, having, method, settings
 from partita.algorithms.local.prox import Solve, descent, proximal
 from partita.algorithms.local.sgd import Carry, finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
@@ -46,6 +46,7 @@ MOST = 100
     paper=PAPER,
     use="Use it like perfedavg, when clients differ much in speed.",
     weighting="uniform",
+    without=("server",),
 )
 def persafl_maml(
     lr: Lr,
@@ -54,10 +55,10 @@ def persafl_maml(
     hessian: Hessian = "exact",
     hf_delta: Delta = 1e-3,
     staleness: Stale = None,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """perfedavg without rounds: a global model that is one gradient step from a good one of any client."""
-    made = perfedavg(lr, alpha, hessian, hf_delta, server=sgd(server_lr), **options)
+    made = perfedavg(lr, alpha, hessian, hf_delta, **having(options, server=sgd(server_lr)))
     return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
 
 
@@ -65,6 +66,7 @@ def persafl_maml(
     paper=PAPER,
     use="Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.",
     weighting="uniform",
+    without=("server",),
 )
 def persafl_me(
     lr: Lr,
@@ -80,12 +82,12 @@ def persafl_me(
     ] = None,
     server_lr: ServerLr = 1.0,
     staleness: Stale = None,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """pfedme without rounds and without a state: a client's model is its minimizer near the shared one."""
     if inner_steps is None and nu is None:
         raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
-    common = settings({**options, "server": sgd(server_lr)})
+    common = settings(options, server=sgd(server_lr))
     eta, inner = as_rate(lr), as_rate(inner_lr)
 
     def solver(problem: Problem) -> Solve:

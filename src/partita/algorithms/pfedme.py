@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import RATE, Lr, WithoutServer, compose, method, settings
+from partita.algorithms.base import RATE, Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
 from partita.algorithms.local.prox import envelope
 from partita.core.options import Option
@@ -35,6 +35,7 @@ InnerLr = Annotated[
     use="Use it when personal models should stay close to a common one, and gradients "
     "are cheap: each local step takes `inner_steps` of them.",
     weighting="uniform",
+    without=("server",),
 )
 def pfedme(
     lr: Lr,
@@ -42,10 +43,10 @@ def pfedme(
     inner_lr: InnerLr,
     inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
     beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """A shared model whose clients each keep their own minimizer near it."""
-    common = settings({**options, "server": sgd(beta)})
+    common = settings(options, server=sgd(beta))
     rates = (as_rate(lr), as_rate(inner_lr))
 
     def local(problem: Problem) -> LocalRule:

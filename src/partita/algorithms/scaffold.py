@@ -7,9 +7,10 @@
     server:  x ← x − η_s · mean of (x − y),   c ← c + |S|/N · mean of Δc_i
 
 S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
-draws of their own. The client's optimizer (clipping, weight decay, momentum β) acts on ∇f_i − c_i + c. With
-momentum a gradient acts in several steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean
-of gradients. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
+draws of their own. The client's optimizer acts on ∇f_i − c_i + c. With momentum β a gradient acts in several
+steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. The steps of Adam and
+its like are no gradients: with them, option II is c_i⁺ = the mean of ∇f_i(y) over the steps, which is what it
+comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from partita.algorithms.base import (
     Choices,
+    Common,
     Lr,
-    WithoutServer,
     aggregate_with,
     compose,
     method,
@@ -34,10 +35,10 @@ from partita.algorithms.base import (
 )
 from partita.algorithms.local import sgd
 from partita.algorithms.local.pair import add
-from partita.algorithms.local.sgd import Carry, Sgd
+from partita.algorithms.local.sgd import Carry
 from partita.core import draws, tree
 from partita.core.options import Option
-from partita.core.parts import Aggregation, Algorithm, LocalRule, Phase, Problem, ServerRule
+from partita.core.parts import Aggregation, Algorithm, LocalRule, Optimizer, Phase, Problem, ServerRule
 from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
 from partita.optim import optimizers
 from partita.optim.rates import as_rate
@@ -54,7 +55,7 @@ class Controlled(NamedTuple):
     begin     x, with the client's own part
     shift     c − c_i
     unit      1 + β + … + β^{k−1} of step k, and `total` = T so far
-    gradient  Σ n_b ∇f_b(x) so far, over `seen` samples
+    gradient  Σ n_b ∇f_b(x) so far, over `seen` samples; or Σ ∇f_b(y), over `seen` steps
     """
 
     sgd: Carry
@@ -70,24 +71,26 @@ class Controlled(NamedTuple):
     paper=PAPER,
     use="Use it when clients differ and take many local steps, and each of them comes back often.",
     weighting="uniform",
+    without=("server",),
 )
 def scaffold(
     lr: Lr,
     option: Annotated[
         int, Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2)
     ] = 2,
-    server_lr: optimizers.Lr = 1.0,
-    **options: Unpack[WithoutServer],
+    server_lr: optimizers.ServerLr = 1.0,
+    **options: Unpack[Common],
 ) -> Algorithm:
     """One global model; control variates take the drift out of the clients' steps."""
-    common, eta = settings({**options, "server": optimizers.sgd(server_lr)}), as_rate(lr)
+    common, eta = settings(options, server=optimizers.sgd(server_lr)), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:
         names = _controlled(problem)
-        steps = Phase(_step(problem, names, common.optimizer), (eta,))
+        by_distance = option == 2 and common.optimizer.name == "sgd"
+        step = _step(problem, names, common.optimizer, sums=option == 2 and not by_distance)
         at_x = (Phase(_full_gradient(problem, names), work=sgd.one_pass),) if option == 1 else ()
-        begin, end = _start(problem, names, common.optimizer), _finish(problem, names, option)
-        return LocalRule(begin, (steps, *at_x), end)
+        begin, end = _start(problem, names, common.optimizer), _finish(problem, names, by_distance)
+        return LocalRule(begin, (Phase(step, (eta,)), *at_x), end)
 
     made = compose(local, common)
     return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
@@ -106,7 +109,7 @@ def _new(model: Tensors, partition: Partition) -> ClientState:
 
 
 def _start(
-    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+    problem: Problem, names: tuple[str, ...], optimizer: Optimizer
 ) -> Callable[[Download, ClientState], Controlled]:
     begin = sgd.start(problem, optimizer)
 
@@ -121,18 +124,20 @@ def _start(
 
 
 def _step(
-    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+    problem: Problem, names: tuple[str, ...], optimizer: Optimizer, sums: bool
 ) -> Callable[[Controlled, Batch, tuple[Tensor, ...]], Controlled]:
-    moving = problem.trainable
+    moving, beta = problem.trainable, optimizer.options.get("momentum", 0.0)
 
     def step(c: Controlled, batch: Batch, lr: tuple[Tensor, ...]) -> Controlled:
         y = c.sgd.params
         loss, g, buffers = problem.grad(y, batch, wrt=moving)
-        g = {**g, **{k: g[k] + c.shift[k] for k in names}}
-        new, momenta = optimizer.update(y, g, c.sgd.momenta, dict.fromkeys(moving, lr[0]))
-        unit = optimizer.momentum * c.unit + 1.0
+        controlled = {**g, **{k: g[k] + c.shift[k] for k in names}}
+        new, opt = optimizer.update(y, controlled, c.sgd.opt, dict.fromkeys(moving, lr[0]))
+        after = add(c.sgd, {**y, **new, **buffers}, loss, opt=opt)
+        if sums:
+            return c._replace(sgd=after, gradient=tree.axpy(1.0, g, c.gradient), seen=c.seen + 1)
+        unit = beta * c.unit + 1.0
         total = c.total + lr[0].to(unit.dtype) * unit
-        after = add(c.sgd, {**y, **new, **buffers}, loss, momenta=momenta)
         return c._replace(sgd=after, unit=unit, total=total)
 
     return step
@@ -154,19 +159,19 @@ def _full_gradient(
 
 
 def _finish(
-    problem: Problem, names: tuple[str, ...], option: int
+    problem: Problem, names: tuple[str, ...], by_distance: bool
 ) -> Callable[[Controlled, Download, ClientState], tuple[Upload, ClientState]]:
     end = sgd.finish(problem)
 
     def finish(c: Controlled, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
         upload, new = end(c.sgd, download, state)
-        over = c.seen if option == 1 else c.total
-        some = torch.where(over > 0, over, torch.ones_like(over))
-        if option == 1:
-            found = {k: c.gradient[k] / some for k in names}
+        count = c.total if by_distance else c.seen
+        divisor = torch.where(count > 0, count, torch.ones_like(count))
+        if by_distance:
+            mean = {k: (c.begin[k] - c.sgd.params[k]) / divisor - c.shift[k] for k in names}
         else:
-            found = {k: (c.begin[k] - c.sgd.params[k]) / some - c.shift[k] for k in names}
-        own = {k: torch.where(over > 0, found[k], state.memory[k]) for k in names}
+            mean = {k: c.gradient[k] / divisor for k in names}
+        own = {k: torch.where(count > 0, mean[k], state.memory[k]) for k in names}
         change = {k: own[k] - state.memory[k] for k in names}
         return upload._replace(extra=change), new._replace(memory={**state.memory, **own})
 

@@ -172,11 +172,11 @@ KINDS = {
         "algorithm.aggregate={}",
     ),
     "optimizers": Kind(
-        "server optimizers",
+        "optimizers",
         lambda: _public(optim, "optimizers"),
         RUN,
-        "pt.fedavg(lr=0.1, server=pt.optim.{})",
-        "algorithm.server={}",
+        "pt.fedavg(lr=0.01, optimizer=pt.optim.{})",
+        "algorithm.lr=0.01' --set 'algorithm.optimizer={}",
     ),
     "solvers": Kind(
         "solvers of FFGG",
@@ -430,7 +430,7 @@ def _doc(part: Callable[..., Any]) -> str:
 
 def _file(part: Callable[..., Any]) -> Path:
     """Relative to the package."""
-    return Path(inspect.unwrap(part).__code__.co_filename).relative_to(Path(__file__).parents[1])
+    return Path(inspect.getfile(inspect.unwrap(part))).relative_to(Path(__file__).parents[1])
 
 
 def _is_real(part: Callable[..., Any]) -> bool:

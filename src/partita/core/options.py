@@ -56,16 +56,20 @@ class Option:
 
 
 def checked(prefix: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Checks the arguments of a function against the options it declares; errors say `prefix` + option."""
+    """Check the arguments of a function, or the fields of a dataclass, against the options it declares.
+
+    Errors say `prefix` + option. A class is called by its name in small letters.
+    """
 
     def decorate(build: Callable[P, T]) -> Callable[P, T]:
-        known = signature(build)
+        name, known = build.__name__.lower(), signature(build)
 
-        @functools.wraps(build)
+        @functools.wraps(build, updated=())
         def make(*args: P.args, **kwargs: P.kwargs) -> T:
-            bound = bind(build.__name__, known, args, kwargs, prefix)
+            bound = bind(name, known, args, kwargs, prefix)
             return build(*bound.args, **bound.kwargs)
 
+        make.__name__ = name
         make.__signature__ = readable(known)  # type: ignore[attr-defined]
         return make
 

@@ -168,13 +168,30 @@ class Capacity(NamedTuple):
     record: str = "memory"
 
 
-class ServerOptimizer(NamedTuple):
-    """init (shared) -> opt; step (shared, delta, opt) -> shared, opt."""
+Rates = Mapping[str, float | Tensor]
+"""A step size for each name: 0-d tensors for a client, numbers at the server."""
+
+Update = Callable[[Tensors, Tensors, Tensors, Rates], tuple[Tensors, Tensors]]
+"""(params, gradient, state, rates) -> params, state."""
+
+
+class Optimizer(NamedTuple):
+    """How gradients become steps, for clients, for inner solvers and for the server: two pure functions.
+
+    init      (params) -> state: named tensors, always of the same structure
+    update    (params, gradient, state, rates) -> the names of the gradient after a step, and the whole state
+    options   what it was made with; `lr` is the step size of the server, None for clients
+    in_place  as `update`, but the result may take the memory of the gradient (None: there is no such form)
+    """
 
     name: str
     init: Callable[[Tensors], Tensors]
-    step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
+    update: Update
     options: Mapping[str, Any]
+    in_place: Update | None = None
+
+    def __repr__(self) -> str:
+        return f"pt.optim.{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
 
 class ServerRule(NamedTuple):
