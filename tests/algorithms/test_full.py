@@ -57,9 +57,9 @@ def test_the_aggregator_protects_the_control_variate(robust: bool) -> None:
     aggregate = pt.aggregate.coordinate_median() if robust else None
     rows = torch.tensor([[1.0], [2.0], [3.0], [1e12], [5.0]], dtype=torch.float64)
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)  # the last one has no data
-    upload = Upload({"w": rows}, weight=weight, extra={"w": rows})
+    upload = Upload({"w": rows}, weight=weight, sums={"w": rows})
     problem, _, _ = given()
-    found = pt.scaffold(0.1, aggregate=aggregate).aggregate(problem)(upload, torch.tensor(0)).extra["w"]
+    found = pt.scaffold(0.1, aggregate=aggregate).aggregate(problem)(upload, torch.tensor(0)).sums["w"]
     assert float(found) == (4 * 2.5 if robust else 1e12 + 6)  # |S| times the median, or the mean
 
 

@@ -88,9 +88,7 @@ class Common(TypedDict, total=False):
 
     optimizer: Annotated[
         Optimizer | None,
-        Option(
-            "how clients take their steps of size lr (None: SGD)", allowed=OPTIMIZER, check=_for_clients
-        ),
+        Option("how clients take their steps of size lr (None: SGD)", allowed=OPTIMIZER, check=_for_clients),
     ]
     momentum: Annotated[float, Option("β of the clients' SGD", low=0, high=1, default=0.0)]
     weight_decay: Annotated[
@@ -161,7 +159,9 @@ def _refuse_both(optimizer: Optimizer, options: Mapping[str, Any]) -> None:
         if options[short]:
             name = optimizer.name if short in optimizer.options else "sgd"
             example = f"optimizer=partita.optim.{name}({short}={options[short]:g})"
-            raise check.fail(short, options[short], f"nothing beside optimizer=, which has its own: {example}")
+            raise check.fail(
+                short, options[short], f"nothing beside optimizer=, which has its own: {example}"
+            )
 
 
 class About(NamedTuple):

@@ -9,8 +9,9 @@
 S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
 draws of their own. The client's optimizer acts on ∇f_i − c_i + c. With momentum β a gradient acts in several
 steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. The steps of Adam and
-its like are no gradients: with them, option II is c_i⁺ = the mean of ∇f_i(y) over the steps, which is what it
-comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
+its like are no gradients: with them, c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what it
+comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of
+fedavg.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _finish(
             mean = {k: c.gradient[k] / divisor for k in names}
         own = {k: torch.where(count > 0, mean[k], state.memory[k]) for k in names}
         change = {k: own[k] - state.memory[k] for k in names}
-        return upload._replace(extra=change), new._replace(memory={**state.memory, **own})
+        return upload._replace(sums=change), new._replace(memory={**state.memory, **own})
 
     return finish
 
@@ -188,9 +189,9 @@ def _aggregate(common: Choices) -> Aggregation:
             assert uploads.weight is not None
             combined = usual(uploads, key)
             own = draws.branch(key, "controls")
-            change = usual(uploads._replace(delta=uploads.extra), own).delta
+            change = usual(uploads._replace(delta=uploads.sums), own).delta
             heard = torch.count_nonzero(uploads.weight)
-            return combined._replace(extra={k: heard * v for k, v in change.items()})
+            return combined._replace(sums={k: heard * v for k, v in change.items()})
 
         return aggregate
 
@@ -210,7 +211,7 @@ def _serve(common: Choices) -> Callable[[Problem], ServerRule]:
 
         def step(server: ServerState, upload: Upload) -> ServerState:
             return rule.step(server, upload)._replace(
-                extra=tree.axpy(1 / problem.clients, upload.extra, server.extra)
+                extra=tree.axpy(1 / problem.clients, upload.sums, server.extra)
             )
 
         return ServerRule(init, step)

@@ -14,13 +14,17 @@ from partita.core.types import Tensors, Upload
 
 attack = checked("attack ")
 
-Stacks = tuple[Tensors, Tensors]
-"""Deltas, and what else clients send, a row for each of them."""
+Stacks = tuple[Tensors, Tensors, Tensors]
+"""Deltas, extras and sums, as clients send them, a row for each of them."""
+
+
+PREFIXES = ("", "extra.", "sums.")
+"""What the names of a payload's parts begin with, where they are told apart."""
 
 
 def honest(uploads: Upload, liars: tuple[int, ...]) -> Stacks:
     """What the others send: the adversary sees all of it. Nobody honest in the cohort: what liars would."""
-    found: Stacks = tree.rows((uploads.delta, uploads.extra), crowd(uploads, liars)[0] or list(liars))
+    found: Stacks = tree.rows(uploads.payload, crowd(uploads, liars)[0] or list(liars))
     return found
 
 
@@ -39,8 +43,8 @@ def crowd(uploads: Upload, liars: tuple[int, ...]) -> tuple[list[int], list[int]
 
 def everyone_sends(uploads: Upload, liars: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:
     """The same from every liar, each with its own weight."""
-    delta, extra = sent
-    return {i: Upload(delta, _weight(uploads, i), extra) for i in liars}
+    delta, extra, sums = sent
+    return {i: Upload(delta, _weight(uploads, i), extra, sums) for i in liars}
 
 
 def each_sends(
@@ -48,22 +52,24 @@ def each_sends(
 ) -> dict[int, Upload]:
     """From each liar, tensor by tensor, what `forge` makes of (its place, the name, its honest tensor).
 
-    What else it sends may have the name of a delta: there, the name begins with `extra.`.
+    What else it sends may have the name of a delta: there, the name begins with `extra.` or `sums.`.
     """
     sent = {}
     for i in liars:
-        delta, extra = (
+        delta, extra, sums = (
             {k: forge(i, prefix + k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
-            for prefix, part in (("", uploads.delta), ("extra.", uploads.extra))
+            for prefix, part in zip(PREFIXES, uploads.payload)
         )
-        sent[i] = Upload(delta, _weight(uploads, i), extra)
+        sent[i] = Upload(delta, _weight(uploads, i), extra, sums)
     return sent
 
 
 def by_tensor(stacks: Stacks, fn: Callable[[Tensor], Tensor]) -> Stacks:
     """fn on each stack of numbers, giving one row; of counters the first honest row."""
-    delta, extra = ({k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks)
-    return delta, extra
+    delta, extra, sums = (
+        {k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks
+    )
+    return delta, extra, sums
 
 
 def gram(stacks: Stacks) -> Tensor:

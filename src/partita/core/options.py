@@ -69,7 +69,7 @@ def checked(prefix: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
             bound = bind(name, known, args, kwargs, prefix)
             return build(*bound.args, **bound.kwargs)
 
-        make.__name__ = name
+        make.__name__ = make.__qualname__ = name
         make.__signature__ = readable(known)  # type: ignore[attr-defined]
         return make
 

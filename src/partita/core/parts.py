@@ -216,8 +216,8 @@ class Personalize(NamedTuple):
 class Aggregation:
     """How a method aggregates, and whether a cohort may be aggregated in parts.
 
-    adds_up  the mean of what parts give, each counting for its weight, and the sum of their extras, are those
-             of the whole
+    adds_up  the mean of what parts give, each counting for its weight, and the sum of their `sums` and of
+             their extras, are those of the whole
     """
 
     bind: Callable[[Problem], Callable[[Upload, Tensor], Upload]]

@@ -25,7 +25,7 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
 
 def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
     """What `faults` says, by a look at each client."""
-    sent, rest = _rows((uploads.delta, uploads.extra), clients), _rows(kept, clients)
+    sent, rest = _rows(uploads.payload, clients), _rows(kept, clients)
     numbers = _all_finite([*sent, *rest], clients)
     small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
     return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
@@ -34,7 +34,7 @@ def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
 def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
     """Of every tensor, all clients together: a cheap first look, see `sound`."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
-    for x in _numbers((uploads.delta, uploads.extra, kept)):
+    for x in _numbers((*uploads.payload, kept)):
         kinds.setdefault(x.dtype, []).append(x)
     return [torch.stack(torch._foreach_norm(some, dtype=_wide(kind))) for kind, some in kinds.items()]
 

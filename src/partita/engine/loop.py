@@ -92,7 +92,7 @@ def _work(run: Federation, cohort: Cohort, quorum: int, part: int | None) -> Don
     if part is None:
         return done
     found = _combined(run, _only(good, run.discounted(cohort, uploads)), part)
-    return done._replace(uploads=uploads._replace(delta={}, extra={}), sum=[found] if found else [])
+    return done._replace(uploads=uploads._replace(delta={}, extra={}, sums={}), sum=[found] if found else [])
 
 
 def _only(good: list[bool], stacks: Any) -> Any:

@@ -22,7 +22,7 @@ from partita.core.types import ClientState, Cohort, Group, Tensors, Upload
 if TYPE_CHECKING:
     from partita.engine.federation import Federation
 
-PARTS = ("delta", "extra", "metrics", "personal", "memory")
+PARTS = ("delta", "extra", "sums", "metrics", "personal", "memory")
 DEVICES = ("cuda",)  # that work while the host goes on
 
 
@@ -42,8 +42,8 @@ class Ahead:
             for part in run.parts(self._untrained(cohort, in_flight)):
                 self._train(run, part)
         rows = [self.waiting.pop(c) for c in cohort.clients]
-        delta, extra, metrics, personal, memory = (_stacked(parts) for parts in zip(*rows))
-        upload = run.signed(Upload(delta, extra=extra, metrics=metrics), cohort.clients)
+        delta, extra, sums, metrics, personal, memory = (_stacked(parts) for parts in zip(*rows))
+        upload = run.signed(Upload(delta, None, extra, sums, metrics), cohort.clients)
         why = [self.why.pop(c, "") for c in cohort.clients]
         return upload, ClientState(personal, memory), why
 
@@ -70,7 +70,7 @@ class Ahead:
 
     def _train(self, run: Federation, cohort: Cohort) -> None:
         uploads, states, why = _trained(run, cohort)
-        stacks = (uploads.delta, uploads.extra, uploads.metrics, states.personal, states.memory)
+        stacks = (*uploads.payload, uploads.metrics, states.personal, states.memory)
         parts = zip(*[_rows(stack, len(cohort.clients)) for stack in stacks])
         self.waiting.update(zip(cohort.clients, parts))
         self.why |= {c: w for c, w in zip(cohort.clients, why) if w}

@@ -38,9 +38,7 @@ Lr = Annotated[
 Momentum = Annotated[float, Option("β, how much of the last step the next one keeps", low=0, high=1)]
 Decay = Annotated[float, Option("ω, weight decay: ω x joins the gradient", low=0)]
 Decoupled = Annotated[float, Option("ω, weight decay: each step also takes η ω x from x", low=0)]
-Beta1 = Annotated[
-    float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=NEVER_ONE)
-]
+Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=NEVER_ONE)]
 Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=NEVER_ONE)]
 Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
 Tau = Annotated[float, Option("τ, the degree of adaptivity: small is more", low=0, open_low=True)]
@@ -89,7 +87,9 @@ def adam(
     ] = None,
     tau: Annotated[
         float | None,
-        Option("τ, for the form of Reddi et al. (None: that with ε; at the server 1e-3)", low=0, open_low=True),
+        Option(
+            "τ, for the form of Reddi et al. (None: that with ε; at the server 1e-3)", low=0, open_low=True
+        ),
     ] = None,
     eps: Annotated[
         float | None,

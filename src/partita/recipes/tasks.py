@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from partita import data, models, optim
 from partita.core import check
-from partita.core.parts import Rate, Optimizer
+from partita.core.parts import Optimizer, Rate
 from partita.data import FederatedData
 
 SIZES = ("small", "medium", "paper")

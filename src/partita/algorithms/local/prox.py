@@ -26,7 +26,9 @@ Solve = Callable[[Tensors, Batch, Tensor], tuple[Tensors, Tensor]]
 """(w, batch, inner step size) -> θ̃ with its statistics, and f̃(w)."""
 
 
-def proximal(problem: Problem, lam: float, steps: int, optimizer: Optimizer, nu: float | None = None) -> Solve:
+def proximal(
+    problem: Problem, lam: float, steps: int, optimizer: Optimizer, nu: float | None = None
+) -> Solve:
     """At most `steps` gradient steps; with `nu`, θ stays where ‖∇f̃(θ) + λ (θ − w)‖ ≤ ν."""
     moving = problem.trainable
 

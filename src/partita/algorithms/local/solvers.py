@@ -45,8 +45,10 @@ class Fit(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is solved: the problem, the names of w, its statistics (they follow the forward pass); the client's
-    optimizer."""
+    """What is solved: the problem, the names of w, its statistics, which follow the forward pass.
+
+    `optimizer` is the client's.
+    """
 
     problem: Problem
     names: tuple[str, ...]
@@ -194,9 +196,7 @@ class Cg(Solver):
     Use it where the loss is quadratic in the personal part, or nearly: it needs no step size.
     """
 
-    steps: Annotated[
-        int, Option("τ, how many iterations, each a Hessian-vector product", low=1, example=10)
-    ]
+    steps: Annotated[int, Option("τ, how many iterations, each a Hessian-vector product", low=1, example=10)]
 
     def remember(self, task: Task, params: Tensors) -> Conjugate:
         """Nothing yet: r = p = 0, where nothing moves."""

@@ -244,8 +244,8 @@ class Devices:
     def sent(self, uploads: Upload) -> int:
         """Bytes that these clients have uploaded."""
         if self.alike or uploads.client is None:
-            return tree.nbytes((uploads.delta, uploads.extra))
-        one = tree.row((uploads.delta, uploads.extra), 0) if len(uploads.client) else ({}, {})
+            return tree.nbytes(uploads.payload)
+        one = tree.row(uploads.payload, 0) if len(uploads.client) else ()
         each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
         return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
 
@@ -285,8 +285,7 @@ class Devices:
 
     def sent_by(self, kind: int) -> int:
         """Bytes that a client of this class uploads in a turn of this stage."""
-        sent = self._sent()
-        return self._bytes(kind, sent.delta) + self._bytes(kind, sent.extra)
+        return sum(self._bytes(kind, x) for x in self._sent().payload)
 
     def parameters(self, kind: int) -> int:
         """Numbers that a device of this class trains or tracks."""
