@@ -123,7 +123,7 @@ def _beside(x: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 def test_weights() -> None:
-    """Δ = Σ_p w_p Δ_p / Σ_p w_p, sums and extras add up, whole numbers stay whole; of nobody there is nothing."""
+    """Δ = Σ_p w_p Δ_p / Σ_p w_p, sums and extras add up, whole numbers stay whole; nobody gives nothing."""
     parts = [
         Upload({"a": torch.tensor([1.0]), "n": torch.tensor(3)}, torch.tensor(1.0), *_beside(2.0)),
         Upload({"a": torch.tensor([5.0]), "n": torch.tensor(8)}, torch.tensor(3.0), *_beside(1.0)),

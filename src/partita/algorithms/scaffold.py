@@ -9,9 +9,9 @@
 S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
 draws of their own. The client's optimizer acts on ∇f_i − c_i + c. With momentum β a gradient acts in several
 steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. The steps of Adam and
-its like are no gradients: with them, c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what it
-comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of
-fedavg.
+its like are no gradients: with them, c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what
+it comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one
+of fedavg.
 """
 
 from __future__ import annotations

@@ -35,12 +35,26 @@ class Phase(NamedTuple):
     lr       the rates
     work     how much to do, from the work of the run at this moment (None: just that)
     batches  independent batches for each step; with more than one, `batch` is a tuple of them
+    until    (carry) -> whether the client is finished with this phase, asked before each step: then its carry
+             stays as it is (None: after all of its steps)
     """
 
     step: Callable[[Any, Any, Any], Any]
     lr: tuple[Rate, ...] = ()
     work: Callable[[RoundContext], Work] | None = None
     batches: int = 1
+    until: Callable[[Any], Tensor] | None = None
+
+    def within(self, field: str) -> Phase:
+        """Return the phase on this field of a larger carry."""
+        step, until = self.step, self.until
+
+        def inside(carry: Any, batch: Any, lr: Any) -> Any:
+            return carry._replace(**{field: step(getattr(carry, field), batch, lr)})
+
+        if until is None:
+            return self._replace(step=inside)
+        return self._replace(step=inside, until=lambda carry: until(getattr(carry, field)))
 
 
 class LocalRule(NamedTuple):
@@ -83,6 +97,14 @@ class Problem(Protocol):
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
         """∇²f(params) d on the batch, for a direction d in some of the parameters."""
+        ...
+
+    def repeat(self, step: Callable[[Any], tuple[Any, Tensor | None]], carry: Any, steps: int) -> Any:
+        """carry ← step(carry), up to `steps` times: for steps inside of a step, on the same batch.
+
+        A step also says whether the client was done before it: then its carry stays as it was, and when all
+        clients are done no further step is computed. None: it goes on.
+        """
         ...
 
     @property

@@ -50,9 +50,9 @@ class Upload(NamedTuple):
 
     The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
     both alone. `sums` are changes, by the names of shared tensors, whose sum over clients the server divides
-    by the number of all (SCAFFOLD's c_i): where not all hold a tensor, its sum is scaled so that it is divided
-    by those who do. `extra` is whatever else the method sends, in the same shapes from every client. When the
-    server sees what clients sent, `metrics` and `client` are on the host, whatever device computes
+    by the number of all (SCAFFOLD's c_i): where not all hold a tensor, its sum is scaled so that it is
+    divided by those who do. `extra` is whatever else the method sends, in the same shapes from every client.
+    When the server sees what clients sent, `metrics` and `client` are on the host, whatever device computes
     (`partita.core.device.put` takes numbers there).
     """
 

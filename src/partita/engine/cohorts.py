@@ -70,7 +70,7 @@ def joined(groups: Sequence[Group], context: RoundContext, first: int) -> tuple[
 
 
 def merged(parts: Sequence[Upload]) -> Upload | None:
-    """What the parts of a cohort were combined to, combined: Δ = Σ_p w_p Δ_p / Σ_p w_p; sums and extras add up."""
+    """Combine what the parts of a cohort were combined to: Δ = Σ_p w_p Δ_p / Σ_p w_p; sums, extras add up."""
     if len(parts) < 2:
         return parts[0] if parts else None
     weight = torch.stack([part.weight for part in parts if part.weight is not None])

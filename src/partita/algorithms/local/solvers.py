@@ -102,12 +102,18 @@ def solve(
     return lambda params: solver.remember(task, params) if names else (), phases
 
 
-def _phase(step: Step, work: Callable[[RoundContext], Work] | None, lr: float | Rate | None = None) -> Phase:
+def _phase(
+    step: Step,
+    work: Callable[[RoundContext], Work] | None,
+    lr: float | Rate | None = None,
+    until: Callable[[Any], Tensor] | None = None,
+) -> Phase:
     def carried(carry: Any, batch: Any, lr: Any) -> Any:
         params, memory = step(carry.params, carry.memory, batch, lr)
         return carry._replace(params=params, memory=memory)
 
-    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work)
+    finished = None if until is None else lambda carry: until(carry.memory)
+    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work, until=finished)
 
 
 def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:
@@ -179,13 +185,15 @@ class Adam(Gd):
 
 
 class Conjugate(NamedTuple):
-    """w⁰, r, p, rᵀr now and at first, and the key of every forward pass: all of them see the same f."""
+    """w⁰, r, p, rᵀr now and at first, whether there is a direction left, and the key of every forward pass:
+    all of them see the same f."""
 
     start: Tensors
     r: Tensors
     p: Tensors
     rr: Tensor
     first: Tensor
+    further: Tensor
     key: Tensor
 
 
@@ -201,10 +209,9 @@ class Cg(Solver):
     def remember(self, task: Task, params: Tensors) -> Conjugate:
         """Nothing yet: r = p = 0, where nothing moves."""
         w = tree.pick(params, task.names)
-        one = w[task.names[0]]
-        key = torch.zeros((), dtype=torch.int64, device=one.device)
-        zero = torch.zeros((), dtype=one.dtype, device=one.device)
-        return Conjugate(w, tree.zeros_like(w), tree.zeros_like(w), zero, zero, key)
+        zero = w[task.names[0]].new_zeros(())
+        nothing = tree.zeros_like(w)
+        return Conjugate(w, nothing, nothing, zero, zero, zero.bool(), zero.long())
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """The residual, the iterations."""
@@ -213,7 +220,7 @@ class Cg(Solver):
             g, statistics = task.gradient(params, batch)
             r = {k: -x for k, x in g.items()}
             rr = dot(r, r)
-            return {**params, **statistics}, Conjugate(old.start, r, dict(r), rr, rr, batch.key)
+            return {**params, **statistics}, Conjugate(old.start, r, dict(r), rr, rr, rr != 0, batch.key)
 
         def iterate(params: Tensors, old: Conjugate, batch: Batch, lr: Any) -> tuple[Tensors, Conjugate]:  # noqa: ARG001
             point = {**params, **old.start}
@@ -224,10 +231,13 @@ class Cg(Solver):
             rr = dot(r, r)
             beta = over(rr, old.rr)
             further = (alpha > 0) & (rr > (ROUNDING * torch.finfo(rr.dtype).eps) ** 2 * old.first)
-            p = {k: torch.where(further, r[k] + beta * x, 0.0) for k, x in old.p.items()}  # 0: for good
-            return {**params, **w}, Conjugate(old.start, r, p, rr, old.first, old.key)
+            p = tree.axpy(beta, old.p, r)
+            return {**params, **w}, Conjugate(old.start, r, p, rr, old.first, further, old.key)
 
-        return _phase(begin, _full(1)), _phase(iterate, _full(self.steps))
+        def finished(memory: Conjugate) -> Tensor:
+            return ~memory.further
+
+        return _phase(begin, _full(1)), _phase(iterate, _full(self.steps), until=finished)
 
 
 def dot(a: Tensors, b: Tensors) -> Tensor:

@@ -56,8 +56,8 @@ def over_holders(aggregate: Aggregate, held: Sequence[SharedRegion], kinds: Sequ
     """The method's own aggregation, on each part of the model over those who hold it.
 
     kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
-    and `sums` are zero. `extra`, and what is no tensor of the model, is everybody's. The server divides `sums`
-    by the number of all clients: they are scaled, to be divided by the holders'.
+    and `sums` are zero. `extra`, and what is no tensor of the model, is everybody's. The server divides
+    `sums` by the number of all clients: they are scaled, to be divided by the holders'.
     """
     members = Counter(kinds)
     known = {name for part in held for name in part.columns}
