@@ -15,7 +15,6 @@ those of the mixture's passes. α = 0, not learned, is fedavg; α = 1, not learn
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, NamedTuple, Unpack
 
 import torch
@@ -31,8 +30,6 @@ from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Pha
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
 
-PAPER = "APFL: Deng et al., Adaptive Personalized Federated Learning (2020), Algorithm 1"
-
 ALPHA = "alpha"
 
 
@@ -44,7 +41,7 @@ class Mixed(NamedTuple):
 
 
 @method(
-    paper=PAPER,
+    paper="APFL: Deng et al., Adaptive Personalized Federated Learning (2020), Algorithm 1",
     use="Use it when some clients resemble the others and some do not, and nobody knows which.",
     weighting="uniform",
 )
@@ -74,7 +71,7 @@ def apfl(
             finish,
         )
 
-    return replace(compose(local, common, partition=pair.all_twice, personalize=_mixture), init_client=new)
+    return compose(local, common, partition=pair.all_twice, init_client=new, personalize=_mixture)
 
 
 def _step(

@@ -1,4 +1,4 @@
-"""What all methods have in common: their common options, their registry, and the usual pieces."""
+"""What all methods have in common: options, the registry, and the pieces of a method by default."""
 
 from __future__ import annotations
 
@@ -42,18 +42,13 @@ PersonalLr = Annotated[
 ]
 
 
-def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001
-    check_personal(value)
-    return value
-
-
 Part = Annotated[
     Personal,
     Option(
         "the part of the model that stays with the client",
         allowed="'input', 'output', 'adapter', 'norm', 'all', 'none', a name pattern such as 'head.*', "
         "a list or a callable",
-        check=_personal,
+        check=check_personal,
         example="output",
     ),
 ]
@@ -135,17 +130,17 @@ def settings(options: Common, **fixed: Unpack[Common]) -> Choices:
 
     `fixed` are those by which the method is defined.
     """
-    given = having(options, **fixed)
-    optimizer, limit = given["optimizer"], given["max_grad_norm"]
+    options = having(options, **fixed)
+    optimizer, limit = options["optimizer"], options["max_grad_norm"]
     if optimizer is None:
-        optimizer = optim.sgd(momentum=given["momentum"], weight_decay=given["weight_decay"])
+        optimizer = optim.sgd(momentum=options["momentum"], weight_decay=options["weight_decay"])
     else:
-        _refuse_both(optimizer, given)
+        _refuse_both(optimizer, options)
     return Choices(
         optimizer if limit is None else clipped(optimizer, limit),
-        given["weighting"],
-        given.get("aggregate") or mean(),
-        given.get("server") or optim.sgd(lr=1.0),
+        options["weighting"],
+        options.get("aggregate") or mean(),
+        options.get("server") or optim.sgd(lr=1.0),
     )
 
 
@@ -228,18 +223,17 @@ def compose(
     *,
     personal: Personal = "none",
     partition: Callable[[nn.Module, Sequence[str]], Partition] | None = None,
-    personalize: Callable[[Problem], Personalize] | None = None,
+    **parts: Any,
 ) -> Algorithm:
-    """A method from its local rule: the rest is the usual unless given."""
-    return Algorithm(
-        name="",
-        partition=partition or functools.partial(split, personal=personal),
-        init_client=own_part,
-        local=local,
-        aggregate=aggregate_with(common.aggregate, common.weighting),
-        server=serve_with(common.server),
-        personalize=personalize or as_is,
-    )
+    """Return a method from its local rule; `parts` are fields of `Algorithm` other than the default."""
+    default = {
+        "partition": partition or functools.partial(split, personal=personal),
+        "init_client": own_part,
+        "aggregate": aggregate_with(common.aggregate, common.weighting),
+        "server": serve_with(common.server),
+        "personalize": as_is,
+    }
+    return Algorithm(name="", local=local, **{**default, **parts})
 
 
 def own_part(model: Tensors, partition: Partition) -> ClientState:

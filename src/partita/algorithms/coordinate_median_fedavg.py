@@ -15,13 +15,10 @@ from partita.algorithms.base import Common, Lr, having, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
-PAPER = (
-    "Coordinate-wise median: Yin et al., Byzantine-Robust Distributed Learning (2018), with fedavg's clients"
-)
-
 
 @method(
-    paper=PAPER,
+    paper="Coordinate-wise median: Yin et al., Byzantine-Robust Distributed Learning (2018), with "
+    "fedavg's clients",
     use="Use it when less than half of the clients may send anything, and single coordinates may be off.",
     weighting="uniform",
     without=("aggregate",),

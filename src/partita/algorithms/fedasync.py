@@ -9,7 +9,7 @@
 fedasync of Toghani et al. (2022), option A, where s = 1: the server moves along the client's delta.
 Xie et al. mix the client's model into the server's, w ← (1 − β) w + β w_i; where τ = 0 the two are the same.
 
-In step (`schedule=partita.schedule.synchronous()`) both are fedavg with the step β at the server.
+With `schedule=partita.schedule.synchronous()` both are fedavg with the step β at the server.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PAPER = "FedAsync: Xie et al., Asynchronous Federated Optimization (2019); FedBu
 def fedasync(
     lr: Lr, server_lr: ServerLr = 1.0, staleness: Stale = None, **options: Unpack[Common]
 ) -> Algorithm:
-    """One global model without rounds: each client's delta is applied as soon as it arrives."""
-    made = fedavg(lr, **having(options, server=sgd(server_lr)))
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    """One global model, asynchronously: each client's delta is applied as soon as it arrives."""
+    synchronous = fedavg(lr, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": 1, "staleness": staleness})
 
 
 @method(
@@ -52,6 +52,6 @@ def fedbuff(
     staleness: Stale = "sqrt",
     **options: Unpack[Common],
 ) -> Algorithm:
-    """One global model without rounds: the server steps along the mean of each `buffer` arrivals."""
-    made = fedavg(lr, **having(options, server=sgd(server_lr)))
-    return replace(made, asynchronous={"buffer": buffer, "staleness": staleness})
+    """One global model, asynchronously: the server steps along the mean of each `buffer` arrivals."""
+    synchronous = fedavg(lr, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": buffer, "staleness": staleness})

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from partita.aggregate.bucketing import bucketing
@@ -132,7 +131,7 @@ def ffgg_robust(
 def ffgg_async(
     personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
-    """FFGG without rounds: the server takes a step along each client's gradient as soon as it arrives."""
+    """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives."""
     return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})
 
 
@@ -162,17 +161,16 @@ def _stateless(
     """Nothing is kept; who wants the client's model solves for w again."""
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:
-        found = split(model, names, personal=personal)
+        parts = split(model, names, personal=personal)
         sizes = {name: p.numel() for name, p in model.named_parameters()}
-        solver.fits(sum(sizes.get(name, 0) for name in found.personal))
-        return found
+        solver.fits(sum(sizes.get(name, 0) for name in parts.personal))
+        return parts
 
     def personalize(problem: Problem) -> Personalize:
         begin, phases = fitting(problem, solver, common.optimizer, start)
         return Personalize(begin, phases, lambda fit, download, state: fit.params)  # noqa: ARG005
 
-    made = compose(local, common, partition=partition, personalize=personalize)
-    return replace(made, stateful=False)
+    return compose(local, common, partition=partition, personalize=personalize, stateful=False)
 
 
 # ---- one gradient
@@ -195,8 +193,8 @@ def _measuring(
 ) -> Callable[[Download, ClientState], Measured]:
     def start(download: Download, state: ClientState) -> Measured:
         params, memory = begin(download, state)
-        one = params[problem.trainable[0]]
-        zero, exact = one.new_zeros(()), one.new_zeros((), dtype=torch.float64)
+        zero = params[problem.trainable[0]].new_zeros(())
+        exact = zero.double()
         gradient = tree.zeros_like(tree.pick(params, _moving(problem)))
         return Measured(params, memory, gradient, zero, exact, zero, exact)
 

@@ -11,7 +11,7 @@
              θ̃(w)                                                              persafl_me
 
 h̃ is what θ̃ minimizes, by gradient steps from θ = w. Clients keep nothing. Option A is fedasync, and so is
-persafl_maml with α = 0, bit for bit. In step (`schedule=partita.schedule.synchronous()`) persafl_maml is
+persafl_maml with α = 0, bit for bit. With `schedule=partita.schedule.synchronous()` persafl_maml is
 perfedavg, and the server's model of persafl_me is pfedme's. For `hessian="hf"`, (D1) of the paper divides a
 central difference by δ, which is twice the product; ours is divided by 2 δ.
 """
@@ -57,9 +57,9 @@ def persafl_maml(
     staleness: Stale = None,
     **options: Unpack[Common],
 ) -> Algorithm:
-    """perfedavg without rounds: a global model that is one gradient step from a good one of any client."""
-    made = perfedavg(lr, alpha, hessian, hf_delta, **having(options, server=sgd(server_lr)))
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    """Asynchronous perfedavg: a global model that is one gradient step from a good one of any client."""
+    synchronous = perfedavg(lr, alpha, hessian, hf_delta, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": 1, "staleness": staleness})
 
 
 @method(
@@ -84,7 +84,7 @@ def persafl_me(
     staleness: Stale = None,
     **options: Unpack[Common],
 ) -> Algorithm:
-    """pfedme without rounds and without a state: a client's model is its minimizer near the shared one."""
+    """Asynchronous pfedme without a state: a client's model is its minimizer near the shared one."""
     if inner_steps is None and nu is None:
         raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
     common = settings(options, server=sgd(server_lr))
@@ -110,5 +110,4 @@ def persafl_me(
         once = Phase(step, (until_the_end(inner),), lambda now: Work(steps=1, batch=None))  # noqa: ARG005
         return as_is(problem)._replace(phases=(once,))
 
-    made = compose(local, common, personalize=personalize)
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    return compose(local, common, personalize=personalize, asynchronous={"buffer": 1, "staleness": staleness})

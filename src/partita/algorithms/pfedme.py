@@ -11,7 +11,6 @@ begin at w, so that θ̃ is a function of w and the minibatch alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import RATE, Common, Lr, compose, method, settings
@@ -22,8 +21,6 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
 from partita.optim.rates import as_rate
 
-PAPER = "pFedMe: T. Dinh et al., Personalized Federated Learning with Moreau Envelopes (2020), Algorithm 1"
-
 Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
 InnerLr = Annotated[
     float | Rate, Option("the step size of the inner gradient steps", low=0, allowed=RATE, example=0.05)
@@ -31,7 +28,7 @@ InnerLr = Annotated[
 
 
 @method(
-    paper=PAPER,
+    paper="pFedMe: T. Dinh et al., Personalized Federated Learning with Moreau Envelopes (2020), Algorithm 1",
     use="Use it when personal models should stay close to a common one, and gradients "
     "are cheap: each local step takes `inner_steps` of them.",
     weighting="uniform",
@@ -53,4 +50,4 @@ def pfedme(
         step = envelope(problem, lam, inner_steps, common.optimizer)
         return LocalRule(start(problem, common.optimizer), (Phase(step, rates),), finish(problem))
 
-    return replace(compose(local, common, partition=all_twice), init_client=copies)
+    return compose(local, common, partition=all_twice, init_client=copies)

@@ -15,11 +15,9 @@ from partita.algorithms.base import Common, Lr, having, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
-PAPER = "RFA: Pillutla, Kakade & Harchaoui, Robust Aggregation for Federated Learning (2022), Algorithm 1"
-
 
 @method(
-    paper=PAPER,
+    paper="RFA: Pillutla, Kakade & Harchaoui, Robust Aggregation for Federated Learning (2022), Algorithm 1",
     use="Use it when a part of the clients, less than half by weight, may send anything.",
     without=("aggregate",),
 )

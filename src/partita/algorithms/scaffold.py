@@ -17,7 +17,6 @@ of fedavg.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, NamedTuple, Unpack
 
 import torch
@@ -44,10 +43,6 @@ from partita.core.types import Batch, ClientState, Download, Partition, ServerSt
 from partita.optim import optimizers
 from partita.optim.rates import as_rate
 
-PAPER = (
-    "SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (2020), Algorithm 1"
-)
-
 
 class Controlled(NamedTuple):
     """What passes from step to step.
@@ -69,7 +64,8 @@ class Controlled(NamedTuple):
 
 
 @method(
-    paper=PAPER,
+    paper="SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning "
+    "(2020), Algorithm 1",
     use="Use it when clients differ and take many local steps, and each of them comes back often.",
     weighting="uniform",
     without=("server",),
@@ -93,8 +89,7 @@ def scaffold(
         begin, end = _start(problem, names, common.optimizer), _finish(problem, names, by_distance)
         return LocalRule(begin, (Phase(step, (eta,)), *at_x), end)
 
-    made = compose(local, common)
-    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
+    return compose(local, common, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
 
 
 def _controlled(problem: Problem) -> tuple[str, ...]:
@@ -180,31 +175,28 @@ def _finish(
 
 
 def _aggregate(common: Choices) -> Aggregation:
-    """The deltas as usual; of the Δc_i, |S| times what the same aggregator makes of them."""
+    """Combine the deltas; of the Δc_i, take |S| times what the same aggregator makes of them."""
 
     def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
-        usual = aggregate_with(common.aggregate, common.weighting)(problem)
+        combine = aggregate_with(common.aggregate, common.weighting)(problem)
 
         def aggregate(uploads: Upload, key: Tensor) -> Upload:
             assert uploads.weight is not None
-            combined = usual(uploads, key)
-            own = draws.branch(key, "controls")
-            change = usual(uploads._replace(delta=uploads.sums), own).delta
+            combined = combine(uploads, key)
+            change = combine(uploads._replace(delta=uploads.sums), draws.branch(key, "controls")).delta
             heard = torch.count_nonzero(uploads.weight)
             return combined._replace(sums={k: heard * v for k, v in change.items()})
 
         return aggregate
 
-    sums = common.aggregate.linear and common.weighting == "uniform"
-    return Aggregation(bind, adds_up=sums)
+    return Aggregation(bind, adds_up=common.aggregate.linear and common.weighting == "uniform")
 
 
 def _serve(common: Choices) -> Callable[[Problem], ServerRule]:
-    """The model as usual, and c ← c + |S|/N · mean of Δc_i."""
-    usual = serve_with(common.server)
+    """The server's step on the model, and c ← c + |S|/N · mean of Δc_i."""
 
     def bind(problem: Problem) -> ServerRule:
-        rule = usual(problem)
+        rule = serve_with(common.server)(problem)
 
         def init(shared: Tensors) -> ServerState:
             return rule.init(shared)._replace(extra=tree.zeros_like(tree.pick(shared, _controlled(problem))))

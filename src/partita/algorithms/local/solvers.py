@@ -84,8 +84,8 @@ class Solver:
         """Refuse a w that is too large."""
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
-        return f"pt.{type(self).__name__.lower()}({given})"
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"pt.{type(self).__name__.lower()}({options})"
 
 
 def solve(
@@ -96,7 +96,7 @@ def solve(
     Without personal parameters there is nothing to do.
     """
     mine = set(problem.partition.personal)
-    names, statistics = (tuple(n for n in some if n in mine) for some in (problem.trainable, problem.buffers))
+    names, statistics = (tuple(n for n in x if n in mine) for x in (problem.trainable, problem.buffers))
     task = Task(problem, names, statistics, optimizer)
     phases = solver.phases(task) if names else ()
     return lambda params: solver.remember(task, params) if names else (), phases
@@ -247,8 +247,8 @@ def dot(a: Tensors, b: Tensors) -> Tensor:
 
 def over(a: Tensor, b: Tensor) -> Tensor:
     """a/b where b > 0, else zero."""
-    there = b > 0
-    return torch.where(there, a / torch.where(there, b, 1.0), 0.0)
+    positive = b > 0
+    return torch.where(positive, a / torch.where(positive, b, 1.0), 0.0)
 
 
 # ---- exactly
