@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import partita as pt
-from partita.core.parts import Algorithm, Attack, ServerOptimizer
+from partita.core.parts import Algorithm, Attack, Optimizer, Rates
 from partita.core.types import ServerState, Tensors
 from partita.data.quadratic import Quadratic
 
@@ -109,15 +109,15 @@ def test_a_stage_of_a_pipeline() -> None:
 # ---- the theorems, on the actual iterates
 
 
-def watched(seen: list[Tensor]) -> ServerOptimizer:
+def watched(seen: list[Tensor]) -> Optimizer:
     """Plain averaging that notes every θ."""
     plain = pt.optim.sgd()
 
-    def step(shared: Tensors, delta: Tensors, opt: Tensors) -> tuple[Tensors, Tensors]:
+    def update(shared: Tensors, delta: Tensors, opt: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
         seen.append(shared["theta"].clone())
-        return plain.step(shared, delta, opt)
+        return plain.update(shared, delta, opt, lr)
 
-    return plain._replace(step=step)
+    return plain._replace(update=update)
 
 
 def iterates(problem: Quadratic, method: Any, rounds: int, **settings: Any) -> list[Tensor]:

@@ -9,7 +9,6 @@ import torch
 
 import partita as pt
 from partita.algorithms.local.prox import proximal
-from partita.algorithms.local.sgd import Sgd
 from partita.core import tree
 from partita.core.metrics import LOSSES, METRICS
 from partita.core.types import Batch, Partition, Tensors, Upload
@@ -39,16 +38,16 @@ def test_inner_steps_stop_where_the_gradient_is_short() -> None:
     problem, w, batch = given()
     begin = length(problem, w, w, batch)
     for nu in (begin / 3, begin / 100):
-        steps = [proximal(problem, LAM, k, Sgd(), nu)(w, batch, LR)[0] for k in (30, 60)]
+        steps = [proximal(problem, LAM, k, pt.optim.sgd(), nu)(w, batch, LR)[0] for k in (30, 60)]
         assert 0.1 * nu < length(problem, steps[0], w, batch) <= nu
         assert all(torch.equal(steps[0][k], steps[1][k]) for k in w)
-    stays = proximal(problem, LAM, 5, Sgd(), 2 * begin)(w, batch, LR)[0]
+    stays = proximal(problem, LAM, 5, pt.optim.sgd(), 2 * begin)(w, batch, LR)[0]
     assert all(torch.equal(stays[k], w[k]) for k in w)
 
 
 def test_many_inner_steps_find_the_minimizer() -> None:
     problem, w, batch = given()
-    theta, loss = proximal(problem, LAM, 200, Sgd())(w, batch, LR)
+    theta, loss = proximal(problem, LAM, 200, pt.optim.sgd())(w, batch, LR)
     assert length(problem, theta, w, batch) < 1e-9
     assert loss == problem.grad(w, batch, wrt=problem.trainable)[0]
 
@@ -58,9 +57,9 @@ def test_the_aggregator_protects_the_control_variate(robust: bool) -> None:
     aggregate = pt.aggregate.coordinate_median() if robust else None
     rows = torch.tensor([[1.0], [2.0], [3.0], [1e12], [5.0]], dtype=torch.float64)
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)  # the last one has no data
-    upload = Upload({"w": rows}, weight=weight, extra={"w": rows})
+    upload = Upload({"w": rows}, weight=weight, sums={"w": rows})
     problem, _, _ = given()
-    found = pt.scaffold(0.1, aggregate=aggregate).aggregate(problem)(upload, torch.tensor(0)).extra["w"]
+    found = pt.scaffold(0.1, aggregate=aggregate).aggregate(problem)(upload, torch.tensor(0)).sums["w"]
     assert float(found) == (4 * 2.5 if robust else 1e12 + 6)  # |S| times the median, or the mean
 
 

@@ -427,7 +427,11 @@ def test_keep_norms_without_norms_changes_nothing() -> None:
 
 @pytest.mark.parametrize("personal", ["", [], (), [""], ["output", 3], [None], 3, None, 1.5, {"output": 1}])
 def test_refused_before_there_is_a_model(personal) -> None:
-    for make in (check_personal, lambda p: pt.fedalt(personal=p, lr=0.1), lambda p: pt.fedsim(p, lr=0.1)):
+    for make in (
+        lambda p: check_personal("personal", p),
+        lambda p: pt.fedalt(personal=p, lr=0.1),
+        lambda p: pt.fedsim(p, lr=0.1),
+    ):
         with pytest.raises(ValueError) as error:
             make(personal)
         assert str(error.value).startswith(f"personal={personal!r}: expected one of 'input', 'output'")

@@ -55,7 +55,7 @@ def lying(name: str, by: float, seen: list[Tensors]) -> Attack:
         sent = {}
         for i in liars:
             own = {k: v[i] for k, v in uploads.delta.items()}
-            sent[i] = Upload({**own, name: own[name] + by}, extra={k: v[i] for k, v in uploads.extra.items()})
+            sent[i] = Upload({**own, name: own[name] + by}, sums={k: v[i] for k, v in uploads.sums.items()})
         return sent
 
     return Attack("lying", forge, None, {})

@@ -127,7 +127,7 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    kind = "(server |aggregate |attack |capacity |measure |delays? )?"
+    kind = "(optimizer |aggregate |attack |capacity |measure |delays? )?"
     with pytest.raises(ValueError, match=rf"^{kind}{name}=.*: expected") as error:
         make(part, name, value)
     option = option_of(part, name)[1]
@@ -465,6 +465,12 @@ def test_set_a_server_optimizer_and_an_aggregator() -> None:
     assert options["aggregate"].name == "mean"
 
 
+def test_set_the_optimizer_of_clients() -> None:
+    options = chosen("algorithm.optimizer=adamw(weight_decay=0.1)")
+    assert (options["optimizer"].name, options["optimizer"].options["weight_decay"]) == ("adamw", 0.1)
+    assert chosen("algorithm.optimizer=adam()")["optimizer"].options["eps"] == 1e-8  # not the solver
+
+
 @pytest.mark.parametrize(
     "text", ["bucketing(2, coordinate_median())", "pt.aggregate.nnm(f=5, inner=aggregate.krum(f=5))"]
 )
@@ -492,7 +498,7 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
         ),
         ("algorithm.server=adam", "server='adam': expected a server optimizer such as"),
         ("algorithm.server=linear(0.1)", "server=Linear(lr=0.1, warmup=0.1): expected a server optimizer"),
-        ("algorithm.aggregate=sgd()", "aggregate=ServerOptimizer("),
+        ("algorithm.aggregate=sgd()", "aggregate=pt.optim.sgd("),
         ("algorithm.lr=lineer(1)", "algorithm.lr: function='lineer': expected one of"),
         (
             "algorithm.lr=linear(1, warmpu=0)",
@@ -507,6 +513,8 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
             "algorithm.lr=linear(**{'lr': 1})",
             "algorithm.lr: argument=\"linear(**{'lr': 1})\": expected arguments by their",
         ),
+        ("algorithm.optimizer=adamw", "optimizer='adamw': expected an optimizer without lr="),
+        ("algorithm.optimizer=adamw(lr=0.1)", "optimizer=pt.optim.adamw(lr=0.1, "),
         ("algorithm.server=adam(lr=-1)", "algorithm.server: lr=-1: expected a number above 0"),
         ("algorithm.server=open('x')", "algorithm.server: function='open': expected one of"),
         ("algorithm.server=sgd().init({})", "algorithm.server: function='sgd().init': expected one of"),

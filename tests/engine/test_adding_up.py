@@ -118,16 +118,21 @@ def test_a_client_that_is_not_finite(sizes) -> None:
         torch.testing.assert_close(some.shared[k], v, rtol=1e-5, atol=1e-6)
 
 
+def _beside(x: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    return {"c": torch.tensor(x)}, {"a": torch.tensor([10 * x])}
+
+
 def test_weights() -> None:
-    """Δ = Σ_p w_p Δ_p / Σ_p w_p, extras add up, whole numbers stay whole; of nobody there is nothing."""
+    """Δ = Σ_p w_p Δ_p / Σ_p w_p, sums and extras add up, whole numbers stay whole; nobody gives nothing."""
     parts = [
-        Upload({"a": torch.tensor([1.0]), "n": torch.tensor(3)}, torch.tensor(1.0), {"c": torch.tensor(2.0)}),
-        Upload({"a": torch.tensor([5.0]), "n": torch.tensor(8)}, torch.tensor(3.0), {"c": torch.tensor(1.0)}),
+        Upload({"a": torch.tensor([1.0]), "n": torch.tensor(3)}, torch.tensor(1.0), *_beside(2.0)),
+        Upload({"a": torch.tensor([5.0]), "n": torch.tensor(8)}, torch.tensor(3.0), *_beside(1.0)),
     ]
     found = cohorts.merged(parts)
     assert found is not None
     assert found.weight == 4.0
     assert found.extra["c"] == 3.0
+    assert found.sums["a"] == 30.0
     assert found.delta["a"].tolist() == [4.0]
     assert found.delta["n"].tolist() == 7
     assert cohorts.merged([]) is None

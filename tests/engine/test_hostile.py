@@ -277,7 +277,7 @@ def attack(spoil: Callable[[Upload], Any]) -> Attack:
     """Liars send what this makes of what they should send."""
 
     def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Any]:  # noqa: ARG001
-        return {i: spoil(Upload(*tree.row(uploads[:3], i))) for i in liars}
+        return {i: spoil(Upload(*tree.row(uploads[:4], i))) for i in liars}
 
     return Attack("hostile", forge, None, {})
 

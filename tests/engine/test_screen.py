@@ -59,11 +59,11 @@ def test_large_and_finite_may_be_kept() -> None:
     assert usable(x, 3) == [True, False, True]
 
 
-@pytest.mark.parametrize("where", ["delta", "extra"])
+@pytest.mark.parametrize("where", ["delta", "extra", "sums"])
 def test_what_is_sent_must_be_small_enough_to_be_squared(where: str) -> None:
     x = torch.ones(4, 10)
     x[1, 4], x[2, 5], x[3, 6] = 1e25, float("nan"), -1e18
-    sent = Upload({"w": x}) if where == "delta" else Upload({}, extra={"w": x})
+    sent = Upload(**{"delta": {}, where: {"w": x}})
     assert faults(sent, torch.zeros(4), 4) == ["", TOO_LARGE, NOT_FINITE, ""]
     many = Upload({"w": torch.full((2, 1000), 1e18)})  # each can be squared, their sum cannot
     assert faults(many, (), 2) == [TOO_LARGE] * 2

@@ -1,4 +1,4 @@
-"""Server optimizers against Algorithm 2 of Reddi et al. (2021) in NumPy."""
+"""Optimizers: of the server against Algorithm 2 of Reddi et al. (2021) in NumPy, of clients against torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(optimizer, steps=None) -> dict[str, Tensor]:
     x = {k: torch.ones(s, dtype=torch.float64) for k, s in SHAPES.items()}
     opt = optimizer.init(x)
     for d in steps or deltas():
-        x, opt = optimizer.step(x, tensors(d), opt)
+        x, opt = optimizer.update(x, tensors(d), opt, dict.fromkeys(x, optimizer.options["lr"]))
     return x
 
 
@@ -68,7 +68,7 @@ def test_defaults_are_the_papers() -> None:
 
 def test_plain_averaging() -> None:
     expected = {k: 1 - sum(d[k] for d in deltas()) for k in SHAPES}
-    for k, x in run(optim.sgd()).items():
+    for k, x in run(optim.sgd(1.0)).items():
         np.testing.assert_allclose(x.numpy(), expected[k], rtol=1e-12)
     assert optim.sgd().init({"a": torch.ones(2)}) == {}
 
@@ -83,13 +83,17 @@ def test_momentum() -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optim.sgd(0.5, 0.9), optim.adam(0.1), optim.yogi(0.1), optim.adagrad(0.1)]
+    "optimizer",
+    [optim.sgd(0.5, 0.9), optim.adam(0.1), optim.adam(), optim.adamw(), optim.yogi(0.1), optim.adagrad(0.1)],
+    ids=repr,
 )
 def test_old_state_is_untouched(optimizer) -> None:
     x = {k: torch.ones(s) for k, s in SHAPES.items()}
     opt = optimizer.init(x)
     before = {k: v.clone() for k, v in opt.items()}
-    new, moments = optimizer.step(x, {k: torch.ones(s) for k, s in SHAPES.items()}, opt)
+    new, moments = optimizer.update(
+        x, {k: torch.ones(s) for k, s in SHAPES.items()}, opt, dict.fromkeys(x, 0.1)
+    )
     assert all(torch.equal(opt[k], before[k]) for k in before)
     assert all(bool((v == 1).all()) for v in x.values())
     assert moments.keys() == opt.keys()
@@ -99,18 +103,20 @@ def test_old_state_is_untouched(optimizer) -> None:
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: optim.sgd(0.0), "server lr=0.0"),
-        (lambda: optim.sgd(-1), "server lr=-1"),
-        (lambda: optim.sgd("1"), "server lr='1'"),
-        (lambda: optim.sgd(True), "server lr=True"),
-        (lambda: optim.sgd(1.0, 1.5), "server momentum=1.5"),
-        (lambda: optim.adam(float("nan")), "server lr=nan"),
-        (lambda: optim.adam(0.1, beta1=-0.1), "server beta1=-0.1"),
-        (lambda: optim.adam(0.1, beta2=2), "server beta2=2"),
-        (lambda: optim.yogi(0.1, tau=0), "server tau=0"),
-        (lambda: optim.adagrad(None), "server lr=None"),
+        (lambda: optim.sgd(0.0), "optimizer lr=0.0"),
+        (lambda: optim.sgd(-1), "optimizer lr=-1"),
+        (lambda: optim.sgd("1"), "optimizer lr='1'"),
+        (lambda: optim.sgd(True), "optimizer lr=True"),
+        (lambda: optim.sgd(1.0, 1.5), "optimizer momentum=1.5"),
+        (lambda: optim.adam(float("nan")), "optimizer lr=nan"),
+        (lambda: optim.adam(0.1, beta1=-0.1), "optimizer beta1=-0.1"),
+        (lambda: optim.adam(0.1, beta2=2), "optimizer beta2=2"),
+        (lambda: optim.yogi(0.1, tau=0), "optimizer tau=0"),
+        (lambda: optim.adamw(weight_decay=-1), "optimizer weight_decay=-1"),
+        (lambda: optim.adam(tau=1e-3, eps=1e-8), "optimizer tau=0.001"),
         (lambda: pt.fedadam(lr=0.1, server_lr=-1), "server_lr=-1"),
         (lambda: pt.fedavg(lr=0.1, server="adam"), "server='adam'"),
+        (lambda: pt.fedavg(lr=0.1, optimizer="adam"), "optimizer='adam'"),
     ],
 )
 def test_refusals(make, field) -> None:
@@ -118,6 +124,29 @@ def test_refusals(make, field) -> None:
         make()
     assert str(error.value).startswith(field)
     assert "expected" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "advice"),
+    [
+        ({"optimizer": optim.adamw(lr=0.1)}, "optimizer", "the method's own lr="),
+        ({"server": optim.adamw()}, "server", "step size of its own"),
+        ({"server": optim.adam()}, "server", "adam(lr="),
+        ({"optimizer": optim.adamw(), "momentum": 0.9}, "momentum", "optim.sgd(momentum=0.9)"),
+        ({"optimizer": optim.adamw(), "weight_decay": 0.1}, "weight_decay", "optim.adamw(weight_decay=0.1)"),
+        ({"optimizer": optim.sgd(), "momentum": 0.9}, "momentum", "optim.sgd(momentum=0.9)"),
+    ],
+)
+def test_options_that_contradict_each_other(options, field, advice) -> None:
+    with pytest.raises(pt.Refused) as error:
+        pt.fedavg(lr=0.1, **options)
+    assert error.value.field == field
+    assert error.value.value == options[field]
+    assert advice in error.value.allowed
+
+
+def test_the_step_of_sgd_at_the_server_is_1_by_default() -> None:
+    assert pt.fedavg(lr=0.1, server=optim.sgd()).options["server"].options["lr"] == 1.0
 
 
 def test_a_method_that_is_a_server_optimizer_takes_no_other() -> None:
@@ -151,3 +180,154 @@ def test_statistics_are_averaged_whatever_the_optimizer() -> None:
         assert plain.shared[k].dtype == model.state_dict()[k].dtype
     assert not torch.equal(plain.shared["0.weight"], adam.shared["0.weight"])
     assert plain.shared["1.num_batches_tracked"] == 2
+
+
+# ---- clients
+
+X = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(12) % 3
+LR = 0.05
+# ours, and what torch has
+CLIENTS = {
+    "sgd": (optim.sgd(), lambda p: torch.optim.SGD(p, LR)),
+    "momentum": (
+        optim.sgd(momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1),
+    ),
+    "adam": (optim.adam(), lambda p: torch.optim.Adam(p, LR)),
+    "adam, other options": (
+        optim.adam(beta1=0.5, beta2=0.9, eps=1e-3),
+        lambda p: torch.optim.Adam(p, LR, betas=(0.5, 0.9), eps=1e-3),
+    ),
+    "adamw": (optim.adamw(), lambda p: torch.optim.AdamW(p, LR)),
+    "adamw, other options": (
+        optim.adamw(weight_decay=0.3, beta1=0.5, beta2=0.9, eps=1e-3),
+        lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3, betas=(0.5, 0.9), eps=1e-3),
+    ),
+    "adagrad": (
+        optim.adagrad(tau=0.01),
+        lambda p: torch.optim.Adagrad(p, LR, initial_accumulator_value=1e-4, eps=0.01),
+    ),
+}
+with_torch = pytest.mark.parametrize(("ours", "theirs"), CLIENTS.values(), ids=CLIENTS)
+
+
+def network() -> torch.nn.Module:
+    return pt.models.mlp(5, 4, 3, seed=2).double()
+
+
+def trained(theirs, steps: int, clip: float | None = None) -> list[dict[str, Tensor]]:
+    """The model after each step of an optimizer of torch on all samples."""
+    model, seen = network(), []
+    optimizer = theirs(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(X), Y).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        seen.append({k: v.detach().clone() for k, v in model.named_parameters()})
+    return seen
+
+
+@with_torch
+def test_every_step_is_that_of_torch(ours, theirs) -> None:
+    model = network()
+    params = {k: v.detach() for k, v in model.named_parameters()}
+    state, rates = ours.init(params), dict.fromkeys(params, torch.tensor(LR, dtype=torch.float64))
+    for expected in trained(theirs, 6):
+        leaves = {k: v.requires_grad_() for k, v in params.items()}
+        loss = torch.nn.functional.cross_entropy(torch.func.functional_call(model, leaves, (X,)), Y)
+        gradient = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()))))
+        params, after = ours.update({k: v.detach() for k, v in leaves.items()}, gradient, state, rates)
+        assert after.keys() == state.keys()
+        state = after
+        for k, x in expected.items():
+            torch.testing.assert_close(params[k], x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@with_torch
+def test_clients_take_the_steps_of_torch(ours, theirs, executor, clip) -> None:
+    method = pt.fedavg(LR, optimizer=ours, max_grad_norm=clip)
+    run = pt.federate(
+        network(), alone(), method, rounds=1, steps=6, executor=executor, baselines=False, progress=False
+    )
+    for k, x in trained(theirs, 6, clip)[-1].items():
+        torch.testing.assert_close(run.shared[k], x, rtol=0, atol=1e-6 if clip else 1e-12)
+
+
+def alone() -> pt.data.FederatedData:
+    everything = np.array([[0, 12]])
+    return pt.data.FederatedData.make(X.numpy(), Y.numpy(), everything, everything)
+
+
+def test_yogi_of_clients_is_that_of_the_server() -> None:
+    """Both in NumPy, as above: the rate alone comes from elsewhere."""
+    x = {k: torch.ones(s, dtype=torch.float64) for k, s in SHAPES.items()}
+    yogi = optim.yogi()
+    state, rates = yogi.init(x), dict.fromkeys(x, torch.tensor(0.3, dtype=torch.float64))
+    for d in deltas():
+        x, state = yogi.update(x, tensors(d), state, rates)
+    for k, expected in adaptive("yogi", 0.3, 0.9, 0.99, 1e-3).items():
+        np.testing.assert_allclose(x[k].numpy(), expected, rtol=1e-12)
+
+
+def test_a_clients_state_begins_anew_in_every_round() -> None:
+    once, twice = (
+        pt.federate(
+            network(),
+            alone(),
+            pt.fedavg(LR, optimizer=optim.adamw()),
+            rounds=rounds,
+            steps=2,
+            executor="loop",
+            baselines=False,
+            progress=False,
+        ).shared
+        for rounds in (1, 2)
+    )
+    again = network()
+    again.load_state_dict(once)
+    method = pt.fedavg(LR, optimizer=optim.adamw())
+    run = pt.federate(again, alone(), method, rounds=1, steps=2, executor="loop", baselines=False)
+    assert all(torch.equal(run.shared[k], x) for k, x in twice.items())
+
+
+def test_the_short_form_is_sgd() -> None:
+    options = {"momentum": 0.9, "weight_decay": 0.1}
+    runs = [
+        pt.federate(pt.models.mlp(5, 3), small(), method, rounds=2, batch=4, steps=3, executor="vmap")
+        for method in (pt.fedavg(0.1, **options), pt.fedavg(0.1, optimizer=optim.sgd(**options)))
+    ]
+    assert all(torch.equal(x, runs[1].shared[k]) for k, x in runs[0].shared.items())
+
+
+def test_names_count_their_own_steps() -> None:
+    """A part of the model that moves later begins with a whole step, of size η."""
+    x = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    adam, rates = optim.adam(), dict.fromkeys("ab", torch.tensor(0.1))
+    state = adam.init(x)
+    for _ in range(5):
+        new, state = adam.update(x, {"a": torch.ones(2)}, state, rates)
+        x = {**x, **new}
+    new, _ = adam.update(x, {"b": torch.ones(2)}, state, rates)
+    torch.testing.assert_close(new["b"], torch.full((2,), -0.1))
+
+
+def test_adam_with_eps_at_the_server() -> None:
+    """The form with bias correction: its first step has the size of the rate, whatever the delta."""
+    x = run(optim.adam(lr=0.1, eps=1e-8), deltas(1))
+    for k, d in deltas(1)[0].items():
+        np.testing.assert_allclose(x[k].numpy(), 1 - 0.1 * np.sign(d), rtol=1e-6)
+
+
+def test_statistics_are_never_touched() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    one = {"rounds": 1, "steps": 1, "norm": "global", "executor": "loop", "baselines": False}
+    plain, adam = (
+        pt.federate(model, small(), pt.fedavg(0.1, optimizer=o), **one) for o in (None, optim.adamw())
+    )
+    for k in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
+        assert torch.equal(plain.shared[k], adam.shared[k])

@@ -7,7 +7,6 @@ Nothing is ever sent, the whole model is personal.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Unpack
 
 from partita.algorithms.base import Common, Lr, compose, method, settings
@@ -15,15 +14,17 @@ from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
-PAPER = "Every client alone: no paper, the baseline without federation"
-
 
 @method(
-    paper=PAPER,
+    paper="Every client alone: no paper, the baseline without federation",
     use="Use it to learn whether federation helps a client at all.",
 )
 def local(lr: Lr, **options: Unpack[Common]) -> Algorithm:
     """Each client trains its own model on its own data and never communicates."""
     common, eta = settings(options), as_rate(lr)
-    made = compose(lambda problem: together(problem, eta, common.optimizer), common, personal="all")
-    return replace(made, synchronous_only="clients send nothing")
+    return compose(
+        lambda problem: together(problem, eta, common.optimizer),
+        common,
+        personal="all",
+        synchronous_only="clients send nothing",
+    )

@@ -7,15 +7,14 @@
     server:  the mean of w; v_i and α_i stay with the client
     client's model: α_i v_i + (1 − α_i) w, with the server's w
 
-As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer (clipping, weight
-decay, momentum) takes the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
+As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer takes
+the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
 those of the mixture's passes. α = 0, not learned, is fedavg; α = 1, not learned, trains every client alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, NamedTuple, Unpack
 
 import torch
@@ -24,14 +23,12 @@ from torch import Tensor
 from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local import pair
 from partita.algorithms.local.pair import Pair
-from partita.algorithms.local.sgd import Carry, Sgd, move
+from partita.algorithms.local.sgd import Carry, move
 from partita.core import tree
 from partita.core.options import Option
-from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
-
-PAPER = "APFL: Deng et al., Adaptive Personalized Federated Learning (2020), Algorithm 1"
 
 ALPHA = "alpha"
 
@@ -44,7 +41,7 @@ class Mixed(NamedTuple):
 
 
 @method(
-    paper=PAPER,
+    paper="APFL: Deng et al., Adaptive Personalized Federated Learning (2020), Algorithm 1",
     use="Use it when some clients resemble the others and some do not, and nobody knows which.",
     weighting="uniform",
 )
@@ -74,11 +71,11 @@ def apfl(
             finish,
         )
 
-    return replace(compose(local, common, partition=pair.all_twice, personalize=_mixture), init_client=new)
+    return compose(local, common, partition=pair.all_twice, init_client=new, personalize=_mixture)
 
 
 def _step(
-    problem: Problem, optimizer: Sgd, learn: bool
+    problem: Problem, optimizer: Optimizer, learn: bool
 ) -> Callable[[Mixed, Batch, tuple[Tensor, ...]], Mixed]:
     move_w = move(problem, pair.everything(problem), optimizer=optimizer)
     moving = problem.trainable
@@ -87,8 +84,8 @@ def _step(
         (w, v), alpha = carry
         loss, g, buffers = problem.grad(mix(alpha, v.params, w.params, moving), batch, wrt=moving)
         rates = dict.fromkeys(moving, lr[0])
-        new, momenta = optimizer.update(v.params, {k: alpha * x for k, x in g.items()}, v.momenta, rates)
-        v_new: Carry = pair.add(v, {**v.params, **new, **buffers}, loss, momenta=momenta)
+        new, opt = optimizer.update(v.params, {k: alpha * x for k, x in g.items()}, v.opt, rates)
+        v_new: Carry = pair.add(v, {**v.params, **new, **buffers}, loss, opt=opt)
         if learn:
             slope = torch.stack([((v.params[k] - w.params[k]) * x).sum() for k, x in g.items()]).sum()
             alpha = (alpha - (lr[0].to(alpha.dtype) * slope).to(alpha.dtype)).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""What all methods have in common: their common options, their registry, and the usual pieces."""
+"""What all methods have in common: options, the registry, and the pieces of a method by default."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypedDict
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypedDict, Unpack
 
 from torch import Tensor, nn
 
+from partita import optim
 from partita.aggregate.mean import mean
 from partita.aggregate.statistics import with_statistics
-from partita.algorithms.local.sgd import Sgd
 from partita.algorithms.partition import Personal, check_personal, split
 from partita.core import check, tree
 from partita.core.options import Option, bind, readable, signature
@@ -21,14 +21,14 @@ from partita.core.parts import (
     Aggregator,
     Algorithm,
     LocalRule,
+    Optimizer,
     Personalize,
     Problem,
     Rate,
-    ServerOptimizer,
     ServerRule,
 )
 from partita.core.types import ClientState, Download, Partition, ServerState, Tensors, Upload
-from partita.optim import sgd
+from partita.optim.optimizers import clipped
 
 P = ParamSpec("P")
 
@@ -42,39 +42,57 @@ PersonalLr = Annotated[
 ]
 
 
-def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001
-    check_personal(value)
-    return value
-
-
 Part = Annotated[
     Personal,
     Option(
         "the part of the model that stays with the client",
         allowed="'input', 'output', 'adapter', 'norm', 'all', 'none', a name pattern such as 'head.*', "
         "a list or a callable",
-        check=_personal,
+        check=check_personal,
         example="output",
     ),
 ]
 
 
-class Client(TypedDict, total=False):
-    """Options of every method: the client's optimizer, and how much clients count."""
+OPTIMIZER = "an optimizer without lr= such as partita.optim.adamw()"
+SERVER = "a server optimizer such as partita.optim.adam(lr=0.01)"
 
-    momentum: Annotated[float, Option("β of the client's SGD", low=0, high=1, default=0.0)]
+
+def _for_clients(field: str, value: Any) -> Optimizer:
+    """Refuse an optimizer with a step size of its own: that of clients is the method's."""
+    if not isinstance(value, Optimizer):
+        raise check.fail(field, value, OPTIMIZER)
+    if value.options.get("lr") is not None:
+        raise check.fail(field, value, f"{OPTIMIZER}: the step size of clients is the method's own lr=")
+    return value
+
+
+def _for_server(field: str, value: Any) -> Optimizer:
+    """Refuse an optimizer without a step size; that of sgd is 1, the whole of the delta."""
+    if not isinstance(value, Optimizer):
+        raise check.fail(field, value, SERVER)
+    if value.options.get("lr", 1.0) is None and value.name == "sgd":
+        return value._replace(options={**value.options, "lr": 1.0})
+    if value.options.get("lr", 1.0) is None:
+        raise check.fail(field, value, f"{SERVER}: the server has a step size of its own")
+    return value
+
+
+class Common(TypedDict, total=False):
+    """Options of every method, but for those that it is defined by: its optimizers, and how clients count."""
+
+    optimizer: Annotated[
+        Optimizer | None,
+        Option("how clients take their steps of size lr (None: SGD)", allowed=OPTIMIZER, check=_for_clients),
+    ]
+    momentum: Annotated[float, Option("β of the clients' SGD", low=0, high=1, default=0.0)]
     weight_decay: Annotated[
-        float, Option("ω of the client's SGD: ω w joins the gradient", low=0, default=0.0)
+        float, Option("ω of the clients' SGD: ω w joins the gradient", low=0, default=0.0)
     ]
     max_grad_norm: Annotated[
         float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
     ]
     weighting: Annotated[str, Option(BY_SAMPLES, choices=WEIGHTINGS, default="samples")]
-
-
-class WithoutServer(Client, total=False):
-    """Options of methods that have a step of their own at the server."""
-
     aggregate: Annotated[
         Aggregator | None,
         Option(
@@ -82,22 +100,14 @@ class WithoutServer(Client, total=False):
             allowed="an aggregator such as partita.aggregate.mean()",
         ),
     ]
-
-
-class WithoutAggregate(Client, total=False):
-    """Options of methods that are defined by how they combine the deltas."""
-
     server: Annotated[
-        ServerOptimizer | None,
+        Optimizer | None,
         Option(
             "the step that the server takes along the result (None: all of it)",
-            allowed="a server optimizer such as partita.optim.adam(lr=0.01)",
+            allowed=SERVER,
+            check=_for_server,
         ),
     ]
-
-
-class Common(WithoutServer, WithoutAggregate, total=False):
-    """Options of most methods."""
 
 
 ServerLr = Annotated[
@@ -109,17 +119,44 @@ ServerLr = Annotated[
 class Choices:
     """The common options with nothing left open."""
 
-    optimizer: Sgd
+    optimizer: Optimizer
     weighting: str
     aggregate: Aggregator
-    server: ServerOptimizer
+    server: Optimizer
 
 
-def settings(options: Common | WithoutServer | WithoutAggregate) -> Choices:
-    """The common options, as a method gets them, with nothing left open."""
-    given: Mapping[str, Any] = options
-    client = Sgd(given["momentum"], given["weight_decay"], given["max_grad_norm"])
-    return Choices(client, given["weighting"], given.get("aggregate") or mean(), given.get("server") or sgd())
+def settings(options: Common, **fixed: Unpack[Common]) -> Choices:
+    """Return the common options, as a method gets them, with nothing left open.
+
+    `fixed` are those by which the method is defined.
+    """
+    options = having(options, **fixed)
+    optimizer, limit = options["optimizer"], options["max_grad_norm"]
+    if optimizer is None:
+        optimizer = optim.sgd(momentum=options["momentum"], weight_decay=options["weight_decay"])
+    else:
+        _refuse_both(optimizer, options)
+    return Choices(
+        optimizer if limit is None else clipped(optimizer, limit),
+        options["weighting"],
+        options.get("aggregate") or mean(),
+        options.get("server") or optim.sgd(lr=1.0),
+    )
+
+
+def having(options: Common, **fixed: Unpack[Common]) -> Common:
+    """Return the options with those by which a method is defined."""
+    return {**options, **fixed}
+
+
+def _refuse_both(optimizer: Optimizer, options: Mapping[str, Any]) -> None:
+    for short in ("momentum", "weight_decay"):
+        if options[short]:
+            name = optimizer.name if short in optimizer.options else "sgd"
+            example = f"optimizer=partita.optim.{name}({short}={options[short]:g})"
+            raise check.fail(
+                short, options[short], f"nothing beside optimizer=, which has its own: {example}"
+            )
 
 
 class About(NamedTuple):
@@ -134,19 +171,20 @@ ABOUT: dict[str, About] = {}
 
 
 def method(
-    *given: Any, paper: str = "", use: str = "", weighting: str | None = None
+    *given: Any, paper: str = "", use: str = "", weighting: str | None = None, without: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
     """Register a method under its function's name, check its options and record them: `@method(...)`.
 
     paper      where it comes from
     use        when to use it, in a sentence
     weighting  how clients count unless the user says otherwise, where that is not by 'samples'
+    without    common options that it does not take, since they are what it is defined by
     """
     if given:
         raise check.fail("method", given[0], "brackets: @method() or @method(paper=..., use=...)")
 
     def register(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-        name, known = build.__name__, _signature(build, weighting)
+        name, known = build.__name__, _signature(build, weighting, without)
 
         @functools.wraps(build)
         def make(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
@@ -164,18 +202,19 @@ def method(
     return register
 
 
-def _signature(build: Callable[..., Algorithm], weighting: str | None) -> inspect.Signature:
-    """The arguments of a method; its paper may weight clients in another way than most."""
+def _signature(
+    build: Callable[..., Algorithm], weighting: str | None, without: tuple[str, ...]
+) -> inspect.Signature:
+    """Return the arguments of a method, some common options left out, clients weighted as in its paper."""
     known = signature(build)
-    if weighting is None:
-        return known
-    text = "clients count equally, or by samples" if weighting == "uniform" else BY_SAMPLES
-    kind = Annotated[str, Option(text, choices=WEIGHTINGS, default=weighting)]
-    own = [
-        p.replace(default=weighting, annotation=kind) if p.name == "weighting" else p
-        for p in known.parameters.values()
-    ]
-    return known.replace(parameters=own)
+    parameters = [p for p in known.parameters.values() if p.name not in without]
+    if weighting is not None:
+        text = "clients count equally, or by samples" if weighting == "uniform" else BY_SAMPLES
+        kind = Annotated[str, Option(text, choices=WEIGHTINGS, default=weighting)]
+        parameters = [
+            p.replace(default=weighting, annotation=kind) if p.name == "weighting" else p for p in parameters
+        ]
+    return known.replace(parameters=parameters)
 
 
 def compose(
@@ -184,18 +223,17 @@ def compose(
     *,
     personal: Personal = "none",
     partition: Callable[[nn.Module, Sequence[str]], Partition] | None = None,
-    personalize: Callable[[Problem], Personalize] | None = None,
+    **parts: Any,
 ) -> Algorithm:
-    """A method from its local rule: the rest is the usual unless given."""
-    return Algorithm(
-        name="",
-        partition=partition or functools.partial(split, personal=personal),
-        init_client=own_part,
-        local=local,
-        aggregate=aggregate_with(common.aggregate, common.weighting),
-        server=serve_with(common.server),
-        personalize=personalize or as_is,
-    )
+    """Return a method from its local rule; `parts` are fields of `Algorithm` other than the default."""
+    default = {
+        "partition": partition or functools.partial(split, personal=personal),
+        "init_client": own_part,
+        "aggregate": aggregate_with(common.aggregate, common.weighting),
+        "server": serve_with(common.server),
+        "personalize": as_is,
+    }
+    return Algorithm(name="", local=local, **{**default, **parts})
 
 
 def own_part(model: Tensors, partition: Partition) -> ClientState:
@@ -226,11 +264,11 @@ def counted(uploads: Upload, weighting: str) -> Tensor:
     return samples if weighting == "samples" else (samples > 0).to(samples.dtype)
 
 
-def serve_with(optimizer: ServerOptimizer) -> Callable[[Problem], ServerRule]:
+def serve_with(optimizer: Optimizer) -> Callable[[Problem], ServerRule]:
     """x ← server optimizer(x, Δ). Statistics are no parameters: they become what was aggregated."""
 
     def bind(problem: Problem) -> ServerRule:
-        statistics = set(problem.buffers)
+        statistics, lr = set(problem.buffers), optimizer.options.get("lr", 1.0)
 
         def init(shared: Tensors) -> ServerState:
             moved = {k: v for k, v in shared.items() if k not in statistics}
@@ -239,7 +277,8 @@ def serve_with(optimizer: ServerOptimizer) -> Callable[[Problem], ServerRule]:
         def step(server: ServerState, upload: Upload) -> ServerState:
             delta = upload.delta
             moved = {k: v for k, v in server.shared.items() if k in delta and k not in statistics}
-            new, opt = optimizer.step(moved, delta, server.opt)
+            gradient = tree.pick(delta, moved)
+            new, opt = optimizer.update(moved, gradient, server.opt, dict.fromkeys(moved, lr))
             averaged = {k: server.shared[k] - delta[k] for k in delta if k in statistics}
             return ServerState({**server.shared, **new, **averaged}, opt, server.extra, server.version + 1)
 

@@ -6,7 +6,7 @@ from partita.algorithms.alone import local
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
-SAME = ("lr", "momentum", "weight_decay", "max_grad_norm")
+SAME = ("lr", "optimizer", "momentum", "weight_decay", "max_grad_norm")
 
 
 def baselines(algorithm: Algorithm) -> dict[str, Algorithm]:

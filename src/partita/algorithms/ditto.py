@@ -9,31 +9,19 @@ The global model is fedavg's whatever λ is. λ = 0 trains v_i alone, a large λ
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
-from partita.algorithms.local.pair import (
-    all_twice,
-    copies,
-    everything,
-    finish,
-    on_own,
-    on_shared,
-    start,
-)
+from partita.algorithms.local.pair import all_twice, copies, everything, finish, on_own, on_shared, start
 from partita.algorithms.local.sgd import move
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.optim.rates import as_rate
 
-PAPER = (
-    "Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization (2021), Algorithm 1"
-)
-
 
 @method(
-    paper=PAPER,
+    paper="Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization (2021), "
+    "Algorithm 1",
     use="Use it when every client can keep a whole model of its own and the global one is needed, too.",
 )
 def ditto(
@@ -56,4 +44,4 @@ def ditto(
         )  # w first: fedavg's batches are those of a first phase
         return LocalRule(start(problem, common.optimizer), phases, finish(problem))
 
-    return replace(compose(local, common, partition=all_twice), init_client=copies)
+    return compose(local, common, partition=all_twice, init_client=copies)

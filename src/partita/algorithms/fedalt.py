@@ -20,11 +20,10 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import RoundContext, Work
 from partita.optim.rates import as_rate
 
-PAPER = "FedAlt: Pillutla et al., Federated Learning with Partial Model Personalization (2022), Algorithm 2"
-
 
 @method(
-    paper=PAPER,
+    paper="FedAlt: Pillutla et al., Federated Learning with Partial Model Personalization (2022), "
+    "Algorithm 2",
     use="Use it first when clients differ: it nearly matches full personalization with a small "
     "personal part.",
 )
@@ -46,8 +45,8 @@ def fedalt(
         step_v = move(problem, v, optimizer=common.optimizer)
         step_u = move(problem, u, optimizer=common.optimizer)
         phases = (Phase(step_v, (eta_v,), work_v), Phase(step_u, (eta,), work_u))
-        some = tuple(phase for phase, names in zip(phases, (v, u)) if names)
-        return LocalRule(start(problem, common.optimizer), some, finish(problem))
+        needed = tuple(phase for phase, names in zip(phases, (v, u)) if names)
+        return LocalRule(start(problem, common.optimizer), needed, finish(problem))
 
     return compose(local, common, personal=personal)
 

@@ -9,7 +9,7 @@
 fedasync of Toghani et al. (2022), option A, where s = 1: the server moves along the client's delta.
 Xie et al. mix the client's model into the server's, w ← (1 − β) w + β w_i; where τ = 0 the two are the same.
 
-In step (`schedule=partita.schedule.synchronous()`) both are fedavg with the step β at the server.
+With `schedule=partita.schedule.synchronous()` both are fedavg with the step β at the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import Lr, ServerLr, WithoutServer, method
+from partita.algorithms.base import Common, Lr, ServerLr, having, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.options import Option
 from partita.core.parts import Algorithm
@@ -30,26 +30,28 @@ PAPER = "FedAsync: Xie et al., Asynchronous Federated Optimization (2019); FedBu
 @method(
     paper=PAPER,
     use="Use it when clients differ much in speed, so that a round would wait for the slowest.",
+    without=("server",),
 )
 def fedasync(
-    lr: Lr, server_lr: ServerLr = 1.0, staleness: Stale = None, **options: Unpack[WithoutServer]
+    lr: Lr, server_lr: ServerLr = 1.0, staleness: Stale = None, **options: Unpack[Common]
 ) -> Algorithm:
-    """One global model without rounds: each client's delta is applied as soon as it arrives."""
-    made = fedavg(lr, server=sgd(server_lr), **options)
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    """One global model, asynchronously: each client's delta is applied as soon as it arrives."""
+    synchronous = fedavg(lr, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": 1, "staleness": staleness})
 
 
 @method(
     paper=PAPER,
     use="Use it instead of fedasync with many clients at work: a mean is less noisy than its deltas.",
+    without=("server",),
 )
 def fedbuff(
     lr: Lr,
     server_lr: ServerLr = 1.0,
     buffer: Annotated[int, Option("K, how many arrivals make a server step", low=1)] = 10,
     staleness: Stale = "sqrt",
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """One global model without rounds: the server steps along the mean of each `buffer` arrivals."""
-    made = fedavg(lr, server=sgd(server_lr), **options)
-    return replace(made, asynchronous={"buffer": buffer, "staleness": staleness})
+    """One global model, asynchronously: the server steps along the mean of each `buffer` arrivals."""
+    synchronous = fedavg(lr, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": buffer, "staleness": staleness})

@@ -15,11 +15,9 @@ from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
-PAPER = "Federated averaging: McMahan et al., Communication-Efficient Learning of Deep Networks (2017)"
-
 
 @method(
-    paper=PAPER,
+    paper="Federated averaging: McMahan et al., Communication-Efficient Learning of Deep Networks (2017)",
     use="Use it when clients resemble each other, and as the model to beat when they do not.",
 )
 def fedavg(lr: Lr, **options: Unpack[Common]) -> Algorithm:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from partita import optim
-from partita.algorithms.base import Lr, WithoutServer, method
+from partita.algorithms.base import Common, Lr, having, method
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 from partita.optim import optimizers
@@ -26,59 +26,63 @@ PAPER = "Server optimizers: Reddi et al., Adaptive Federated Optimization (2021)
 @method(
     paper=PAPER,
     use="Use it when the cohort changes a lot from round to round.",
+    without=("server",),
 )
 def fedavgm(
     lr: Lr,
-    server_lr: optimizers.Lr = 1.0,
+    server_lr: optimizers.ServerLr = 1.0,
     server_momentum: optimizers.Momentum = 0.9,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """fedavg with momentum at the server: m ← β m + Δ, w ← w − η_s m."""
-    return fedavg(lr, server=optim.sgd(server_lr, server_momentum), **options)
+    return fedavg(lr, **having(options, server=optim.sgd(server_lr, server_momentum)))
 
 
 @method(
     paper=PAPER,
     use="Use it for sparse or badly scaled gradients, such as in language models.",
+    without=("server",),
 )
 def fedadam(
     lr: Lr,
-    server_lr: optimizers.Lr,
+    server_lr: optimizers.ServerLr,
     beta1: optimizers.Beta1 = 0.9,
     beta2: optimizers.Beta2 = 0.99,
     tau: optimizers.Tau = 1e-3,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """fedavg with Adam at the server."""
-    return fedavg(lr, server=optim.adam(server_lr, beta1, beta2, tau), **options)
+    return fedavg(lr, **having(options, server=optim.adam(server_lr, beta1, beta2, tau)))
 
 
 @method(
     paper=PAPER,
     use="Use it where Adam's step size jumps.",
+    without=("server",),
 )
 def fedyogi(
     lr: Lr,
-    server_lr: optimizers.Lr,
+    server_lr: optimizers.ServerLr,
     beta1: optimizers.Beta1 = 0.9,
     beta2: optimizers.Beta2 = 0.99,
     tau: optimizers.Tau = 1e-3,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """fedavg with Yogi at the server: as Adam, but the second moment changes more slowly."""
-    return fedavg(lr, server=optim.yogi(server_lr, beta1, beta2, tau), **options)
+    return fedavg(lr, **having(options, server=optim.yogi(server_lr, beta1, beta2, tau)))
 
 
 @method(
     paper=PAPER,
     use="Use it for sparse gradients when the run is short.",
+    without=("server",),
 )
 def fedadagrad(
     lr: Lr,
-    server_lr: optimizers.Lr,
+    server_lr: optimizers.ServerLr,
     beta1: optimizers.Beta1 = 0.0,
     tau: optimizers.Tau = 1e-3,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """fedavg with Adagrad at the server: the second moment only grows."""
-    return fedavg(lr, server=optim.adagrad(server_lr, beta1, tau), **options)
+    return fedavg(lr, **having(options, server=optim.adagrad(server_lr, beta1, tau)))

@@ -5,8 +5,8 @@
              w ← κ [w − η ∇f_k(w)] + (1 − κ) [w̃ + θ_k]     E_k steps, κ = 1/(1 + ησ); w_k is the last w
     server:  w̃ = 𝒜(w_k), the aggregator of Ψ, over the cohort or over the last models of all clients
 
-A step is one of gradient descent, of size ηκ, on f_k(w) + (σ/2)‖w − (w̃ + θ_k)‖² (Proposition 1). Momentum,
-weight decay and clipping belong to the gradient step inside the first brackets. Statistics (BatchNorm) follow
+A step is one of gradient descent, of size ηκ, on f_k(w) + (σ/2)‖w − (w̃ + θ_k)‖² (Proposition 1). The
+client's optimizer takes the gradient step inside the first brackets. Statistics (BatchNorm) follow
 the forward pass and begin at (1 − λ) the client's own + λ the server's; Ψ does not touch them.
 
 λ = 0 and σ = 0 is local; λ = 1 and σ = 0 is fedavg with Ψ's aggregator, bit for bit.
@@ -76,16 +76,17 @@ def fedplus(
     def local(problem: Problem) -> LocalRule:
         return pulled(problem, psi, eta, sigma, lam, common)
 
-    algorithm = compose(local, common, partition=partition)
-    if over == "all":
-        return replace(
-            algorithm,
-            aggregate=_all_of(common.weighting),
-            server=remember(common),
-            synchronous_only=REMEMBERS,
-            needs_full_model="with over='all' the server keeps every client's last whole model",
-        )
-    return algorithm
+    if over == "cohort":
+        return compose(local, common, partition=partition)
+    return compose(
+        local,
+        common,
+        partition=partition,
+        aggregate=_all_of(common.weighting),
+        server=remember(common),
+        synchronous_only=REMEMBERS,
+        needs_full_model="with over='all' the server keeps every client's last whole model",
+    )
 
 
 @method(
@@ -143,10 +144,8 @@ def pulled(problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, 
     """θ once, then gradient steps that are each drawn to z = w̃ + θ, which the carry holds as `received`."""
     shared = set(problem.partition.shared)
     names = tuple(k for k in problem.trainable if k in shared)
-    own, gradient = (
-        start(problem, common.optimizer),
-        move(problem, problem.partition.personal, optimizer=common.optimizer),
-    )
+    own = start(problem, common.optimizer)
+    gradient = move(problem, problem.partition.personal, optimizer=common.optimizer)
 
     def begin(download: Download, state: ClientState) -> Carry:
         carry, center = own(download, state), download.shared

@@ -16,11 +16,9 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
-PAPER = "FedProx: Li et al., Federated Optimization in Heterogeneous Networks (2020)"
-
 
 @method(
-    paper=PAPER,
+    paper="FedProx: Li et al., Federated Optimization in Heterogeneous Networks (2020)",
     use="Use it when clients do many local steps, or very different numbers of them.",
 )
 def fedprox(

@@ -15,11 +15,10 @@ from partita.algorithms.local.sgd import together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
-PAPER = "FedSim: Pillutla et al., Federated Learning with Partial Model Personalization (2022), Algorithm 3"
-
 
 @method(
-    paper=PAPER,
+    paper="FedSim: Pillutla et al., Federated Learning with Partial Model Personalization (2022), "
+    "Algorithm 3",
     use="Use it like fedalt when a round must stay short: it passes over the data once, not twice.",
 )
 def fedsim(personal: Part, lr: Lr, personal_lr: PersonalLr = None, **options: Unpack[Common]) -> Algorithm:

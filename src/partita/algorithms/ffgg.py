@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from partita.aggregate.bucketing import bucketing
@@ -27,19 +26,18 @@ from partita.algorithms.base import (
     Lr,
     Part,
     PersonalLr,
-    WithoutAggregate,
     compose,
+    having,
     method,
     settings,
 )
 from partita.algorithms.local import sgd
 from partita.algorithms.local.fresh import fresh
-from partita.algorithms.local.sgd import Sgd
 from partita.algorithms.local.solvers import Fit, Gd, Solver, gd, solve
 from partita.algorithms.partition import Personal, split
 from partita.core import tree
 from partita.core.options import Option
-from partita.core.parts import Aggregator, Algorithm, LocalRule, Personalize, Phase, Problem
+from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
 
@@ -115,22 +113,14 @@ def ffgg_local(
     weighting="uniform",
 )
 def ffgg_robust(
-    personal: Part,
-    lr: Lr,
-    solver: Solves,
-    start: Start = "random",
-    aggregate: Annotated[
-        Aggregator | None,
-        Option(
-            "how the gradients are combined (None: bucketing(2, coordinate_median()))",
-            allowed="an aggregator such as partita.aggregate.coordinate_median()",
-        ),
-    ] = None,
-    **options: Unpack[WithoutAggregate],
+    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
-    """FFGG with a robust aggregator: where the personal part fits every client, liars cannot hide."""
-    chosen = aggregate or bucketing(2, coordinate_median())
-    return ffgg(personal, lr, solver, start, aggregate=chosen, **options)
+    """FFGG with a robust aggregator, bucketing(2, coordinate_median()) by default.
+
+    Where the personal part fits every client, Byzantine clients cannot hide.
+    """
+    aggregate = options["aggregate"] or bucketing(2, coordinate_median())
+    return ffgg(personal, lr, solver, start, **having(options, aggregate=aggregate))
 
 
 @method(
@@ -141,7 +131,7 @@ def ffgg_robust(
 def ffgg_async(
     personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
-    """FFGG without rounds: the server takes a step along each client's gradient as soon as it arrives."""
+    """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives."""
     return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})
 
 
@@ -149,7 +139,7 @@ def ffgg_async(
 
 
 def fitting(
-    problem: Problem, solver: Solver, optimizer: Sgd, start: str
+    problem: Problem, solver: Solver, optimizer: Optimizer, start: str
 ) -> tuple[Callable[[Download, ClientState], Fit], tuple[Phase, ...]]:
     """(θ, w⁰), and the phases that turn it into (θ, w)."""
     remember, phases = solve(problem, solver, optimizer)
@@ -171,17 +161,16 @@ def _stateless(
     """Nothing is kept; who wants the client's model solves for w again."""
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:
-        found = split(model, names, personal=personal)
+        parts = split(model, names, personal=personal)
         sizes = {name: p.numel() for name, p in model.named_parameters()}
-        solver.fits(sum(sizes.get(name, 0) for name in found.personal))
-        return found
+        solver.fits(sum(sizes.get(name, 0) for name in parts.personal))
+        return parts
 
     def personalize(problem: Problem) -> Personalize:
         begin, phases = fitting(problem, solver, common.optimizer, start)
         return Personalize(begin, phases, lambda fit, download, state: fit.params)  # noqa: ARG005
 
-    made = compose(local, common, partition=partition, personalize=personalize)
-    return replace(made, stateful=False)
+    return compose(local, common, partition=partition, personalize=personalize, stateful=False)
 
 
 # ---- one gradient
@@ -204,8 +193,8 @@ def _measuring(
 ) -> Callable[[Download, ClientState], Measured]:
     def start(download: Download, state: ClientState) -> Measured:
         params, memory = begin(download, state)
-        one = params[problem.trainable[0]]
-        zero, exact = one.new_zeros(()), one.new_zeros((), dtype=torch.float64)
+        zero = params[problem.trainable[0]].new_zeros(())
+        exact = zero.double()
         gradient = tree.zeros_like(tree.pick(params, _moving(problem)))
         return Measured(params, memory, gradient, zero, exact, zero, exact)
 
@@ -235,14 +224,14 @@ def _accumulate(problem: Problem) -> Callable[[Measured, Batch, tuple[Tensor]], 
 
 
 def _finish(
-    problem: Problem, optimizer: Sgd
+    problem: Problem, optimizer: Optimizer
 ) -> Callable[[Measured, Download, ClientState], tuple[Upload, ClientState]]:
-    """Δ = θ − (θ − γ_θ ∇₁f): one step of the client's SGD, for which momentum has no past."""
-    once = replace(optimizer, momentum=0.0)
+    """Δ = θ − (θ − γ_θ ∇₁f): the first step of the client's optimizer, which has no past."""
 
     def end(carry: Measured, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
         rates = dict.fromkeys(carry.gradient, carry.lr)
-        theta, _ = once.update(carry.params, carry.gradient, {}, rates)
+        opt = optimizer.init(tree.pick(carry.params, carry.gradient))
+        theta, _ = optimizer.update(carry.params, carry.gradient, opt, rates)
         after = {**carry.params, **theta}
         delta = {k: download.shared[k] - after[k] for k in problem.partition.shared}
         return Upload(delta, metrics={"loss": carry.loss, "steps": carry.steps}), state
@@ -267,19 +256,19 @@ class Alternating(NamedTuple):
 
 
 def _alternating(
-    problem: Problem, begin: Callable[[Download, ClientState], Fit], optimizer: Sgd
+    problem: Problem, begin: Callable[[Download, ClientState], Fit], optimizer: Optimizer
 ) -> Callable[[Download, ClientState], Alternating]:
     def start(download: Download, state: ClientState) -> Alternating:
         params, memory = begin(download, state)
         zero = params[problem.trainable[0]].new_zeros(())
-        momenta = optimizer.init(params, problem.trainable)
-        return Alternating(params, memory, (download.shared, momenta, zero, zero))
+        opt = optimizer.init(tree.pick(params, problem.trainable))
+        return Alternating(params, memory, (download.shared, opt, zero, zero))
 
     return start
 
 
 def _alternate(
-    problem: Problem, optimizer: Sgd
+    problem: Problem, optimizer: Optimizer
 ) -> Callable[[Alternating, Batch, tuple[Tensor, Tensor]], Alternating]:
     """w ← w − γ_w ∇₂f(θ_m, w), then θ_m ← θ_m − γ_θ ∇₁f(θ_m, w), on the same batch."""
     theta, w = problem.partition

@@ -10,7 +10,6 @@ The global model stays with the clients beside their own part, since the pull ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Unpack
 
 from torch import nn
@@ -23,11 +22,9 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import Partition
 from partita.optim.rates import as_rate
 
-PAPER = "Fine-tuning: stage (c) of the pipeline of Pillutla et al. (2022), appendix B.2"
-
 
 @method(
-    paper=PAPER,
+    paper="Fine-tuning: stage (c) of the pipeline of Pillutla et al. (2022), appendix B.2",
     use="Use it as the last stage of a pipeline, or alone on a model trained elsewhere.",
 )
 def finetune(
@@ -51,5 +48,4 @@ def finetune(
         step = move(problem, problem.partition.personal, optimizer=common.optimizer, pull=l2)
         return LocalRule(start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=()))
 
-    made = compose(local, common, personal=personal, partition=partition)
-    return replace(made, synchronous_only="clients send nothing")
+    return compose(local, common, partition=partition, synchronous_only="clients send nothing")

@@ -27,8 +27,6 @@ from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.core.types import Batch, RoundContext, Work
 from partita.optim.rates import as_rate
 
-PAPER = "L2GD: Hanzely & Richtárik, Federated Learning of a Mixture of Global and Local Models (2020), Alg. 1"
-
 ONCE = Work(steps=1, batch=1, shuffle=False)
 """The pull looks at no data; a client without data has no model to pull."""
 
@@ -41,7 +39,8 @@ def _inside(field: str, value: Any) -> float:
 
 
 @method(
-    paper=PAPER,
+    paper="L2GD: Hanzely & Richtárik, Federated Learning of a Mixture of Global and Local Models "
+    "(2020), Alg. 1",
     use="Use it to go from local models (λ = 0) to nearly one global model (large λ) with a single number.",
     weighting="uniform",
 )
@@ -72,13 +71,13 @@ def l2gd(
         pull = (Phase(_pull(problem), (_over(eta, n * p / lam),), lambda now: ONCE),) if lam else ()  # noqa: ARG005
         return LocalRule(start(problem, common.optimizer), (*pull, steps), finish(problem))
 
-    made = compose(local, common, partition=all_twice)
-    return replace(made, synchronous_only="all clients toss one coin in each round")
+    reason = "all clients toss one coin in each round"
+    return compose(local, common, partition=all_twice, synchronous_only=reason)
 
 
 def tails(now: RoundContext, p: float) -> int:
     """How often the coin of this round says "local step" before it says p: the same for all clients."""
-    assert isinstance(now.round, int)  # it runs in step only
+    assert isinstance(now.round, int)  # it is synchronous only
     return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -71,13 +72,14 @@ def _tried(model: nn.Module, x: Tensor) -> list[Use]:
         raise check.fail("model", type(model).__name__, f"a model that can take {taken}: {reason}") from error
 
 
-def check_personal(personal: object) -> None:
-    """Refuses what can never be a split, before a model is there to compare it with."""
+def check_personal(field: str, personal: Any) -> Personal:
+    """Refuse what can never be a split, before a model is there to compare it with."""
     words = [personal] if isinstance(personal, str) else personal
     if not callable(words) and not (
         isinstance(words, Sequence) and words and all(isinstance(w, str) and w for w in words)
     ):
-        raise check.fail("personal", personal, _allowed())
+        raise check.fail(field, personal, _allowed())
+    return personal  # type: ignore[no-any-return]
 
 
 def personal_names(model: nn.Module, names: Sequence[str], personal: Personal) -> tuple[str, ...]:

@@ -19,10 +19,6 @@ from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Problem
 from partita.optim.rates import as_rate
 
-PAPER = (
-    "Per-FedAvg: Fallah et al., Personalized Federated Learning: A Meta-Learning Approach (2020), Algorithm 1"
-)
-
 Alpha = Annotated[
     float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)
 ]
@@ -33,7 +29,8 @@ Delta = Annotated[
 
 
 @method(
-    paper=PAPER,
+    paper="Per-FedAvg: Fallah et al., Personalized Federated Learning: A Meta-Learning Approach "
+    "(2020), Algorithm 1",
     use="Use it when clients keep nothing, or new ones come later: one step on their data is all they need.",
     weighting="uniform",
 )

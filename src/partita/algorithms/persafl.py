@@ -11,7 +11,7 @@
              θ̃(w)                                                              persafl_me
 
 h̃ is what θ̃ minimizes, by gradient steps from θ = w. Clients keep nothing. Option A is fedasync, and so is
-persafl_maml with α = 0, bit for bit. In step (`schedule=partita.schedule.synchronous()`) persafl_maml is
+persafl_maml with α = 0, bit for bit. With `schedule=partita.schedule.synchronous()` persafl_maml is
 perfedavg, and the server's model of persafl_me is pfedme's. For `hessian="hf"`, (D1) of the paper divides a
 central difference by δ, which is twice the product; ours is divided by 2 δ.
 """
@@ -23,7 +23,7 @@ from typing import Annotated, Unpack
 
 from torch import Tensor
 
-from partita.algorithms.base import Lr, ServerLr, WithoutServer, as_is, compose, method, settings
+from partita.algorithms.base import Common, Lr, ServerLr, as_is, compose, having, method, settings
 from partita.algorithms.local.prox import Solve, descent, proximal
 from partita.algorithms.local.sgd import Carry, finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
@@ -46,6 +46,7 @@ MOST = 100
     paper=PAPER,
     use="Use it like perfedavg, when clients differ much in speed.",
     weighting="uniform",
+    without=("server",),
 )
 def persafl_maml(
     lr: Lr,
@@ -54,17 +55,18 @@ def persafl_maml(
     hessian: Hessian = "exact",
     hf_delta: Delta = 1e-3,
     staleness: Stale = None,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """perfedavg without rounds: a global model that is one gradient step from a good one of any client."""
-    made = perfedavg(lr, alpha, hessian, hf_delta, server=sgd(server_lr), **options)
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    """Asynchronous perfedavg: a global model that is one gradient step from a good one of any client."""
+    synchronous = perfedavg(lr, alpha, hessian, hf_delta, **having(options, server=sgd(server_lr)))
+    return replace(synchronous, asynchronous={"buffer": 1, "staleness": staleness})
 
 
 @method(
     paper=PAPER,
     use="Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.",
     weighting="uniform",
+    without=("server",),
 )
 def persafl_me(
     lr: Lr,
@@ -80,12 +82,12 @@ def persafl_me(
     ] = None,
     server_lr: ServerLr = 1.0,
     staleness: Stale = None,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """pfedme without rounds and without a state: a client's model is its minimizer near the shared one."""
+    """Asynchronous pfedme without a state: a client's model is its minimizer near the shared one."""
     if inner_steps is None and nu is None:
         raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
-    common = settings({**options, "server": sgd(server_lr)})
+    common = settings(options, server=sgd(server_lr))
     eta, inner = as_rate(lr), as_rate(inner_lr)
 
     def solver(problem: Problem) -> Solve:
@@ -108,5 +110,4 @@ def persafl_me(
         once = Phase(step, (until_the_end(inner),), lambda now: Work(steps=1, batch=None))  # noqa: ARG005
         return as_is(problem)._replace(phases=(once,))
 
-    made = compose(local, common, personalize=personalize)
-    return replace(made, asynchronous={"buffer": 1, "staleness": staleness})
+    return compose(local, common, personalize=personalize, asynchronous={"buffer": 1, "staleness": staleness})

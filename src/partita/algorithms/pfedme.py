@@ -11,18 +11,15 @@ begin at w, so that θ̃ is a function of w and the minibatch alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import RATE, Lr, WithoutServer, compose, method, settings
+from partita.algorithms.base import RATE, Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
 from partita.algorithms.local.prox import envelope
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
 from partita.optim.rates import as_rate
-
-PAPER = "pFedMe: T. Dinh et al., Personalized Federated Learning with Moreau Envelopes (2020), Algorithm 1"
 
 Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
 InnerLr = Annotated[
@@ -31,10 +28,11 @@ InnerLr = Annotated[
 
 
 @method(
-    paper=PAPER,
+    paper="pFedMe: T. Dinh et al., Personalized Federated Learning with Moreau Envelopes (2020), Algorithm 1",
     use="Use it when personal models should stay close to a common one, and gradients "
     "are cheap: each local step takes `inner_steps` of them.",
     weighting="uniform",
+    without=("server",),
 )
 def pfedme(
     lr: Lr,
@@ -42,14 +40,14 @@ def pfedme(
     inner_lr: InnerLr,
     inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
     beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
-    **options: Unpack[WithoutServer],
+    **options: Unpack[Common],
 ) -> Algorithm:
     """A shared model whose clients each keep their own minimizer near it."""
-    common = settings({**options, "server": sgd(beta)})
+    common = settings(options, server=sgd(beta))
     rates = (as_rate(lr), as_rate(inner_lr))
 
     def local(problem: Problem) -> LocalRule:
         step = envelope(problem, lam, inner_steps, common.optimizer)
         return LocalRule(start(problem, common.optimizer), (Phase(step, rates),), finish(problem))
 
-    return replace(compose(local, common, partition=all_twice), init_client=copies)
+    return compose(local, common, partition=all_twice, init_client=copies)

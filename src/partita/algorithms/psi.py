@@ -33,7 +33,8 @@ __all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise"]
 
 Delta = Annotated[float, Option("δ: how much the penalty weighs", low=0, open_low=True)]
 Radius = Annotated[
-    float, Option("δ: who is nearer to the others than this is as they are", low=0, open_low=True)
+    float,
+    Option("δ: clients closer to the aggregate than this are treated as equal to it", low=0, open_low=True),
 ]
 
 
@@ -139,10 +140,10 @@ def layerwise(
     """
 
     def prox(x: Tensors) -> Tensors:
-        found: Tensors = {}
+        theta: Tensors = {}
         for pattern, names in groups(x, penalties).items():
-            found |= penalties[pattern].prox(tree.pick(x, names))
-        return tree.pick(found, x)
+            theta |= penalties[pattern].prox(tree.pick(x, names))
+        return tree.pick(theta, x)
 
     combine = aggregate.layerwise({pattern: p.aggregator for pattern, p in penalties.items()})
     return Penalty("layerwise", prox, combine, {"penalties": penalties})
@@ -158,5 +159,5 @@ def groups(names: Iterable[str], patterns: Mapping[str, Any]) -> dict[str, list[
 
 
 def covers(psi: Penalty, names: Iterable[str]) -> None:
-    """Refuses names that the penalty says nothing about, before any work."""
+    """Refuse names that the penalty says nothing about, before any work."""
     psi.prox(dict.fromkeys(names, torch.zeros(())))

@@ -7,15 +7,16 @@
     server:  x ← x − η_s · mean of (x − y),   c ← c + |S|/N · mean of Δc_i
 
 S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
-draws of their own. The client's optimizer (clipping, weight decay, momentum β) acts on ∇f_i − c_i + c. With
-momentum a gradient acts in several steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean
-of gradients. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
+draws of their own. The client's optimizer acts on ∇f_i − c_i + c. With momentum β a gradient acts in several
+steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. The steps of Adam and
+its like are no gradients: with them, c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what
+it comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one
+of fedavg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, NamedTuple, Unpack
 
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from partita.algorithms.base import (
     Choices,
+    Common,
     Lr,
-    WithoutServer,
     aggregate_with,
     compose,
     method,
@@ -34,17 +35,13 @@ from partita.algorithms.base import (
 )
 from partita.algorithms.local import sgd
 from partita.algorithms.local.pair import add
-from partita.algorithms.local.sgd import Carry, Sgd
+from partita.algorithms.local.sgd import Carry
 from partita.core import draws, tree
 from partita.core.options import Option
-from partita.core.parts import Aggregation, Algorithm, LocalRule, Phase, Problem, ServerRule
+from partita.core.parts import Aggregation, Algorithm, LocalRule, Optimizer, Phase, Problem, ServerRule
 from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
 from partita.optim import optimizers
 from partita.optim.rates import as_rate
-
-PAPER = (
-    "SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (2020), Algorithm 1"
-)
 
 
 class Controlled(NamedTuple):
@@ -54,7 +51,7 @@ class Controlled(NamedTuple):
     begin     x, with the client's own part
     shift     c − c_i
     unit      1 + β + … + β^{k−1} of step k, and `total` = T so far
-    gradient  Σ n_b ∇f_b(x) so far, over `seen` samples
+    gradient  Σ n_b ∇f_b(x) so far, over `seen` samples; or Σ ∇f_b(y), over `seen` steps
     """
 
     sgd: Carry
@@ -67,30 +64,32 @@ class Controlled(NamedTuple):
 
 
 @method(
-    paper=PAPER,
+    paper="SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning "
+    "(2020), Algorithm 1",
     use="Use it when clients differ and take many local steps, and each of them comes back often.",
     weighting="uniform",
+    without=("server",),
 )
 def scaffold(
     lr: Lr,
     option: Annotated[
         int, Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2)
     ] = 2,
-    server_lr: optimizers.Lr = 1.0,
-    **options: Unpack[WithoutServer],
+    server_lr: optimizers.ServerLr = 1.0,
+    **options: Unpack[Common],
 ) -> Algorithm:
     """One global model; control variates take the drift out of the clients' steps."""
-    common, eta = settings({**options, "server": optimizers.sgd(server_lr)}), as_rate(lr)
+    common, eta = settings(options, server=optimizers.sgd(server_lr)), as_rate(lr)
 
     def local(problem: Problem) -> LocalRule:
         names = _controlled(problem)
-        steps = Phase(_step(problem, names, common.optimizer), (eta,))
+        by_distance = option == 2 and common.optimizer.name == "sgd"
+        step = _step(problem, names, common.optimizer, sums=option == 2 and not by_distance)
         at_x = (Phase(_full_gradient(problem, names), work=sgd.one_pass),) if option == 1 else ()
-        begin, end = _start(problem, names, common.optimizer), _finish(problem, names, option)
-        return LocalRule(begin, (steps, *at_x), end)
+        begin, end = _start(problem, names, common.optimizer), _finish(problem, names, by_distance)
+        return LocalRule(begin, (Phase(step, (eta,)), *at_x), end)
 
-    made = compose(local, common)
-    return replace(made, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
+    return compose(local, common, init_client=_new, aggregate=_aggregate(common), server=_serve(common))
 
 
 def _controlled(problem: Problem) -> tuple[str, ...]:
@@ -106,7 +105,7 @@ def _new(model: Tensors, partition: Partition) -> ClientState:
 
 
 def _start(
-    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+    problem: Problem, names: tuple[str, ...], optimizer: Optimizer
 ) -> Callable[[Download, ClientState], Controlled]:
     begin = sgd.start(problem, optimizer)
 
@@ -121,18 +120,20 @@ def _start(
 
 
 def _step(
-    problem: Problem, names: tuple[str, ...], optimizer: Sgd
+    problem: Problem, names: tuple[str, ...], optimizer: Optimizer, sums: bool
 ) -> Callable[[Controlled, Batch, tuple[Tensor, ...]], Controlled]:
-    moving = problem.trainable
+    moving, beta = problem.trainable, optimizer.options.get("momentum", 0.0)
 
     def step(c: Controlled, batch: Batch, lr: tuple[Tensor, ...]) -> Controlled:
         y = c.sgd.params
         loss, g, buffers = problem.grad(y, batch, wrt=moving)
-        g = {**g, **{k: g[k] + c.shift[k] for k in names}}
-        new, momenta = optimizer.update(y, g, c.sgd.momenta, dict.fromkeys(moving, lr[0]))
-        unit = optimizer.momentum * c.unit + 1.0
+        controlled = {**g, **{k: g[k] + c.shift[k] for k in names}}
+        new, opt = optimizer.update(y, controlled, c.sgd.opt, dict.fromkeys(moving, lr[0]))
+        after = add(c.sgd, {**y, **new, **buffers}, loss, opt=opt)
+        if sums:
+            return c._replace(sgd=after, gradient=tree.axpy(1.0, g, c.gradient), seen=c.seen + 1)
+        unit = beta * c.unit + 1.0
         total = c.total + lr[0].to(unit.dtype) * unit
-        after = add(c.sgd, {**y, **new, **buffers}, loss, momenta=momenta)
         return c._replace(sgd=after, unit=unit, total=total)
 
     return step
@@ -154,58 +155,55 @@ def _full_gradient(
 
 
 def _finish(
-    problem: Problem, names: tuple[str, ...], option: int
+    problem: Problem, names: tuple[str, ...], by_distance: bool
 ) -> Callable[[Controlled, Download, ClientState], tuple[Upload, ClientState]]:
     end = sgd.finish(problem)
 
     def finish(c: Controlled, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
         upload, new = end(c.sgd, download, state)
-        over = c.seen if option == 1 else c.total
-        some = torch.where(over > 0, over, torch.ones_like(over))
-        if option == 1:
-            found = {k: c.gradient[k] / some for k in names}
+        count = c.total if by_distance else c.seen
+        divisor = torch.where(count > 0, count, torch.ones_like(count))
+        if by_distance:
+            mean = {k: (c.begin[k] - c.sgd.params[k]) / divisor - c.shift[k] for k in names}
         else:
-            found = {k: (c.begin[k] - c.sgd.params[k]) / some - c.shift[k] for k in names}
-        own = {k: torch.where(over > 0, found[k], state.memory[k]) for k in names}
+            mean = {k: c.gradient[k] / divisor for k in names}
+        own = {k: torch.where(count > 0, mean[k], state.memory[k]) for k in names}
         change = {k: own[k] - state.memory[k] for k in names}
-        return upload._replace(extra=change), new._replace(memory={**state.memory, **own})
+        return upload._replace(sums=change), new._replace(memory={**state.memory, **own})
 
     return finish
 
 
 def _aggregate(common: Choices) -> Aggregation:
-    """The deltas as usual; of the Δc_i, |S| times what the same aggregator makes of them."""
+    """Combine the deltas; of the Δc_i, take |S| times what the same aggregator makes of them."""
 
     def bind(problem: Problem) -> Callable[[Upload, Tensor], Upload]:
-        usual = aggregate_with(common.aggregate, common.weighting)(problem)
+        combine = aggregate_with(common.aggregate, common.weighting)(problem)
 
         def aggregate(uploads: Upload, key: Tensor) -> Upload:
             assert uploads.weight is not None
-            combined = usual(uploads, key)
-            own = draws.branch(key, "controls")
-            change = usual(uploads._replace(delta=uploads.extra), own).delta
+            combined = combine(uploads, key)
+            change = combine(uploads._replace(delta=uploads.sums), draws.branch(key, "controls")).delta
             heard = torch.count_nonzero(uploads.weight)
-            return combined._replace(extra={k: heard * v for k, v in change.items()})
+            return combined._replace(sums={k: heard * v for k, v in change.items()})
 
         return aggregate
 
-    sums = common.aggregate.linear and common.weighting == "uniform"
-    return Aggregation(bind, adds_up=sums)
+    return Aggregation(bind, adds_up=common.aggregate.linear and common.weighting == "uniform")
 
 
 def _serve(common: Choices) -> Callable[[Problem], ServerRule]:
-    """The model as usual, and c ← c + |S|/N · mean of Δc_i."""
-    usual = serve_with(common.server)
+    """The server's step on the model, and c ← c + |S|/N · mean of Δc_i."""
 
     def bind(problem: Problem) -> ServerRule:
-        rule = usual(problem)
+        rule = serve_with(common.server)(problem)
 
         def init(shared: Tensors) -> ServerState:
             return rule.init(shared)._replace(extra=tree.zeros_like(tree.pick(shared, _controlled(problem))))
 
         def step(server: ServerState, upload: Upload) -> ServerState:
             return rule.step(server, upload)._replace(
-                extra=tree.axpy(1 / problem.clients, upload.extra, server.extra)
+                extra=tree.axpy(1 / problem.clients, upload.sums, server.extra)
             )
 
         return ServerRule(init, step)

@@ -13,8 +13,12 @@ from partita.core.types import Tensors, Upload
 
 attack = checked("attack ")
 
-Stacks = tuple[Tensors, Tensors]
-"""Deltas, and what else clients send, a row for each of them."""
+Stacks = tuple[Tensors, Tensors, Tensors]
+"""Deltas, extras and sums, as clients send them, a row for each of them."""
+
+
+PREFIXES = ("", "extra.", "sums.")
+"""What the names of a payload's parts begin with, where they are told apart."""
 
 
 def honest(uploads: Upload, byzantine: tuple[int, ...]) -> Stacks:
@@ -22,7 +26,7 @@ def honest(uploads: Upload, byzantine: tuple[int, ...]) -> Stacks:
 
     Where a cohort has no honest client, it is what the Byzantine clients would have sent.
     """
-    rows: Stacks = tree.rows((uploads.delta, uploads.extra), crowd(uploads, byzantine)[0] or list(byzantine))
+    rows: Stacks = tree.rows(uploads.payload, crowd(uploads, byzantine)[0] or list(byzantine))
     return rows
 
 
@@ -42,8 +46,8 @@ def crowd(uploads: Upload, byzantine: tuple[int, ...]) -> tuple[list[int], list[
 
 def everyone_sends(uploads: Upload, byzantine: tuple[int, ...], sent: Stacks) -> dict[int, Upload]:
     """Return the same upload for every Byzantine client, each with its own weight."""
-    delta, extra = sent
-    return {i: Upload(delta, _weight(uploads, i), extra) for i in byzantine}
+    delta, extra, sums = sent
+    return {i: Upload(delta, _weight(uploads, i), extra, sums) for i in byzantine}
 
 
 def each_sends(
@@ -51,22 +55,25 @@ def each_sends(
 ) -> dict[int, Upload]:
     """Return for each Byzantine client what `forge` makes of (its place, a name, its honest tensor).
 
-    What a client sends beside deltas may have the name of a delta: there, the name begins with `extra.`.
+    What a client sends beside deltas may have the name of a delta: there, the name begins with `extra.` or
+    `sums.`.
     """
     sent = {}
     for i in byzantine:
-        delta, extra = (
+        delta, extra, sums = (
             {k: forge(i, prefix + k, x[i]) if x.is_floating_point() else x[i] for k, x in part.items()}
-            for prefix, part in (("", uploads.delta), ("extra.", uploads.extra))
+            for prefix, part in zip(PREFIXES, uploads.payload)
         )
-        sent[i] = Upload(delta, _weight(uploads, i), extra)
+        sent[i] = Upload(delta, _weight(uploads, i), extra, sums)
     return sent
 
 
 def by_tensor(stacks: Stacks, fn: Callable[[Tensor], Tensor]) -> Stacks:
     """Return what `fn` makes of each stack of numbers, one row; of counters the first row."""
-    delta, extra = ({k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks)
-    return delta, extra
+    delta, extra, sums = (
+        {k: fn(x) if x.is_floating_point() else x[0] for k, x in part.items()} for part in stacks
+    )
+    return delta, extra, sums
 
 
 def gram(stacks: Stacks) -> Tensor:

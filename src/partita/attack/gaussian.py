@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from partita.attack.base import attack, each_sends
+from partita.attack.base import PREFIXES, attack, each_sends
 from partita.core import draws
 from partita.core.options import Option
 from partita.core.parts import Attack
@@ -27,7 +27,8 @@ def gaussian(
     """
 
     def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
-        names = {k: j for j, k in enumerate([*uploads.delta, *(f"extra.{k}" for k in uploads.extra)])}
+        payload = [prefix + k for prefix, part in zip(PREFIXES, uploads.payload) for k in part]
+        names = {k: j for j, k in enumerate(payload)}
         who = uploads.client  # by its number: its place in the cohort makes no difference
 
         def noise(i: int, name: str, x: Tensor) -> Tensor:

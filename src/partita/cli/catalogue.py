@@ -171,11 +171,11 @@ KINDS = {
         "algorithm.aggregate={}",
     ),
     "optimizers": Kind(
-        "server optimizers",
+        "optimizers",
         lambda: _public(optim, "optimizers"),
         RUN,
-        "pt.fedavg(lr=0.1, server=pt.optim.{})",
-        "algorithm.server={}",
+        "pt.fedavg(lr=0.01, optimizer=pt.optim.{})",
+        "algorithm.lr=0.01' --set 'algorithm.optimizer={}",
     ),
     "solvers": Kind(
         "solvers of FFGG",

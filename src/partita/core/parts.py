@@ -35,12 +35,26 @@ class Phase(NamedTuple):
     lr       the rates
     work     how much to do, from the work of the run at this moment (None: just that)
     batches  independent batches for each step; with more than one, `batch` is a tuple of them
+    until    (carry) -> whether the client is finished with this phase, asked before each step: then its carry
+             stays as it is (None: after all of its steps)
     """
 
     step: Callable[[Any, Any, Any], Any]
     lr: tuple[Rate, ...] = ()
     work: Callable[[RoundContext], Work] | None = None
     batches: int = 1
+    until: Callable[[Any], Tensor] | None = None
+
+    def within(self, field: str) -> Phase:
+        """Return the phase on this field of a larger carry."""
+        step, until = self.step, self.until
+
+        def inside(carry: Any, batch: Any, lr: Any) -> Any:
+            return carry._replace(**{field: step(getattr(carry, field), batch, lr)})
+
+        if until is None:
+            return self._replace(step=inside)
+        return self._replace(step=inside, until=lambda carry: until(getattr(carry, field)))
 
 
 class LocalRule(NamedTuple):
@@ -101,6 +115,14 @@ class Problem(Protocol):
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
         """Return ∇²f(params) d on the batch, for a direction d in some of the parameters."""
+        ...
+
+    def repeat(self, step: Callable[[Any], tuple[Any, Tensor | None]], carry: Any, steps: int) -> Any:
+        """carry ← step(carry), up to `steps` times: for steps inside of a step, on the same batch.
+
+        A step also says whether the client was done before it: then its carry stays as it was, and when all
+        clients are done no further step is computed. None: it goes on.
+        """
         ...
 
     @property
@@ -186,13 +208,30 @@ class Capacity(NamedTuple):
     record: str = "memory"
 
 
-class ServerOptimizer(NamedTuple):
-    """init (shared) -> opt; step (shared, delta, opt) -> shared, opt."""
+Rates = Mapping[str, float | Tensor]
+"""A step size for each name: 0-d tensors for a client, numbers at the server."""
+
+Update = Callable[[Tensors, Tensors, Tensors, Rates], tuple[Tensors, Tensors]]
+"""(params, gradient, state, rates) -> params, state."""
+
+
+class Optimizer(NamedTuple):
+    """How gradients become steps, for clients, for inner solvers and for the server: two pure functions.
+
+    init      (params) -> state: named tensors, always of the same structure
+    update    (params, gradient, state, rates) -> the names of the gradient after a step, and the whole state
+    options   what it was made with; `lr` is the step size of the server, None for clients
+    in_place  as `update`, but the result may take the memory of the gradient (None: there is no such form)
+    """
 
     name: str
     init: Callable[[Tensors], Tensors]
-    step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
+    update: Update
     options: Mapping[str, Any]
+    in_place: Update | None = None
+
+    def __repr__(self) -> str:
+        return f"pt.optim.{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
 
 class ServerRule(NamedTuple):
@@ -217,8 +256,8 @@ class Personalize(NamedTuple):
 class Aggregation:
     """How a method aggregates, and whether a cohort may be aggregated in parts.
 
-    adds_up  the mean of what parts give, each counting for its weight, and the sum of their extras, are those
-             of the whole
+    adds_up  the mean of what parts give, each counting for its weight, and the sum of their `sums` and of
+             their extras, are those of the whole
     """
 
     bind: Callable[[Problem], Callable[[Upload, Tensor], Upload]]

@@ -113,7 +113,7 @@ def faults(uploads: Upload, kept: Any, clients: int) -> list[str]:
 
 def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
     """Return what `faults` does, by a look at each client."""
-    sent, rest = _matrices((uploads.delta, uploads.extra), clients), _matrices(kept, clients)
+    sent, rest = _matrices((uploads.delta, uploads.extra, uploads.sums), clients), _matrices(kept, clients)
     numbers = _all_finite([*sent, *rest], clients)
     small = _all_finite([_length(x).square()[:, None] for x in sent], clients)
     return [NOT_FINITE if not n else "" if s else TOO_LARGE for n, s in zip(numbers, small)]
@@ -122,7 +122,7 @@ def examined(uploads: Upload, kept: Any, clients: int) -> list[str]:
 def lengths(uploads: Upload, kept: Any) -> list[Tensor]:
     """Return the length of every tensor, all clients together: a cheap first look, see `sound`."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
-    for x in _numbers((uploads.delta, uploads.extra, kept)):
+    for x in _numbers((uploads.delta, uploads.extra, uploads.sums, kept)):
         kinds.setdefault(x.dtype, []).append(x)
     return [torch.stack(torch._foreach_norm(xs, dtype=_wide(kind))) for kind, xs in kinds.items()]
 

@@ -49,17 +49,24 @@ class Upload(NamedTuple):
     """What a client sends: delta = (what it received) − (what it computed), shared names only.
 
     The machinery sets `weight` from the client's sample count and `client` from its number; a rule leaves
-    both alone. `extra` is whatever else the method sends. Under a tensor's name it is a change whose sum over
-    clients the server divides by the number of all (SCAFFOLD's c_i): where not all hold that tensor, the sum
-    is scaled so that it is divided by those who do. When the server sees what clients sent, `metrics`
-    and `client` are on the host, whatever device computes (`partita.core.device.put` takes numbers there).
+    both alone. `sums` are changes, by the names of shared tensors, whose sum over clients the server divides
+    by the number of all (SCAFFOLD's c_i): where not all hold a tensor, its sum is scaled so that it is
+    divided by those who do. `extra` is whatever else the method sends, in the same shapes from every client.
+    When the server sees what clients sent, `metrics` and `client` are on the host, whatever device computes
+    (`partita.core.device.put` takes numbers there).
     """
 
     delta: Tensors
     weight: Tensor | None = None
     extra: Tensors = {}  # noqa: RUF012
+    sums: Tensors = {}  # noqa: RUF012
     metrics: Tensors = {}  # noqa: RUF012
     client: Tensor | None = None
+
+    @property
+    def payload(self) -> tuple[Tensors, Tensors, Tensors]:
+        """What takes bytes to send, and is screened: delta, extra and sums."""
+        return self.delta, self.extra, self.sums
 
 
 class ServerState(NamedTuple):

@@ -61,16 +61,17 @@ def as_one_group(groups: Sequence[Group], contexts: Sequence[RoundContext]) -> t
 
 
 def merged(parts: Sequence[Upload]) -> Upload | None:
-    """Combine the combinations of chunks: Δ = Σ_p w_p Δ_p / Σ_p w_p; extras add up."""
+    """Combine the combinations of chunks: Δ = Σ_p w_p Δ_p / Σ_p w_p; sums and extras add up."""
     if len(parts) < 2:
         return parts[0] if parts else None
     weight = torch.stack([part.weight for part in parts if part.weight is not None])
-    deltas, extras = (
-        {k: torch.stack([getattr(part, name)[k] for part in parts]) for k in getattr(parts[0], name)}
-        for name in ("delta", "extra")
+    deltas, extra, sums = (
+        {k: torch.stack([part[k] for part in same]) for k in same[0]}
+        for same in zip(*[part.payload for part in parts])
     )
     delta = mean().combine(deltas, weight, weight).delta
-    return Upload(delta, weight=weight.sum(), extra={k: v.sum(0) for k, v in extras.items()})
+    extra, sums = ({k: v.sum(0) for k, v in stacks.items()} for stacks in (extra, sums))
+    return Upload(delta, weight.sum(), extra, sums)
 
 
 def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from partita.algorithms.psi import Penalty
-from partita.core.parts import Aggregation, Aggregator, Algorithm, Attack, Capacity, Measure, ServerOptimizer
+from partita.core.parts import Aggregation, Aggregator, Algorithm, Attack, Capacity, Measure, Optimizer
 from partita.engine import digest as code
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices
@@ -20,7 +20,7 @@ from partita.engine.stage import Choices
 
 def describe(value: Any) -> Any:
     """A JSON-able description of options: what is needed to write them down again."""
-    if isinstance(value, Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | ServerOptimizer):
+    if isinstance(value, Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | Optimizer):
         return {"name": value.name, **describe(value.options), **_own_code(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {} if code.is_known(type(value)) else {"code": code.digest(type(value))}

@@ -103,7 +103,8 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
     """
     uploads, states, rejections = _arriving(stage, state, cohort)
     devices = stage.setup.devices
-    bytes_up = tree.nbytes((uploads.delta, uploads.extra)) if devices.alike else devices.bytes_sent(uploads)
+    sent = uploads.delta, uploads.extra, uploads.sums
+    bytes_up = tree.nbytes(sent) if devices.alike else devices.bytes_sent(uploads)
     result = Chunk(uploads, rejections, bytes_up)
     if stage.keeps_state:
         clients = [c for c, rejection in zip(cohort.clients, rejections) if not rejection]
@@ -115,7 +116,7 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
     if chunk is None:
         return result
     usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
-    kept = uploads._replace(delta={}, extra={})
+    kept = uploads._replace(delta={}, extra={}, sums={})
     return result._replace(uploads=kept, sum=_aggregate(stage, state, usable, chunk))
 
 

@@ -29,6 +29,7 @@ class Row(NamedTuple):
 
     delta: Tensors
     extra: Tensors
+    sums: Tensors
     metrics: Tensors
     personal: Tensors
     memory: Tensors
@@ -56,15 +57,15 @@ class PendingUploads(dict[int, Row]):
     def add(self, clients: Sequence[int], trained: Trained) -> None:
         """Keep what these clients computed until they report."""
         upload, states = trained.uploads, trained.states
-        stacks = (upload.delta, upload.extra, upload.metrics, states.personal, states.memory)
+        stacks = (*upload.payload, upload.metrics, states.personal, states.memory)
         columns = [_rows(stack, len(clients)) for stack in stacks]
         self.update(zip(clients, map(Row, *columns, trained.rejections)))
 
     def take(self, clients: Sequence[int]) -> Trained:
         """Return what these clients send now; it no longer waits."""
         rows = [self.pop(c) for c in clients]
-        delta, extra, metrics, personal, memory = (_stacked(parts) for parts in list(zip(*rows))[:-1])
-        upload = Upload(delta, extra=extra, metrics=metrics)
+        delta, extra, sums, metrics, personal, memory = (_stacked(parts) for parts in list(zip(*rows))[:-1])
+        upload = Upload(delta, None, extra, sums, metrics)
         return Trained(upload, ClientState(personal, memory), [row.rejection for row in rows])
 
     def drop(self, clients: Iterable[int]) -> None:

@@ -51,12 +51,14 @@ def taken(upload: Any, expected: Upload) -> tuple[Upload, str]:
         delta, wrong = _read(upload.delta, expected.delta)
         if not wrong:
             extra, wrong = _read(upload.extra, expected.extra)
+        if not wrong:
+            sums, wrong = _read(upload.sums, expected.sums)
         weight = upload.weight
         if not wrong and weight is not None:
             weight, wrong = _number(weight)
     except Exception as error:  # a mapping or a tensor of the sender's own making may raise anything
         return Upload({}), f"{_told(type(error).__name__)} when it was read"
-    return (Upload({}), wrong) if wrong else (Upload(delta, weight, extra), "")
+    return (Upload({}), wrong) if wrong else (Upload(delta, weight, extra, sums), "")
 
 
 def _read(given: Any, stack: Tensors) -> tuple[Tensors, str]:
@@ -130,11 +132,11 @@ def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
             new[k][places] = torch.stack([row[k] for row in rows])
         return new
 
-    delta = put(uploads.delta, [u.delta for u in sent.values()])
-    extra = put(uploads.extra, [u.extra for u in sent.values()])
+    payloads = zip(*[upload.payload for upload in sent.values()])
+    delta, extra, sums = (put(stack, list(rows)) for stack, rows in zip(uploads.payload, payloads))
     weight = uploads.weight
     if weight is not None:
         weight = weight.clone()
         for i, upload in sent.items():
             weight[i] = weight[i] if upload.weight is None else upload.weight
-    return uploads._replace(delta=delta, extra=extra, weight=weight)
+    return uploads._replace(delta=delta, extra=extra, sums=sums, weight=weight)

@@ -23,16 +23,13 @@ from partita.core.parts import Algorithm, LocalRule, Measure, Problem
 from partita.core.types import ClientState, Download, Upload
 
 
-def _personal(field: str, value: Personal) -> Personal:  # noqa: ARG001
-    check_personal(value)
-    return value
-
-
 @checked("measure ")
 def gradient_norm(
     personal: Annotated[
         Personal | None,
-        Option("the part w (None: the method's personal part)", allowed="as for a method", check=_personal),
+        Option(
+            "the part w (None: the method's personal part)", allowed="as for a method", check=check_personal
+        ),
     ] = None,
     solver: Annotated[
         Solver | None,

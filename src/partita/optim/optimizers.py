@@ -1,102 +1,205 @@
-"""Server optimizers of Reddi et al., *Adaptive Federated Optimization* (2021), Algorithm 2.
+"""Optimizers of Kingma & Ba (2015), Loshchilov & Hutter (2019) and Reddi et al. (2021).
 
-Δ is the aggregated delta (received − computed), so −Δ is the paper's pseudo-update:
+    g is a gradient; at the server the aggregated delta Δ (received − computed) takes its place
+    sgd      g ← g + ω x,   m ← β m + g,   x ← x − η m
+    adam     m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   from m = v = 0
+             x ← x − η m̂ / (√v̂ + ε),   m̂ = m / (1 − β₁ᵗ),   v̂ = v / (1 − β₂ᵗ)
+    adamw    x ← x − η ω x, then as adam
+    adagrad  v ← v + g²                            these two, and adam with τ instead of ε:
+    yogi     v ← v − (1 − β₂) g² sign(v − g²)      x ← x − η m / (√v + τ),   from v = τ²
 
-    m ← β₁ m + (1 − β₁) Δ
-    v ← v + Δ²                                (adagrad)
-    v ← v − (1 − β₂) Δ² sign(v − Δ²)          (yogi)
-    v ← β₂ v + (1 − β₂) Δ²                    (adam)
-    x ← x − η m / (√v + τ)
-
-As in the paper, there is no bias correction and v starts at τ².
+Each is a pair of pure functions (`partita.core.parts.Optimizer`) that serves clients (`optimizer=`), the
+solvers of FFGG and the server (`server=`). A client steps by the `lr` of its method, and its state begins
+anew in every round; the server steps by the `lr` that is given here. Adam has two forms: with `eps` it
+corrects the bias of its means, with `tau` it is that of Reddi et al., Algorithm 2, which does not. Without
+either, clients have the first one (ε = 1e-8) and the server the second (τ = 1e-3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from partita.core import check, tree
 from partita.core.options import Option, checked
-from partita.core.parts import ServerOptimizer
+from partita.core.parts import Optimizer, Rates, Update
 from partita.core.types import Tensors
 
-Lr = Annotated[float, Option("η, the step size of the server", low=0, open_low=True, example=0.1)]
+NEVER_ONE = 0.9999  # a mean of β = 1 would never change
+
+ServerLr = Annotated[float, Option("η, the step size of the server", low=0, open_low=True, example=0.1)]
+Lr = Annotated[
+    float | None,
+    Option("η at the server (None: that of a client, who steps by its method's lr)", low=0, open_low=True),
+]
 Momentum = Annotated[float, Option("β, how much of the last step the next one keeps", low=0, high=1)]
-Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the deltas changes", low=0, high=1)]
-Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=1)]
+Decay = Annotated[float, Option("ω, weight decay: ω x joins the gradient", low=0)]
+Decoupled = Annotated[float, Option("ω, weight decay: each step also takes η ω x from x", low=0)]
+Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=NEVER_ONE)]
+Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=NEVER_ONE)]
+Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
 Tau = Annotated[float, Option("τ, the degree of adaptivity: small is more", low=0, open_low=True)]
 
-optimizer = checked("server ")
+optimizer = checked("optimizer ")
 
 
 @optimizer
-def sgd(lr: Lr = 1.0, momentum: Momentum = 0.0) -> ServerOptimizer:
-    """m ← β m + Δ, x ← x − η m. With lr=1 and no momentum this is plain averaging."""
+def sgd(lr: Lr = None, momentum: Momentum = 0.0, weight_decay: Decay = 0.0) -> Optimizer:
+    """m ← β m + g + ω x, x ← x − η m: stochastic gradient descent.
 
-    def init(shared: Tensors) -> Tensors:
-        return {f"m.{k}": torch.zeros_like(v) for k, v in shared.items()} if momentum else {}
+    At the server η = 1 by default, which without momentum is plain averaging. For clients, the options
+    `momentum` and `weight_decay` of a method are the short form.
+    """
 
-    def step(shared: Tensors, delta: Tensors, opt: Tensors) -> tuple[Tensors, Tensors]:
-        if not momentum:
-            return {k: torch.sub(x, delta[k], alpha=lr) for k, x in shared.items()}, opt
-        m = {k: momentum * opt[f"m.{k}"] + delta[k] for k in shared}
-        moments = {f"m.{k}": x for k, x in m.items()}
-        return {k: torch.sub(x, m[k], alpha=lr) for k, x in shared.items()}, {**opt, **moments}
+    def init(params: Tensors) -> Tensors:
+        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if momentum else {}
 
-    return ServerOptimizer("sgd", init, step, {"lr": lr, "momentum": momentum})
+    def stepping(overwrites: bool) -> Update:
+        def update(params: Tensors, g: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
+            if weight_decay:
+                g = tree.axpy(weight_decay, params, g)
+            if momentum:
+                g = {k: momentum * state[f"m.{k}"] + x for k, x in g.items()}
+                state = {**state, **{f"m.{k}": m for k, m in g.items()}}
+            own = overwrites and not momentum  # else the state is in that memory
+            return {k: _minus(params[k], x, lr[k], own) for k, x in g.items()}, state
 
+        return update
 
-@optimizer
-def adagrad(lr: Lr, beta1: Beta1 = 0.0, tau: Tau = 1e-3) -> ServerOptimizer:
-    """v ← v + Δ²: the second moment only grows."""
-    return _adaptive("adagrad", lambda v, d2: v + d2, lr=lr, beta1=beta1, tau=tau)
-
-
-@optimizer
-def yogi(lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> ServerOptimizer:
-    """v ← v − (1 − β₂) Δ² sign(v − Δ²): the second moment changes slowly."""
-
-    def second(v: Tensor, d2: Tensor) -> Tensor:
-        return v - (1 - beta2) * d2 * torch.sign(v - d2)
-
-    return _adaptive("yogi", second, lr=lr, beta1=beta1, tau=tau, beta2=beta2)
+    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    return Optimizer("sgd", init, stepping(overwrites=False), options, stepping(overwrites=True))
 
 
 @optimizer
-def adam(lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> ServerOptimizer:
-    """v ← β₂ v + (1 − β₂) Δ²: the second moment is a running mean."""
+def adam(
+    lr: Lr = None,
+    beta1: Beta1 = 0.9,
+    beta2: Annotated[
+        float | None,
+        Option(
+            "β₂, how slowly the mean v of the squares changes (None: 0.999 with ε, 0.99 with τ)",
+            low=0,
+            high=NEVER_ONE,
+        ),
+    ] = None,
+    tau: Annotated[
+        float | None,
+        Option(
+            "τ, for the form of Reddi et al. (None: that with ε; at the server 1e-3)", low=0, open_low=True
+        ),
+    ] = None,
+    eps: Annotated[
+        float | None,
+        Option("ε, for the form with bias correction (None: 1e-8; at the server τ)", low=0, open_low=True),
+    ] = None,
+) -> Optimizer:
+    """x ← x − η m̂ / (√v̂ + ε): steps along the mean of the gradients, by the size that they have had.
 
-    def second(v: Tensor, d2: Tensor) -> Tensor:
-        return beta2 * v + (1 - beta2) * d2
+    With `tau` it is FedAdam's x ← x − η m / (√v + τ), without bias correction and from v = τ². That is the
+    form at the server (where `lr` is given) unless `eps` is.
+    """
+    if tau is not None and eps is not None:
+        raise check.fail("optimizer tau", tau, "tau or eps, not both: they belong to two forms of Adam")
+    corrected = tau is None and (eps is not None or lr is None)
+    form = {"eps": eps or 1e-8} if corrected else {"tau": tau or 1e-3}
+    beta2 = (0.999 if corrected else 0.99) if beta2 is None else beta2
+    return _adaptive("adam", _mean(beta2), {"lr": lr, "beta1": beta1, **form, "beta2": beta2})
 
-    return _adaptive("adam", second, lr=lr, beta1=beta1, tau=tau, beta2=beta2)
+
+@optimizer
+def adamw(
+    lr: Lr = None,
+    weight_decay: Decoupled = 0.01,
+    beta1: Beta1 = 0.9,
+    beta2: Beta2 = 0.999,
+    eps: Eps = 1e-8,
+) -> Optimizer:
+    """x ← x − η ω x − η m̂ / (√v̂ + ε): Adam whose weight decay does not pass through the means.
+
+    Use it for clients that train transformers.
+    """
+    options = {"lr": lr, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "eps": eps}
+    return _adaptive("adamw", _mean(beta2), options)
 
 
-def _adaptive(
-    name: str,
-    second: Callable[[Tensor, Tensor], Tensor],
-    *,
-    lr: float,
-    beta1: float,
-    tau: float,
-    **more: float,
-) -> ServerOptimizer:
+@optimizer
+def yogi(lr: Lr = None, beta1: Beta1 = 0.9, beta2: Beta2 = 0.99, tau: Tau = 1e-3) -> Optimizer:
+    """v ← v − (1 − β₂) g² sign(v − g²): as Adam, but the second moment changes slowly."""
 
-    def init(shared: Tensors) -> Tensors:
-        m = {f"m.{k}": torch.zeros_like(x) for k, x in shared.items()}
-        return m | {f"v.{k}": torch.full_like(x, tau**2) for k, x in shared.items()}
+    def second(v: Tensor, g2: Tensor) -> Tensor:
+        return v - (1 - beta2) * g2 * torch.sign(v - g2)
 
-    def step(shared: Tensors, delta: Tensors, opt: Tensors) -> tuple[Tensors, Tensors]:
-        new: Tensors = {}
-        moments: Tensors = {}
-        for k, x in shared.items():
-            m = beta1 * opt[f"m.{k}"] + (1 - beta1) * delta[k]
-            v = second(opt[f"v.{k}"], delta[k] ** 2)
-            new[k] = x - lr * m / (v.sqrt() + tau)
-            moments[f"m.{k}"], moments[f"v.{k}"] = m, v
-        return new, {**opt, **moments}
+    return _adaptive("yogi", second, {"lr": lr, "beta1": beta1, "tau": tau, "beta2": beta2})
 
-    return ServerOptimizer(name, init, step, {"lr": lr, "beta1": beta1, "tau": tau, **more})
+
+@optimizer
+def adagrad(lr: Lr = None, beta1: Beta1 = 0.0, tau: Tau = 1e-3) -> Optimizer:
+    """v ← v + g²: as Adam, but the second moment only grows."""
+    return _adaptive("adagrad", lambda v, g2: v + g2, {"lr": lr, "beta1": beta1, "tau": tau})
+
+
+Second = Callable[[Tensor, Tensor], Tensor]
+"""(v, g²) -> v."""
+
+
+def _mean(beta2: float) -> Second:
+    return lambda v, g2: beta2 * v + (1 - beta2) * g2
+
+
+def _adaptive(name: str, second: Second, options: Mapping[str, Any]) -> Optimizer:
+    """Return the optimizer with this second moment, corrected for its bias if there is an ε."""
+    beta1, decay = options["beta1"], options.get("weight_decay", 0.0)
+    corrected = "eps" in options
+    offset = options["eps"] if corrected else options["tau"]
+
+    def init(params: Tensors) -> Tensors:
+        m = {f"m.{k}": torch.zeros_like(x) for k, x in params.items()}
+        v = {f"v.{k}": torch.full_like(x, 0.0 if corrected else offset**2) for k, x in params.items()}
+        # each name has a count of its own: parts of a model may take steps in turn
+        t = {f"t.{k}": x.new_zeros((), dtype=torch.float64) for k, x in params.items()}
+        return {**m, **v, **t} if corrected else {**m, **v}
+
+    def update(params: Tensors, gradient: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
+        new, after = {}, dict(state)
+        for k, g in gradient.items():
+            x, size = params[k], lr[k]
+            if decay:
+                x = x - _as(size * decay, x) * x
+            after[f"m.{k}"] = m = beta1 * state[f"m.{k}"] + (1 - beta1) * g
+            after[f"v.{k}"] = v = second(state[f"v.{k}"], g**2)
+            if corrected:  # η m̂ is (η / (1 − β₁ᵗ)) m
+                after[f"t.{k}"] = t = state[f"t.{k}"] + 1
+                size, v = size / (1 - beta1**t), v / _as(1 - options["beta2"] ** t, v)
+            new[k] = x - _as(size, x) * m / (v.sqrt() + offset)
+        return new, after
+
+    return Optimizer(name, init, update, options)
+
+
+def clipped(optimizer: Optimizer, max_grad_norm: float) -> Optimizer:
+    """Return the optimizer for which longer gradients are cut: g ← g · min(1, G / ‖g‖)."""
+
+    def cut(update: Update) -> Update:
+        def clipping(params: Tensors, g: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
+            scale = (max_grad_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0)
+            return update(params, {k: x * scale for k, x in g.items()}, state, lr)
+
+        return clipping
+
+    in_place = optimizer.in_place and cut(optimizer.in_place)
+    return optimizer._replace(update=cut(optimizer.update), in_place=in_place)
+
+
+def _as(rate: float | Tensor, x: Tensor) -> float | Tensor:
+    """A rate in the type of what it multiplies."""
+    return rate.to(x.dtype) if isinstance(rate, Tensor) else rate
+
+
+def _minus(x: Tensor, g: Tensor, lr: float | Tensor, overwrites: bool) -> Tensor:
+    """x − η g in one pass over memory, which may be that of g."""
+    if isinstance(lr, Tensor):
+        return torch.addcmul(x, g, lr.to(g.dtype), value=-1.0, out=g if overwrites else None)
+    return torch.sub(x, g, alpha=lr)

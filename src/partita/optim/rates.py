@@ -16,94 +16,68 @@ from partita.core.parts import Rate
 Lr = Annotated[float, Option("η, the step size to begin with", low=0, open_low=True, example=0.1)]
 
 
-@dataclass(frozen=True)
-class Constant:
-    """η_t = η."""
-
-    lr: float
-
-    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
-        return self.lr
-
-
-@dataclass(frozen=True)
-class Linear:
-    """Linear warm-up to η over a share of the rounds, then linear decay to 0."""
-
-    lr: float
-    warmup: float
-
-    def __call__(self, t: int, rounds: int) -> float:
-        rise = self.warmup * rounds
-        if t < rise:
-            return self.lr * (t + 1) / (rise + 1)
-        # η (T − t) / (T − T_warm): η at the end of the warm-up, 0 one step after the last round
-        return self.lr * (rounds - t) / max(rounds - rise, 1.0)
-
-
-@dataclass(frozen=True)
-class Halving:
-    """η_t = η · 2^(−⌊t / every⌋)."""
-
-    lr: float
-    every: int
-
-    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
-        return float(self.lr * 0.5 ** (t // self.every))
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """η_t = η · factor^(number of `at` rounds that have passed)."""
-
-    lr: float
-    at: tuple[int, ...]
-    factor: float
-
-    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
-        return float(self.lr * self.factor ** sum(t >= a for a in self.at))
-
-
 def _rounds(field: str, value: Sequence[int]) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise check.fail(field, value, "a list of whole numbers from 0")
     return tuple(check.integer(field, v, low=0) for v in value)
 
 
-@checked()
-def constant(lr: Annotated[float, Option("η, the step size", low=0, example=0.1)]) -> Constant:
+@dataclass(frozen=True)
+class Constant:
     """The same step size in every round."""
-    return Constant(lr)
+
+    lr: Annotated[float, Option("η, the step size", low=0, example=0.1)]
+
+    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
+        """η_t = η."""
+        return self.lr
 
 
-@checked()
-def linear(
-    lr: Annotated[float, Option("η, the largest step size", low=0, open_low=True, example=0.1)],
-    warmup: Annotated[float, Option("the share of the rounds that warm up", low=0, high=1)] = 0.1,
-) -> Linear:
+@dataclass(frozen=True)
+class Linear:
     """Linear warm-up over the share `warmup` of the rounds, then linear decay to 0."""
-    return Linear(lr, warmup)
+
+    lr: Annotated[float, Option("η, the largest step size", low=0, open_low=True, example=0.1)]
+    warmup: Annotated[float, Option("the share of the rounds that warm up", low=0, high=1)] = 0.1
+
+    def __call__(self, t: int, rounds: int) -> float:
+        """η (T − t) / (T − T_warm) after the warm-up: η at its end, 0 one step after the last round."""
+        rise = self.warmup * rounds
+        if t < rise:
+            return self.lr * (t + 1) / (rise + 1)
+        return self.lr * (rounds - t) / max(rounds - rise, 1.0)
 
 
-@checked()
-def halving(
-    lr: Lr, every: Annotated[int, Option("after how many rounds the step size is halved", low=1, example=10)]
-) -> Halving:
+@dataclass(frozen=True)
+class Halving:
     """Half the step size after each `every` rounds."""
-    return Halving(lr, every)
+
+    lr: Lr
+    every: Annotated[int, Option("after how many rounds the step size is halved", low=1, example=10)]
+
+    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
+        """η_t = η · 2^(−⌊t / every⌋)."""
+        return float(self.lr * 0.5 ** (t // self.every))
 
 
-@checked()
-def stepped(
-    lr: Lr,
+@dataclass(frozen=True)
+class Stepped:
+    """Times `factor` at each of the given rounds."""
+
+    lr: Lr
     at: Annotated[
         Sequence[int],
         Option("the rounds that change it", allowed="whole numbers from 0", check=_rounds, example=[10, 15]),
-    ],
-    factor: Annotated[float, Option("what it is multiplied with", low=0, open_low=True)] = 0.1,
-) -> Stepped:
-    """Times `factor` at each of the given rounds."""
-    return Stepped(lr, tuple(at), factor)
+    ]
+    factor: Annotated[float, Option("what it is multiplied with", low=0, open_low=True)] = 0.1
+
+    def __call__(self, t: int, rounds: int) -> float:  # noqa: ARG002
+        """η_t = η · factor^(number of `at` rounds that have passed)."""
+        return float(self.lr * self.factor ** sum(t >= a for a in self.at))
+
+
+constant, linear = checked()(Constant), checked()(Linear)
+halving, stepped = checked()(Halving), checked()(Stepped)
 
 
 def until_the_end(rate: Rate) -> Rate:

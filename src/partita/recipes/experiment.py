@@ -51,7 +51,7 @@ MODULES = {
     "schedule": constructors(schedule),
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
-TAKES = {"server": "optim"}  # options whose functions are those of another word
+TAKES = {"server": "optim", "optimizer": "optim"}  # options whose functions are those of another word
 SCHEDULES = ("asynchronous", "synchronous", "preferred")
 DEEPEST = 50  # nesting of what is written on the command line
 

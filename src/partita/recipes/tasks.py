@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from partita import data, models, optim
 from partita.core import check
-from partita.core.parts import Rate, ServerOptimizer
+from partita.core.parts import Optimizer, Rate
 from partita.data import FederatedData
 
 SIZES = ("small", "medium", "paper")
@@ -40,7 +40,7 @@ class Task:
     cohort: int
     batch: int
     lr: tuple[Rate, Rate, float]
-    server: tuple[ServerOptimizer, ...]
+    server: tuple[Optimizer, ...]
     max_grad_norm: float | None = None
     ditto: float = 0.1  # ℓ2 pull of the "Ditto" baseline
 

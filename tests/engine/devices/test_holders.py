@@ -30,7 +30,10 @@ def deltas(shapes: dict[str, tuple[int, ...]] = WHOLE) -> dict[str, Tensor]:
 
 
 def sent(
-    delta: dict[str, Tensor], extra: dict[str, Tensor] | None = None, clients: list[int] | None = None
+    delta: dict[str, Tensor],
+    sums: dict[str, Tensor] | None = None,
+    clients: list[int] | None = None,
+    extra: dict[str, Tensor] | None = None,
 ) -> Upload:
     """What these clients send (None: all), whoever holds it."""
     rows = torch.arange(8) if clients is None else torch.tensor(clients)
@@ -38,6 +41,7 @@ def sent(
         {k: v[rows] for k, v in delta.items()},
         weight=WEIGHT[rows],
         extra={k: v[rows] for k, v in (extra or {}).items()},
+        sums={k: v[rows] for k, v in (sums or {}).items()},
         client=rows,
     )
 
@@ -48,8 +52,8 @@ def by(rule: Aggregator) -> Aggregate:
     def aggregate(uploads: Upload, key: Tensor) -> Upload:
         assert uploads.weight is not None
         delta, notes = rule.combine(uploads.delta, uploads.weight, key)
-        extra = {k: 10 * v.sum(0) for k, v in uploads.extra.items()}
-        return Upload(delta, weight=uploads.weight.sum(), extra=extra, metrics=notes)
+        extra, sums = ({k: 10 * v.sum(0) for k, v in x.items()} for x in (uploads.extra, uploads.sums))
+        return Upload(delta, uploads.weight.sum(), extra, sums, notes)
 
     return aggregate
 
@@ -147,23 +151,33 @@ def test_what_nobody_in_the_cohort_holds(rule) -> None:
     assert not over_holders(by(rule), held_by(WHOLE, [{}]), [0] * 8)(sent(x), KEY).delta
 
 
-def test_what_else_is_sent() -> None:
+def test_sums() -> None:
     """Over holders as well, zero where there are none; what is no tensor of the model is everybody's.
 
     The server divides by all eight clients: what three hold is scaled, so that it is divided by three.
     """
     x, held = deltas(), held_by(WHOLE, [WHOLE, NARROW, LAST])
-    extra = {"a": deltas()["a"] + 1, "d": deltas()["d"] + 1, "count": torch.arange(8.0)}
+    sums = {"a": deltas()["a"] + 1, "d": deltas()["d"] + 1, "count": torch.arange(8.0)}
     combine = over_holders(by(agg.mean()), held, KINDS)
-    got = combine(sent(x, extra), KEY).extra
-    torch.testing.assert_close(got["a"][3, 2], 10 * 8 / 3 * extra["a"][[0, 4, 7], 3, 2].sum())
-    torch.testing.assert_close(got["a"][0, 0], 10 * 8 / 6 * extra["a"][[0, 1, 3, 4, 6, 7], 0, 0].sum())
-    torch.testing.assert_close(got["d"][:, 0], 10 * extra["d"][:, :, 0].sum(0))
+    got = combine(sent(x, sums), KEY).sums
+    torch.testing.assert_close(got["a"][3, 2], 10 * 8 / 3 * sums["a"][[0, 4, 7], 3, 2].sum())
+    torch.testing.assert_close(got["a"][0, 0], 10 * 8 / 6 * sums["a"][[0, 1, 3, 4, 6, 7], 0, 0].sum())
+    torch.testing.assert_close(got["d"][:, 0], 10 * sums["d"][:, :, 0].sum(0))
     assert got["count"] == 280
-    weak = combine(sent(x, extra, clients=[2, 5]), KEY).extra
+    weak = combine(sent(x, sums, clients=[2, 5]), KEY).sums
     assert not weak["a"].any()
     assert weak["a"].shape == (4, 3)
     assert weak["count"] == 70
+
+
+def test_extras_are_everybodys_whatever_their_names() -> None:
+    extra = {"a": torch.arange(8.0), "key": torch.ones(8)}
+    got = over_holders(by(agg.mean()), held_by(WHOLE, [WHOLE, NARROW, LAST]), KINDS)(
+        sent(deltas(), extra=extra), KEY
+    )
+    assert got.extra == {"a": 280, "key": 80}
+    assert not got.sums
+    assert got.delta.keys() == WHOLE.keys()
 
 
 def test_each_part_has_notes_of_its_own() -> None:

@@ -48,7 +48,7 @@ def evaluation(personalize: Callable[[Problem], Personalize], split: str) -> Cal
         def finish(sums: Sums, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
             return Upload({}, metrics={"metric": sums.metric, "weight": sums.weight}), ClientState({}, {})
 
-        adapt = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
+        adapt = tuple(phase.within("inner") for phase in own.phases)
         return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split))), finish)  # noqa: ARG005
 
     return build
@@ -68,10 +68,6 @@ def global_model(problem: Problem) -> Personalize:
     """The server's model, the same for everyone."""
     del problem
     return Personalize(lambda download, state: download.shared, (), lambda params, d, s: params)  # noqa: ARG005
-
-
-def _inside(step: Callable[[Any, Batch, Any], Any]) -> Callable[[Sums, Batch, Any], Sums]:
-    return lambda sums, batch, lr: sums._replace(inner=step(sums.inner, batch, lr))
 
 
 def _pass(split: str) -> Work:

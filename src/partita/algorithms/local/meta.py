@@ -9,7 +9,7 @@ exact  ∇²f(w) d, forward over reverse
 hf     (∇f(w + δ d) − ∇f(w − δ d)) / (2 δ)
 fo     left out: ∇f̃(w − α ∇f̃(w, D'), D)
 
-The client's optimizer takes the step: clipping, weight decay and momentum act on ∇̃F. The α-steps are plain
+The client's optimizer takes the step along ∇̃F, which is clipped before. The α-steps are plain
 gradient steps. BatchNorm statistics follow the pass on D, that of the adapted model.
 """
 
@@ -20,15 +20,15 @@ from collections.abc import Callable
 from torch import Tensor
 
 from partita.algorithms.local.pair import add
-from partita.algorithms.local.sgd import Carry, Sgd
+from partita.algorithms.local.sgd import Carry
 from partita.core import tree
-from partita.core.parts import Personalize, Phase, Problem, Rate
+from partita.core.parts import Optimizer, Personalize, Phase, Problem, Rate
 from partita.core.types import Batch, ClientState, Download, Tensors, Work
 
 HESSIANS = ("exact", "hf", "fo")
 
 
-def meta(problem: Problem, lr: Rate, alpha: float, optimizer: Sgd, hessian: str, delta: float) -> Phase:
+def meta(problem: Problem, lr: Rate, alpha: float, optimizer: Optimizer, hessian: str, delta: float) -> Phase:
     """Steps along ∇̃F. The batches of a step are D, D' and D''."""
     moving = problem.trainable
     second = _curvature(problem, hessian, delta)
@@ -43,8 +43,8 @@ def meta(problem: Problem, lr: Rate, alpha: float, optimizer: Sgd, hessian: str,
             loss, g, buffers = problem.grad(near, batches[0], wrt=moving)
             if second is not None:  # g − α ∇²f(w) g
                 g = tree.axpy(-alpha, second(w, batches[2], g), g)
-        new, momenta = optimizer.update(w, g, carry.momenta, dict.fromkeys(moving, lr[0]))
-        return add(carry, {**w, **new, **buffers}, loss, momenta=momenta)
+        new, opt = optimizer.update(w, g, carry.opt, dict.fromkeys(moving, lr[0]))
+        return add(carry, {**w, **new, **buffers}, loss, opt=opt)
 
     return Phase(step, (lr,), batches=2 if second is None else 3)
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from partita.algorithms.local import sgd
-from partita.algorithms.local.sgd import Carry, Sgd
+from partita.algorithms.local.sgd import Carry
 from partita.core import tree
-from partita.core.parts import Problem
+from partita.core.parts import Optimizer, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 
 KEPT = "shared."
@@ -50,7 +50,7 @@ def shared_model(download: Download, state: ClientState) -> Tensors:
     return {**kept, **download.shared}
 
 
-def start(problem: Problem, optimizer: Sgd) -> Callable[[Download, ClientState], Pair]:
+def start(problem: Problem, optimizer: Optimizer) -> Callable[[Download, ClientState], Pair]:
     """w as received, v_i as kept."""
     begin = sgd.start(problem, optimizer)
 

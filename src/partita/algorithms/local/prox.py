@@ -4,57 +4,57 @@ F(w)   = min_θ f(θ) + (λ/2) ‖θ − w‖²
 ∇F(w)  = λ (w − θ̃),   θ̃ ≈ the minimizer, by gradient steps on a minibatch from θ = w
 w      ← w − η λ (w − θ̃)
 
-The client's optimizer takes the inner steps: clipping, weight decay and momentum act on
-∇f̃(θ) + λ (θ − w), and momentum starts from zero with every new θ̃. BatchNorm statistics follow the inner
-passes, for both w and θ̃.
+The client's optimizer takes the inner steps along ∇f̃(θ) + λ (θ − w), which is clipped before; its state
+begins anew with every new θ̃. BatchNorm statistics follow the inner passes, for both w and θ̃.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from partita.algorithms.local.pair import Pair, add, everything
-from partita.algorithms.local.sgd import Carry, Sgd
+from partita.algorithms.local.sgd import Carry
 from partita.core import tree
-from partita.core.parts import Problem
+from partita.core.parts import Optimizer, Problem
 from partita.core.types import Batch, Tensors
 
 Solve = Callable[[Tensors, Batch, Tensor], tuple[Tensors, Tensor]]
 """(w, batch, inner step size) -> θ̃ with its statistics, and f̃(w)."""
 
 
-def proximal(problem: Problem, lam: float, steps: int, optimizer: Sgd, nu: float | None = None) -> Solve:
+class Inner(NamedTuple):
+    """θ, and the state of the optimizer that finds θ̃."""
+
+    theta: Tensors
+    opt: Tensors
+
+
+def proximal(
+    problem: Problem, lam: float, steps: int, optimizer: Optimizer, nu: float | None = None
+) -> Solve:
     """At most `steps` gradient steps; with `nu`, θ stays where ‖∇f̃(θ) + λ (θ − w)‖ ≤ ν."""
     moving = problem.trainable
 
     def solve(w: Tensors, batch: Batch, lr: Tensor) -> tuple[Tensors, Tensor]:
-        theta, momenta, losses = w, optimizer.init(w, moving), []
-        for _ in range(steps):
+        losses: list[Tensor] = []
+
+        def step(inner: Inner) -> tuple[Inner, Tensor | None]:
+            theta = inner.theta
             loss, g, buffers = problem.grad(theta, batch, wrt=moving)
-            h = {k: v + lam * (theta[k] - w[k]) for k, v in g.items()}
-            new, momenta = optimizer.update(theta, h, momenta, dict.fromkeys(moving, lr))
-            new |= buffers
             losses.append(loss)
-            if nu is not None:
-                going = ~(tree.norm(h) <= nu)  # what is not a number goes on, and shows
-                if _nobody(going):
-                    break
-                new = {k: torch.where(going, v, theta[k]) for k, v in new.items()}
-            theta = {**theta, **new}
+            h = {k: v + lam * (theta[k] - w[k]) for k, v in g.items()}
+            new, opt = optimizer.update(theta, h, inner.opt, dict.fromkeys(moving, lr))
+            done = None if nu is None else tree.norm(h) <= nu  # what is not a number goes on, and shows
+            return Inner({**theta, **new, **buffers}, opt), done
+
+        begin = Inner(w, optimizer.init(tree.pick(w, moving)))
+        theta: Tensors = problem.repeat(step, begin, steps).theta
         return theta, losses[0]
 
     return solve
-
-
-def _nobody(going: Tensor) -> bool:
-    """Whether it is false for all clients that are stacked behind it, so that nothing would change."""
-    stacked = torch._C._functorch
-    while stacked.is_functorch_wrapped_tensor(going):
-        going = stacked.get_unwrapped(going)
-    return not bool(going.any())
 
 
 def descent(
@@ -73,7 +73,7 @@ def descent(
 
 
 def envelope(
-    problem: Problem, lam: float, steps: int, optimizer: Sgd, nu: float | None = None
+    problem: Problem, lam: float, steps: int, optimizer: Optimizer, nu: float | None = None
 ) -> Callable[[Pair, Batch, tuple[Tensor, ...]], Pair]:
     """w ← w − η λ (w − θ̃); the client's own model is θ̃. Rates: η, and that of the inner steps."""
     down = descent(problem, lam, proximal(problem, lam, steps, optimizer, nu))

@@ -2,87 +2,46 @@
 
 g ← ∇f(w; batch) + μ (w − w^t)            pull towards what was received, if any
 g ← g · min(1, G / ‖g‖)                   clipping at `max_grad_norm`, if any
-g ← g + ω w                               weight decay
-m ← β m + g                               momentum, from zero in every round
-w ← w − η m
+w ← optimizer(w, g, η)                    w − η g, or as `partita.optim` says; its state begins with the round
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from partita.core import check, tree
-from partita.core.parts import LocalRule, Phase, Problem, Rate
+from partita.core import tree
+from partita.core.parts import LocalRule, Optimizer, Phase, Problem, Rate, Update
 from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 
 
-@dataclass(frozen=True)
-class Sgd:
-    """The client's optimizer: β, ω and G above."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        check.number("momentum", self.momentum, low=0.0, high=1.0)
-        check.number("weight_decay", self.weight_decay, low=0.0)
-        if self.max_grad_norm is not None:
-            check.number("max_grad_norm", self.max_grad_norm, low=0.0, open_low=True)
-
-    def init(self, params: Tensors, names: Sequence[str]) -> Tensors:
-        """m = 0."""
-        return tree.zeros_like(tree.pick(params, names)) if self.momentum else {}
-
-    def update(
-        self, w: Tensors, g: Tensors, m: Tensors, lr: dict[str, Tensor], overwrite: bool = False
-    ) -> tuple[Tensors, Tensors]:
-        """One step on the names of g, each with its own rate; m keeps its other entries.
-
-        `overwrite` allows the result to take the memory of g.
-        """
-        if self.max_grad_norm is not None:
-            scale = (self.max_grad_norm / (tree.norm(g) + 1e-6)).clamp(max=1.0)
-            g = {k: v * scale for k, v in g.items()}
-        if self.weight_decay:
-            g = tree.axpy(self.weight_decay, w, g)
-        if self.momentum:
-            g = {k: self.momentum * m[k] + v for k, v in g.items()}
-            m, overwrite = {**m, **g}, False
-        new = {}
-        for k, v in g.items():  # w − η m in one pass over memory
-            new[k] = torch.addcmul(w[k], v, lr[k].to(v.dtype), value=-1.0, out=v if overwrite else None)
-        return new, m
-
-
 class Carry(NamedTuple):
-    """What passes from step to step: the whole model, what was received, momenta, the sum of losses."""
+    """What passes from step to step: the whole model, what was received, the optimizer's state, losses."""
 
     params: Tensors
     received: Tensors
-    momenta: Tensors
+    opt: Tensors
     loss: Tensor
     steps: Tensor
 
 
-def start(problem: Problem, optimizer: Sgd) -> Callable[[Download, ClientState], Carry]:
+def start(problem: Problem, optimizer: Optimizer) -> Callable[[Download, ClientState], Carry]:
     """w = (u, v_i): what was received, with the client's own part in place."""
 
     def begin(download: Download, state: ClientState) -> Carry:
         params = {**download.shared, **state.personal}
         zero = torch.zeros((), device=next(iter(params.values())).device)
-        return Carry(params, download.shared, optimizer.init(params, problem.trainable), zero, zero)
+        opt = optimizer.init(tree.pick(params, problem.trainable))
+        return Carry(params, download.shared, opt, zero, zero)
 
     return begin
 
 
 def move(
-    problem: Problem, *groups: Sequence[str], optimizer: Sgd, pull: float = 0.0
+    problem: Problem, *groups: Sequence[str], optimizer: Optimizer, pull: float = 0.0
 ) -> Callable[[Carry, Batch, tuple[Tensor, ...]], Carry]:
     """A step on the groups of names, all gradients at the same point, one rate per group.
 
@@ -91,6 +50,7 @@ def move(
     names = {name for group in groups for name in group}
     moving = tuple(n for n in problem.trainable if n in names)
     statistics = tuple(n for n in problem.buffers if n in names)
+    update = update_of(optimizer, problem)
 
     def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
         w = carry.params
@@ -98,11 +58,16 @@ def move(
         if pull:  # ∇ (μ/2)‖w − w^t‖² = μ (w − w^t), where w^t was received
             g = {k: v + pull * (w[k] - carry.received[k]) if k in carry.received else v for k, v in g.items()}
         rate = {k: lr[i] for i, group in enumerate(groups) for k in group}
-        new, momenta = optimizer.update(w, g, carry.momenta, rate, problem.owns_gradients)
+        new, opt = update(w, g, carry.opt, rate)
         params = {**w, **new, **tree.pick(buffers, statistics)}
-        return Carry(params, carry.received, momenta, carry.loss + loss, carry.steps + 1)
+        return Carry(params, carry.received, opt, carry.loss + loss, carry.steps + 1)
 
     return step
+
+
+def update_of(optimizer: Optimizer, problem: Problem) -> Update:
+    """Return the optimizer's update, in the memory of the gradients where the problem allows it."""
+    return (problem.owns_gradients and optimizer.in_place) or optimizer.update
 
 
 def finish(
@@ -128,7 +93,7 @@ def one_pass(now: RoundContext) -> Work:
 
 
 def together(
-    problem: Problem, lr: Rate, optimizer: Sgd, *, personal_lr: Rate | None = None, pull: float = 0.0
+    problem: Problem, lr: Rate, optimizer: Optimizer, *, personal_lr: Rate | None = None, pull: float = 0.0
 ) -> LocalRule:
     """Simultaneous steps on all shared and personal tensors."""
     shared, personal = problem.partition

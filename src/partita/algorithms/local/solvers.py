@@ -1,6 +1,6 @@
 """Solvers of w ≈ argmin_w f(θ, w), θ fixed: Mishchenko et al., *Partially Personalized FL* (2023), section 3.
 
-    gd      w ← w − γ ∇₂f(θ, w)                                                  Algorithm 2
+    gd      w ← w − γ ∇₂f(θ, w), or as the client's optimizer says               Algorithm 2
     adam    m ← β₁ m + (1 − β₁) ∇₂f,   v ← β₂ v + (1 − β₂) (∇₂f)²                Kingma & Ba (2015)
             w ← w − γ m̂ / (√v̂ + ε),    m̂ = m / (1 − β₁ᵗ),   v̂ = v / (1 − β₂ᵗ)
     cg      H d = −∇₂f(θ, w⁰),   H = ∇²₂₂f(θ, w⁰),   w = w⁰ + d, from r = p = −∇₂f(θ, w⁰) by
@@ -21,11 +21,13 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from partita.algorithms.local.sgd import Sgd
+from partita import optim
+from partita.algorithms.local.sgd import update_of
 from partita.core import check, tree
 from partita.core.options import Option, checked
-from partita.core.parts import Phase, Problem, Rate
+from partita.core.parts import Optimizer, Phase, Problem, Rate
 from partita.core.types import Batch, RoundContext, Tensors, Work
+from partita.optim.optimizers import Beta1, Beta2, Eps
 from partita.optim.rates import as_rate, until_the_end
 
 __all__ = ["adam", "cg", "exact", "gd"]
@@ -43,12 +45,15 @@ class Fit(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is solved: the problem, the names of w, its statistics (they follow the forward pass), the SGD."""
+    """What is solved: the problem, the names of w, its statistics, which follow the forward pass.
+
+    `optimizer` is the client's.
+    """
 
     problem: Problem
     names: tuple[str, ...]
     statistics: tuple[str, ...]
-    optimizer: Sgd
+    optimizer: Optimizer
 
     def gradient(self, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
         """∇₂f, and the statistics after the pass."""
@@ -79,30 +84,36 @@ class Solver:
         """Refuse a w that is too large."""
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
-        return f"pt.{type(self).__name__.lower()}({given})"
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"pt.{type(self).__name__.lower()}({options})"
 
 
 def solve(
-    problem: Problem, solver: Solver, optimizer: Sgd
+    problem: Problem, solver: Solver, optimizer: Optimizer
 ) -> tuple[Callable[[Tensors], Any], tuple[Phase, ...]]:
     """The solver's memory for a model, and its phases on a carry that has `params` and `memory`.
 
     Without personal parameters there is nothing to do.
     """
     mine = set(problem.partition.personal)
-    names, statistics = (tuple(n for n in some if n in mine) for some in (problem.trainable, problem.buffers))
+    names, statistics = (tuple(n for n in x if n in mine) for x in (problem.trainable, problem.buffers))
     task = Task(problem, names, statistics, optimizer)
     phases = solver.phases(task) if names else ()
     return lambda params: solver.remember(task, params) if names else (), phases
 
 
-def _phase(step: Step, work: Callable[[RoundContext], Work] | None, lr: float | Rate | None = None) -> Phase:
+def _phase(
+    step: Step,
+    work: Callable[[RoundContext], Work] | None,
+    lr: float | Rate | None = None,
+    until: Callable[[Any], Tensor] | None = None,
+) -> Phase:
     def carried(carry: Any, batch: Any, lr: Any) -> Any:
         params, memory = step(carry.params, carry.memory, batch, lr)
         return carry._replace(params=params, memory=memory)
 
-    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work)
+    finished = None if until is None else lambda carry: until(carry.memory)
+    return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work, until=finished)
 
 
 def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:
@@ -115,104 +126,92 @@ def _full(steps: int) -> Callable[[RoundContext], Work]:
 
 # ---- gradient descent
 
+RATE = "a rate such as partita.optim.linear(0.1)"
+Steps = Annotated[int | None, Option("τ, how many steps (None: as the run says)", low=1, example=10)]
+Lr = Annotated[
+    float | Rate, Option("γ, the step size on the personal part", low=0, allowed=RATE, example=0.1)
+]
+
 
 @dataclass(frozen=True, repr=False)
 class Gd(Solver):
-    """w ← w − γ ∇₂f(θ, w), with the momentum, decay and clipping of the client's SGD."""
+    """Gradient descent on the personal part, on minibatches if the run has a batch size.
 
-    steps: int | None
-    lr: float | Rate
+    The client's optimizer takes the steps, with its momentum, decay and clipping.
+
+    Use it for any model: a few steps cost no more than those of fedalt.
+    """
+
+    steps: Steps
+    lr: Lr
+
+    def optimizer(self, task: Task) -> Optimizer:
+        """Return what takes the steps."""
+        return task.optimizer
 
     def remember(self, task: Task, params: Tensors) -> Tensors:
-        """Momenta."""
-        return task.optimizer.init(params, task.names)
+        """Return the optimizer's state."""
+        return self.optimizer(task).init(tree.pick(params, task.names))
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """One."""
+        update = update_of(self.optimizer(task), task.problem)
 
-        def step(
-            params: Tensors, momenta: Tensors, batch: Batch, lr: tuple[Tensor]
-        ) -> tuple[Tensors, Tensors]:
+        def step(params: Tensors, opt: Tensors, batch: Batch, lr: tuple[Tensor]) -> tuple[Tensors, Tensors]:
             g, statistics = task.gradient(params, batch)
-            rate = dict.fromkeys(task.names, lr[0])
-            new, momenta = task.optimizer.update(params, g, momenta, rate, task.problem.owns_gradients)
-            return {**params, **new, **statistics}, momenta
+            new, opt = update(params, g, opt, dict.fromkeys(task.names, lr[0]))
+            return {**params, **new, **statistics}, opt
 
         return (_phase(step, _work(self.steps), self.lr),)
-
-
-# ---- Adam
-
-
-class Moments(NamedTuple):
-    """m, v and t."""
-
-    first: Tensors
-    second: Tensors
-    time: Tensor
 
 
 @dataclass(frozen=True, repr=False)
-class Adam(Solver):
-    """Adam with bias correction, on f itself."""
+class Adam(Gd):
+    """Adam on the personal part, with bias correction.
 
-    steps: int | None
-    lr: float | Rate
-    beta1: float
-    beta2: float
-    eps: float
+    Use it where gradient descent needs a step size for each layer, as with adapters of a large model.
+    """
 
-    def remember(self, task: Task, params: Tensors) -> Moments:
-        """m = v = 0."""
-        w = tree.pick(params, task.names)
-        time = torch.zeros((), dtype=torch.float64, device=w[task.names[0]].device)
-        return Moments(tree.zeros_like(w), tree.zeros_like(w), time)
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.999
+    eps: Eps = 1e-8
 
-    def phases(self, task: Task) -> tuple[Phase, ...]:
-        """One."""
-
-        def step(params: Tensors, old: Moments, batch: Batch, lr: tuple[Tensor]) -> tuple[Tensors, Moments]:
-            g, statistics = task.gradient(params, batch)
-            m = {k: self.beta1 * old.first[k] + (1 - self.beta1) * x for k, x in g.items()}
-            v = {k: self.beta2 * old.second[k] + (1 - self.beta2) * x * x for k, x in g.items()}
-            time = old.time + 1
-            size, spread = lr[0] / (1 - self.beta1**time), 1 - self.beta2**time
-            new = {
-                k: params[k] - size.to(x.dtype) * x / ((v[k] / spread.to(x.dtype)).sqrt() + self.eps)
-                for k, x in m.items()
-            }
-            return {**params, **new, **statistics}, Moments(m, v, time)
-
-        return (_phase(step, _work(self.steps), self.lr),)
+    def optimizer(self, task: Task) -> Optimizer:  # noqa: ARG002
+        """Return Adam, whatever the client's optimizer is."""
+        return optim.adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps)
 
 
 # ---- conjugate gradients
 
 
 class Conjugate(NamedTuple):
-    """w⁰, r, p, rᵀr now and at first, and the key of every forward pass: all of them see the same f."""
+    """w⁰, r, p, rᵀr now and at first, whether there is a direction left, and the key of every forward pass:
+    all of them see the same f."""
 
     start: Tensors
     r: Tensors
     p: Tensors
     rr: Tensor
     first: Tensor
+    further: Tensor
     key: Tensor
 
 
 @dataclass(frozen=True, repr=False)
 class Cg(Solver):
-    """A phase of one step for the first residual, then one iteration in each step; always the full batch."""
+    """Conjugate gradients on the quadratic model of the loss, always on the full batch.
 
-    steps: int
+    Use it where the loss is quadratic in the personal part, or nearly: it needs no step size.
+    """
+
+    steps: Annotated[int, Option("τ, how many iterations, each a Hessian-vector product", low=1, example=10)]
 
     def remember(self, task: Task, params: Tensors) -> Conjugate:
         """Nothing yet: r = p = 0, where nothing moves."""
         w = tree.pick(params, task.names)
-        one = w[task.names[0]]
-        key = torch.zeros((), dtype=torch.int64, device=one.device)
-        zero = torch.zeros((), dtype=one.dtype, device=one.device)
-        return Conjugate(w, tree.zeros_like(w), tree.zeros_like(w), zero, zero, key)
+        zero = w[task.names[0]].new_zeros(())
+        nothing = tree.zeros_like(w)
+        return Conjugate(w, nothing, nothing, zero, zero, zero.bool(), zero.long())
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """The residual, the iterations."""
@@ -221,7 +220,7 @@ class Cg(Solver):
             g, statistics = task.gradient(params, batch)
             r = {k: -x for k, x in g.items()}
             rr = dot(r, r)
-            return {**params, **statistics}, Conjugate(old.start, r, dict(r), rr, rr, batch.key)
+            return {**params, **statistics}, Conjugate(old.start, r, dict(r), rr, rr, rr != 0, batch.key)
 
         def iterate(params: Tensors, old: Conjugate, batch: Batch, lr: Any) -> tuple[Tensors, Conjugate]:  # noqa: ARG001
             point = {**params, **old.start}
@@ -232,10 +231,13 @@ class Cg(Solver):
             rr = dot(r, r)
             beta = over(rr, old.rr)
             further = (alpha > 0) & (rr > (ROUNDING * torch.finfo(rr.dtype).eps) ** 2 * old.first)
-            p = {k: torch.where(further, r[k] + beta * x, 0.0) for k, x in old.p.items()}  # 0: for good
-            return {**params, **w}, Conjugate(old.start, r, p, rr, old.first, old.key)
+            p = tree.axpy(beta, old.p, r)
+            return {**params, **w}, Conjugate(old.start, r, p, rr, old.first, further, old.key)
 
-        return _phase(begin, _full(1)), _phase(iterate, _full(self.steps))
+        def finished(memory: Conjugate) -> Tensor:
+            return ~memory.further
+
+        return _phase(begin, _full(1)), _phase(iterate, _full(self.steps), until=finished)
 
 
 def dot(a: Tensors, b: Tensors) -> Tensor:
@@ -245,8 +247,8 @@ def dot(a: Tensors, b: Tensors) -> Tensor:
 
 def over(a: Tensor, b: Tensor) -> Tensor:
     """a/b where b > 0, else zero."""
-    there = b > 0
-    return torch.where(there, a / torch.where(there, b, 1.0), 0.0)
+    positive = b > 0
+    return torch.where(positive, a / torch.where(positive, b, 1.0), 0.0)
 
 
 # ---- exactly
@@ -254,7 +256,12 @@ def over(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Exact(Solver):
-    """The Hessian, column by column, and its eigenvalues; always the full batch."""
+    """The minimizer itself where the loss is quadratic in the personal part; up to 2,000 parameters.
+
+    Its Hessian is formed column by column, always on the full batch.
+
+    Use it for least squares, and to see what a perfect solver would give.
+    """
 
     def fits(self, parameters: int) -> None:
         """Its Hessian has as many rows and columns."""
@@ -309,51 +316,4 @@ def parted(vector: Tensor, like: Tensors) -> Tensors:
 
 # ---- what users write
 
-solver = checked()
-
-RATE = "a rate such as partita.optim.linear(0.1)"
-Steps = Annotated[int | None, Option("τ, how many steps (None: as the run says)", low=1, example=10)]
-Lr = Annotated[
-    float | Rate, Option("γ, the step size on the personal part", low=0, allowed=RATE, example=0.1)
-]
-Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=0.9999)]
-Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=0.9999)]
-Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
-
-
-@solver
-def gd(steps: Steps, lr: Lr) -> Gd:
-    """Gradient descent on the personal part, on minibatches if the run has a batch size.
-
-    Use it for any model: a few steps cost no more than those of fedalt.
-    """
-    return Gd(steps, lr)
-
-
-@solver
-def adam(steps: Steps, lr: Lr, beta1: Beta1 = 0.9, beta2: Beta2 = 0.999, eps: Eps = 1e-8) -> Adam:
-    """Adam on the personal part, with bias correction.
-
-    Use it where gradient descent needs a step size for each layer, as with adapters of a large model.
-    """
-    return Adam(steps, lr, beta1, beta2, eps)
-
-
-@solver
-def cg(
-    steps: Annotated[int, Option("τ, how many iterations, each a Hessian-vector product", low=1, example=10)],
-) -> Cg:
-    """Conjugate gradients on the quadratic model of the loss, always on the full batch.
-
-    Use it where the loss is quadratic in the personal part, or nearly: it needs no step size.
-    """
-    return Cg(steps)
-
-
-@solver
-def exact() -> Exact:
-    """The minimizer itself where the loss is quadratic in the personal part; up to 2,000 parameters.
-
-    Use it for least squares, and to see what a perfect solver would give.
-    """
-    return Exact()
+gd, adam, cg, exact = checked()(Gd), checked()(Adam), checked()(Cg), checked()(Exact)

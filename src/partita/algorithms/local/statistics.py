@@ -117,14 +117,10 @@ def with_own_statistics(personalize: Callable[[Problem], Personalize]) -> Callab
             found = own.model(c.inner, download, state)
             return found | settled(c.sums, c.samples, problem.tracked, found)
 
-        before = tuple(p._replace(step=_inside(p.step)) for p in own.phases)
+        before = tuple(phase.within("inner") for phase in own.phases)
         return Personalize(start, (*before, Phase(step, work=_once)), model)
 
     return build
-
-
-def _inside(step: Callable[[Any, Any, Any], Any]) -> Callable[[Own, Any, Any], Own]:
-    return lambda c, batch, lr: c._replace(inner=step(c.inner, batch, lr))
 
 
 def _once(now: RoundContext) -> Work:  # noqa: ARG001

@@ -117,7 +117,7 @@ class Part:
         if not program.trains:
             return upload
         delta = self._placed(upload.delta, self.sent.delta, n)
-        return upload._replace(delta=delta, extra=self._placed(upload.extra, self.sent.extra, n))
+        return upload._replace(delta=delta, sums=self._placed(upload.sums, self.sent.sums, n))
 
     def _placed(self, stacks: Tensors, like: Tensors, n: int) -> Tensors:
         found: Tensors = {}

@@ -246,13 +246,13 @@ class Devices:
 
     def bytes_up(self, kind: int, upload: Upload) -> int:
         """Bytes that a client of this class uploads, where one with the whole model sends `upload`."""
-        return self._bytes(kind, upload.delta) + self._bytes(kind, upload.extra)
+        return sum(self._bytes(kind, part) for part in upload.payload)
 
     def bytes_sent(self, uploads: Upload) -> int:
         """Bytes that these clients have uploaded."""
         if self.alike or uploads.client is None:
-            return tree.nbytes((uploads.delta, uploads.extra))
-        one = tree.row((uploads.delta, uploads.extra), 0) if len(uploads.client) else ({}, {})
+            return tree.nbytes(uploads.payload)
+        one = tree.row(uploads.payload, 0) if len(uploads.client) else ()
         each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
         return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
 

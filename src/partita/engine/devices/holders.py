@@ -56,8 +56,8 @@ def over_holders(aggregate: Aggregate, held: Sequence[SharedRegion], kinds: Sequ
     """The method's own aggregation, on each part of the model over those who hold it.
 
     kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
-    and `extra` is zero. What is no tensor of the model is everybody's. `extra` is a sum that the server
-    divides by the number of all clients, such as SCAFFOLD's: it is scaled, to be divided by the holders'.
+    and `sums` are zero. `extra`, and what is no tensor of the model, is everybody's. The server divides
+    `sums` by the number of all clients: they are scaled, to be divided by the holders'.
     """
     members = Counter(kinds)
     known = {name for part in held for name in part.columns}
@@ -65,25 +65,28 @@ def over_holders(aggregate: Aggregate, held: Sequence[SharedRegion], kinds: Sequ
     def combine(uploads: Upload, key: Tensor) -> Upload:
         assert uploads.client is not None
         classes = [kinds[c] for c in uploads.client.tolist()]
-        others = {k: None for k in (*uploads.delta, *uploads.extra) if k not in known}
+        others = {k: None for k in (*uploads.delta, *uploads.sums) if k not in known}
         delta: Tensors = {}
         extra: Tensors = {}
+        sums: Tensors = {}
         notes: Tensors = {}
-        parts = (*held, SharedRegion(frozenset(members), others)) if others else held
+        everyone = SharedRegion(frozenset(members), others)
+        parts = (*held, everyone) if others or uploads.extra else held
         for number, part in enumerate(parts):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
-            some = _part(uploads, part, rows) if rows else None
+            some = _part(uploads, part, rows, uploads.extra if part is everyone else {}) if rows else None
             if some is None:
                 continue
             done = aggregate(some, _own(key, number, len(parts)))
             share = sum([members[kind] for kind in part.classes]) / len(kinds)
             _fill(delta, done.delta, uploads.delta, part)
-            _fill(extra, {k: v / share for k, v in done.extra.items()}, uploads.extra, part)
+            _fill(sums, {k: v / share for k, v in done.sums.items()}, uploads.sums, part)
+            extra |= done.extra
             prefix = f"part{number}." if len(held) > 1 else ""
             notes |= {f"{prefix}{k}": _of_all(k, v, rows) for k, v in done.metrics.items()}
-        nothing = {k: v.new_zeros(v.shape[1:]) for k, v in uploads.extra.items() if k not in extra}
-        extra, weight = extra | nothing, uploads.weight
-        return Upload(delta, weight=None if weight is None else weight.sum(), extra=extra, metrics=notes)
+        sums |= {k: v.new_zeros(v.shape[1:]) for k, v in uploads.sums.items() if k not in sums}
+        weight = None if uploads.weight is None else uploads.weight.sum()
+        return Upload(delta, weight, extra, sums, notes)
 
     return combine
 
@@ -101,7 +104,7 @@ def forged_by_holders(forge: Forge, held: Sequence[SharedRegion], kinds: Sequenc
         odd: dict[int, Upload] = {}
         for number, part in enumerate(held):
             rows = [i for i, kind in enumerate(classes) if kind in part.classes]
-            some = _part(uploads, part, rows) if rows else None
+            some = _part(uploads, part, rows, {}) if rows else None
             there = tuple([rows.index(i) for i in liars if i in rows])
             if some is None or not there:
                 continue
@@ -125,13 +128,13 @@ def _own(key: Tensor, number: int, parts: int) -> Tensor:
 
 
 def _row_of(uploads: Upload, i: int) -> Upload:
-    return Upload(*tree.row(uploads[:3], i))
+    return Upload(*tree.row(uploads[:4], i))
 
 
 def _replaced(own: Upload, lies: Upload, part: SharedRegion) -> Upload:
     """The upload with some columns of it replaced."""
-    delta, extra = ({**x} for x in (own.delta, own.extra))
-    for whole, values in ((delta, lies.delta), (extra, lies.extra)):
+    delta, sums = ({**x} for x in (own.delta, own.sums))
+    for whole, values in ((delta, lies.delta), (sums, lies.sums)):
         for name, value in values.items():
             where = part.columns[name]
             if where is None:
@@ -139,7 +142,7 @@ def _replaced(own: Upload, lies: Upload, part: SharedRegion) -> Upload:
             else:
                 flat = whole[name].reshape(-1).index_copy(0, where, value)
                 whole[name] = flat.view(whole[name].shape)
-    return own._replace(delta=delta, extra=extra, weight=lies.weight)
+    return own._replace(delta=delta, sums=sums, weight=lies.weight)
 
 
 def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
@@ -149,16 +152,16 @@ def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
     return torch.as_tensor(rows, device=value.device)[value]
 
 
-def _part(uploads: Upload, part: SharedRegion, rows: list[int]) -> Upload | None:
+def _part(uploads: Upload, part: SharedRegion, rows: list[int], extra: Tensors) -> Upload | None:
     """Some columns of some clients; nothing if no one sends any of these names."""
-    delta, extra = (tree.pick(x, [k for k in part.columns if k in x]) for x in (uploads.delta, uploads.extra))
-    if not delta and not extra:
+    delta, sums = (tree.pick(x, [k for k in part.columns if k in x]) for x in (uploads.delta, uploads.sums))
+    if not delta and not sums and not extra:
         return None
-    some = uploads._replace(delta=delta, extra=extra)
+    some = uploads._replace(delta=delta, extra=extra, sums=sums)
     assert uploads.client is not None
     if len(rows) < len(uploads.client):
         some = tree.rows(some, rows)
-    return some._replace(delta=_columns(some.delta, part), extra=_columns(some.extra, part))
+    return some._replace(delta=_columns(some.delta, part), sums=_columns(some.sums, part))
 
 
 def _columns(stacks: Tensors, part: SharedRegion) -> Tensors:

@@ -18,7 +18,7 @@ from partita.core.types import Batch
 from partita.data import FederatedData
 from partita.engine.execute.compiled import compiled, known, note
 from partita.engine.execute.plan import Plan
-from partita.engine.execute.stack import Stack, Traced, flatten, kinds, tensors, trace, unflatten
+from partita.engine.execute.stack import Stack, Traced, all_steps, kinds, tensors, trace, unless
 from partita.engine.execute.unrolled import Unrolled, patch_bytes
 
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
@@ -70,9 +70,11 @@ class Captured:
 
     def _trace(self) -> Traced:
         """The operations, with a row for each client of all that comes to differ between them."""
-        step = _only_active(self.phase.step) if self.shape.waits else self.phase.step
+        step = _until(self.phase)
+        step = _only_active(step) if self.shape.waits else step
         while True:
-            traced = trace(step, *self._given())
+            with all_steps():
+                traced = trace(step, *self._given())
             if traced.spec != self.carry.spec:
                 raise ValueError("a step that returns another structure than it was given")
             if self._as_before(traced) and not self._wider(traced):
@@ -310,16 +312,17 @@ def _only_active(step: Callable[..., Any]) -> Callable[..., Any]:
     """A client that has taken all its steps stays as it is."""
 
     def run(carry: Any, batch: Any, lr: Any, active: Tensor) -> Any:
-        old: list[Any] = []
-        new: list[Any] = []
-        flatten(carry, old)
-        spec = flatten(step(carry, batch, lr), new)
-        kept = [
-            b if b is a or not isinstance(b, Tensor) else torch.where(active, b, a) for a, b in zip(old, new)
-        ]
-        return unflatten(spec, iter(kept))
+        return unless(~active, carry, step(carry, batch, lr))
 
     return run
+
+
+def _until(phase: Phase) -> Callable[..., Any]:
+    """The step of a phase; a client that is finished with it stays as it is."""
+    step, until = phase.step, phase.until
+    if until is None:
+        return step
+    return lambda carry, batch, lr: unless(until(carry), carry, step(carry, batch, lr))
 
 
 def _in_place(operations: Callable[..., Any], carry: Stack) -> Callable[..., Any]:

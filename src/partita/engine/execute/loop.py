@@ -85,6 +85,8 @@ class Loop:
             lr, _ = self.bound.rates(phase, context)
             batches: tuple[Batch | None, ...] = (None,) * len(found)
             for s in range(int(found[0].steps[0])):
+                if phase.until is not None and bool(phase.until(carry)):
+                    break
                 batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])
                 carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)

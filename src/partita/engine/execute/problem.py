@@ -24,6 +24,7 @@ from partita.core.types import Batch, Partition, Scores, Tensors
 from partita.engine.execute.normalize import of_one_batch, static, tracked
 from partita.engine.execute.outputs import outputs
 from partita.engine.execute.seeding import OwnDraws
+from partita.engine.execute.stack import everyone, unless
 from partita.engine.execute.stackable import batch_buffers, stackable
 
 _FORWARD = threading.RLock()
@@ -85,6 +86,15 @@ class ModelProblem:
             with self.draws.of(batch.key):
                 product = torch.func.vjp(gradient, point)[1](direction)[0]
         return product
+
+    def repeat(self, step: Callable[[Any], tuple[Any, Tensor | None]], carry: Any, steps: int) -> Any:
+        """carry ← step(carry), up to `steps` times or until all clients are done."""
+        for _ in range(steps):
+            new, done = step(carry)
+            if done is not None and everyone(done):
+                break
+            carry = new if done is None else unless(done, carry, new)
+        return carry
 
     def f(self, params: Tensors, batch: Batch) -> Callable[[Tensors], tuple[Tensor, Tensors]]:
         """f on the batch, as a function of some parameters; also the buffers after the pass."""

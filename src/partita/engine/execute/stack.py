@@ -13,12 +13,19 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+)
 from torch._functorch import vmap as parts_of_vmap
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -235,3 +242,48 @@ def _or_none(fn: Callable[..., Any], *args: Stack) -> Traced | None:
             return trace(fn, *args)
     except Exception:  # a rule may look at the values of its tensors, in any way
         return None
+
+
+# ---- clients that are done before others
+
+_ALL_STEPS = ContextVar("all_steps", default=False)
+
+
+@contextmanager
+def all_steps() -> Iterator[None]:
+    """Let nothing end early: what is recorded does the same however far clients are."""
+    token = _ALL_STEPS.set(True)
+    try:
+        yield
+    finally:
+        _ALL_STEPS.reset(token)
+
+
+def everyone(done: Tensor) -> bool:
+    """Whether it is true for all clients that are stacked behind it, so that nothing would change."""
+    if _ALL_STEPS.get():
+        return False
+    while is_functorch_wrapped_tensor(done):
+        done = get_unwrapped(done)
+    return bool(done.all())
+
+
+def unless(done: Tensor, old: Any, new: Any) -> Any:
+    """Return the new structure of a client, or the old one if it was done."""
+    before: list[Any] = []
+    after: list[Any] = []
+    flatten(old, before)
+    spec = flatten(new, after)
+    kept = [
+        b if b is a or not isinstance(b, Tensor) else torch.where(done, a, b) for a, b in zip(before, after)
+    ]
+    return unflatten(spec, iter(kept))
+
+
+def unless_rows(done: Tensor, old: Stack, new: Stack) -> Stack:
+    """Return the new stack, with the old rows of clients that were done; what is common to all is new."""
+    leaves = [
+        torch.where(done.reshape(-1, *[1] * (b.dim() - 1)), a, b) if rows and b is not a else b
+        for a, b, rows in zip(old.leaves, new.leaves, new.has_rows)
+    ]
+    return Stack(leaves, new.has_rows, new.spec, new.n)

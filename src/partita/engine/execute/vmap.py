@@ -20,7 +20,7 @@ from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.plan import BoundProblem, Plan, count_steps, plans, start_keys, work_of
-from partita.engine.execute.stack import Stack, Steps, join, lift
+from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
 
 PASS, SOME = 1 << 26, 4  # bytes of forward passes at a time on a CPU (larger blocks are new memory each time)
 
@@ -169,10 +169,14 @@ class Vmap:
             if active < carry.n:
                 done.append(carry.between(active, carry.n))
                 carry = carry.between(0, active)
+            finished = None if phase.until is None else self.steps(phase.until, carry).full()
+            if finished is not None and bool(finished.all()):
+                break
             batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
-            carry = self.steps(phase.step, carry, batch, lr.between(0, active))
+            after = self.steps(phase.step, carry, batch, lr.between(0, active))
+            carry = after if finished is None else unless_rows(finished, carry, after)
         if done:
             carry = join([carry, *reversed(done)])
         return carry if sorted_already else carry.take(torch.argsort(place))
