@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from partita.core import draws
 from partita.engine.execute.normalize import MASK, MaskedBatchNorm, Normalized
-from partita.engine.execute.stackable import KEY, KeyedDropout, context, stackable
+from partita.engine.execute.stackable import KEY, KeyedDropout, batch_buffers, stackable
 
 SHAPES = {1: (3,), 2: (3, 4, 5), 3: (3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -164,7 +164,7 @@ def test_names_and_tensors_stay() -> None:
 
 def keyed(layer: nn.Module, x, key: int | torch.Tensor = 3):
     """One pass under a key."""
-    return functional_call(layer, context(layer, torch.as_tensor(key), None), (x,))
+    return functional_call(layer, batch_buffers(layer, torch.as_tensor(key), None), (x,))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
@@ -235,7 +235,7 @@ def test_gradients_pass_through_the_mask() -> None:
 def test_every_dropout_of_a_model_has_a_mask_of_its_own() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Identity(), nn.Dropout(0.5)))
     ours = stackable(model)
-    given = context(ours, torch.tensor(7), None)
+    given = batch_buffers(ours, torch.tensor(7), None)
     assert list(given) == ["0.batch_key", "1.1.batch_key"]
     x = torch.ones(10, 20)
     first = functional_call(ours[0], {KEY: given["0.batch_key"]}, (x,))
@@ -269,21 +269,21 @@ def test_a_dropout_that_is_called_twice_draws_twice() -> None:
             return torch.stack([self.dropout(x), self.dropout(x)])
 
     ours = stackable(Twice())
-    a, b = functional_call(ours, context(ours, torch.tensor(1), None), (torch.ones(10, 20),))
+    a, b = functional_call(ours, batch_buffers(ours, torch.tensor(1), None), (torch.ones(10, 20),))
     assert not torch.equal(a, b)
-    again = functional_call(ours, context(ours, torch.tensor(1), None), (torch.ones(10, 20),))
+    again = functional_call(ours, batch_buffers(ours, torch.tensor(1), None), (torch.ones(10, 20),))
     assert torch.equal(again, torch.stack([a, b]))
 
 
-# ---- context
+# ---- the buffers of a batch
 
 
-def test_context_hands_the_mask_to_every_norm() -> None:
+def test_the_mask_is_handed_to_every_norm() -> None:
     ours = stackable(nn.Sequential(norm_layer(1), nn.Linear(3, 3), norm_layer(1)))
     mask = torch.ones(4)
-    assert all(m.dim() == 0 for m in context(ours, torch.tensor(0), None).values())  # none is padded
-    assert list(context(ours, torch.tensor(0), mask)) == ["0.batch_mask", "2.batch_mask"]
-    assert all(v is mask for v in context(ours, torch.tensor(0), mask).values())
+    assert all(m.dim() == 0 for m in batch_buffers(ours, torch.tensor(0), None).values())  # none is padded
+    assert list(batch_buffers(ours, torch.tensor(0), mask)) == ["0.batch_mask", "2.batch_mask"]
+    assert all(v is mask for v in batch_buffers(ours, torch.tensor(0), mask).values())
 
 
 def test_other_layers_stay_as_they_are() -> None:
