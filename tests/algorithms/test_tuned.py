@@ -141,7 +141,7 @@ def test_a_method_with_other_options_is_tuned_still() -> None:
         (lambda: pt.tuned(pt.fedavg(0.1), -1), "lr=-1: expected a number from 0"),
         (lambda: pt.tuned(pt.fedavg(0.1), 0.1, 0), "steps=0: expected a whole number from 1"),
         (lambda: pt.tuned(pt.fedavg(0.1), 0.1, batch=0), "batch=0: expected a whole number from 1"),
-        (lambda: pt.tuned(pt.fedavg(0.1)), "tuned: missing a required argument: 'lr'"),
+        (lambda: pt.tuned(pt.fedavg(0.1)), "lr: tuned needs this argument"),
     ],
 )
 def test_refusals(make: Any, start: str) -> None:

@@ -31,6 +31,7 @@ from partita.core import check, parts
 from partita.engine.callbacks import Callback, Event
 from partita.engine.stopping import Interrupt
 from partita.engine.store import checkpoint
+from support import each
 
 CLIENTS = 8
 NEVER = 10**6
@@ -619,15 +620,25 @@ def newest(folder: Path) -> Path:
     return max(p for p in (folder / "checkpoint").iterdir() if p.name.isdecimal())
 
 
-@pytest.mark.parametrize("case", ["memory", "disk", "pipeline memory", "pipeline disk"])
-@pytest.mark.parametrize(
-    ("file", "how"),
-    [
-        ("tensors.safetensors", "flip"),
-        ("state.json", "flip"),
-        ("manifest.json", "cut"),
-        ("state.json", "gone"),
-    ],
+DAMAGE = [
+    ("tensors.safetensors", "flip"),
+    ("state.json", "flip"),
+    ("manifest.json", "cut"),
+    ("state.json", "gone"),
+]
+MORE_DAMAGE = [
+    ("tensors.safetensors", "cut"),
+    ("tensors.safetensors", "gone"),
+    ("state.json", "cut"),
+    ("manifest.json", "flip"),
+    ("manifest.json", "gone"),
+]
+
+
+@each(
+    ("case", "file", "how"),
+    [(case, *damage) for case in ("memory", "disk", "pipeline memory", "pipeline disk") for damage in DAMAGE]
+    + [("memory", *damage) for damage in MORE_DAMAGE],
 )
 def test_a_damaged_checkpoint_is_passed_over(case, file, how, straight, tmp_path) -> None:
     folder = tmp_path / "run"
@@ -637,6 +648,16 @@ def test_a_damaged_checkpoint_is_passed_over(case, file, how, straight, tmp_path
     with pytest.warns(UserWarning, match="checkpoint skipped"):
         federate(folder, case, resume=True)
     assert_same_bits(folder, straight(case))
+
+
+def test_damaged_metrics_are_written_again(straight, tmp_path) -> None:
+    """They are in the checkpoint too."""
+    folder = tmp_path / "run"
+    stop_at(folder, 5, "memory")
+    (folder / "metrics.jsonl").write_text("hello\nyou")
+    federate(folder, "memory", resume=True)
+    assert_same_bits(folder, straight("memory"))
+    assert [row["round"] for row in pt.load(folder).metrics] == list(range(1, 9))
 
 
 def test_damage_after_damage(straight, tmp_path) -> None:
@@ -894,7 +915,7 @@ def test_a_folder_of_a_run_is_loaded_where_it_is(tmp_path) -> None:
     for i in range(CLIENTS):
         a, b = run.client(i).personal, loaded.client(i).personal
         assert all(torch.equal(a[k], b[k]) for k in a)
-    with pytest.raises(ValueError, match=r"model=None: expected partita.load\(folder, model=...\)"):
+    with pytest.raises(pt.Refused, match=r"model=None: .*partita.load\(folder, model=...\)"):
         loaded.client(0).model()
 
 

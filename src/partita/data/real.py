@@ -64,10 +64,8 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     known = list(inspect.signature(reader).parameters)[1:]
     for option, value in options.items():
         if option not in known:
-            raise ValueError(
-                f"{option}={value!r}: expected only the options of {name}: {', '.join(known)}"
-                f"{check.meant(option, known)}"
-            )
+            reason = f"{name} has no such option{check.meant(option, known)}"
+            raise check.fail(option, value, f"one of {', '.join(known)}", reason)
     check.integer("seed", options.get("seed", 0), low=0)
     place = os.environ.get(VARIABLE) if folder is None else folder
     if not place:

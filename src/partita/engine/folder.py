@@ -54,7 +54,8 @@ def begin_run(run: Federation, watch: Watch, resume: bool) -> None:
             run.picks.update(before["executor"]["picks"])
             found = checkpoint.read(folder / "checkpoint")
             if found is None and (folder / "metrics.jsonl").exists():
-                raise ValueError(f"resume: the run in {folder} has no checkpoint left; choose another folder")
+                reason = f"the run in {folder} has no checkpoint left"
+                raise check.fail("resume", True, "another folder out=", reason)
             if found is not None:
                 _restore(watch, found)
                 checkpoint.drop(folder / "checkpoint", after=found.round)
@@ -75,9 +76,8 @@ def _restore(watch: Watch, found: checkpoint.Checkpoint) -> None:
         _check_numbers(counted, found.state)
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"resume: {found.path} does not fit ({reason}); expected a checkpoint of this run"
-        ) from error
+        reason = f"{found.path} does not fit ({reason})"
+        raise check.fail("resume", True, "a checkpoint of this run", reason) from error
 
 
 def _check_numbers(counted: set[str], state: Mapping[str, Any]) -> None:
@@ -128,27 +128,29 @@ def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     theirs = versions.get("partita") if isinstance(versions, dict) else None
     if theirs != now["versions"]["partita"]:
         ours = now["versions"]["partita"]
-        raise ValueError(f"resume: {folder} holds a run of partita {theirs}, not {ours}; expected the same")
+        reason = f"{folder} holds a run of partita {theirs}, not {ours}"
+        raise check.fail("resume", True, "the same version, or another folder out=", reason)
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
-        raise ValueError(
-            f"resume: {folder} holds a run with another executor ({executor}); expected the same"
-        )
+        raise _another("executor", str(executor), folder)
     there = parts(before)
     for part, new in parts(plain(now)).items():
         if part not in there:
-            raise ValueError(
-                f"resume: config.json in {folder} says nothing of {part}, as another version of partita may "
-                "have written it; expected a new folder"
-            )
+            reason = f"config.json in {folder} has no {part}: another version of partita may have written it"
+            raise check.fail("resume", True, "another folder out=", reason)
         if part == "trial":
             _check_trial(there[part], new, folder)
             continue
         if there[part] != new:
             changes = _changes(there[part], new)
-            shown = f"resume: {folder} holds a run with another {part} ({', '.join(changes)})"
             hint = "; a model without a seed is another one each time" if _only_weights(changes) else ""
-            raise ValueError(f"{shown}; expected the same{hint}")
+            raise _another(part, ", ".join(changes), folder, hint)
     return before
+
+
+def _another(part: str, changes: str, folder: Path, hint: str = "") -> check.Refused:
+    """Return the error of a folder whose run differs from the one that would go on with it."""
+    reason = f"{folder} holds a run that differs in its {part} ({changes})"
+    return check.fail("resume", True, f"the same {part}, or another folder out={hint}", reason)
 
 
 def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
@@ -156,11 +158,9 @@ def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
     known = old if isinstance(old, dict) else {}
     for name in [name for name in {**known, **new} if not _alike(known.get(name), new.get(name))]:
         what = {"training.loss": "loss", "evaluation.metric": "metric"}.get(name, "model")
-        raise ValueError(
-            f"resume: {folder} holds a run with another {what}: on the same samples, with the same initial "
-            f"weights, it gives other numbers ({name}: {known.get(name)} -> {new.get(name)}); "
-            "expected the same"
-        )
+        numbers = f"{name}: {known.get(name)} -> {new.get(name)}"
+        changes = f"on the same samples, with the same initial weights: {numbers}"
+        raise _another(what, changes, folder)
 
 
 def _alike(old: Any, new: list[float] | None) -> bool:

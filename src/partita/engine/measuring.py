@@ -160,8 +160,8 @@ def _try(run: Federation, measure: Measure, probe: Probe) -> None:
         x = _probe(run, measure)[PROBE][:2]
         _pass(run, x)
         run.problem.outputs(run.base, x, probe.blocks)
-    except ValueError as error:
-        raise ValueError(f"measure {measure.name} {error}") from error
+    except check.Refused as error:
+        raise error.within(f"measure {measure.name}") from error
 
 
 def _pass(run: Federation, x: torch.Tensor) -> None:

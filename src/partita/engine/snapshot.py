@@ -117,14 +117,13 @@ def restore(run: Federation, found: Tensors, known: dict[str, Any]) -> None:
 def _check_fits(run: Federation, base: Tensors) -> None:
     wrong = [k for k in run.names if k not in base or not _alike(base[k], run.base[k])]
     if wrong or len(base) != len(run.names):
-        raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
+        raise _another("model", wrong)
 
 
 def _check_part(run: Federation, personal: Tensors) -> None:
     other = sorted(set(personal) ^ set(run.algorithm.init_client(run.base, run.partition).personal))
     if other:
-        shown = ", ".join(other[:3])
-        raise ValueError(f"resume: the checkpoint holds another personal part (differs in {shown})")
+        raise _another("personal part", other)
 
 
 def _check_alike(server: ServerState, new: ServerState) -> None:
@@ -134,7 +133,13 @@ def _check_alike(server: ServerState, new: ServerState) -> None:
         wrong = [k for k in {**there, **wanted} if k not in there or k not in wanted]
         wrong += [k for k in there if k in wanted and not _alike(there[k], wanted[k])]
         if wrong:
-            raise ValueError(f"{part}: the checkpoint is of another run (differs in {', '.join(wrong[:3])})")
+            raise _another(f"server state {part!r}", wrong)
+
+
+def _another(part: str, names: Sequence[str]) -> check.Refused:
+    """Return the error of a checkpoint that differs from the run in these tensors."""
+    reason = f"the checkpoint holds another {part} (it differs in {', '.join(names[:3])})"
+    return check.fail("resume", True, "the run that was saved, or another folder out=", reason)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

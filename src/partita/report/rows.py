@@ -79,8 +79,8 @@ def checked(runs: Runs) -> Runs:
             raise check.fail(f"runs[{label!r}]", list(seeds), "at least one run")
     metrics = {r.summary().get("metric") for seeds in runs.values() for r in seeds}
     if len(metrics) > 1:
-        shown = ", ".join(sorted(str(m) for m in metrics))
-        raise ValueError(f"runs measured by {shown}: expected one metric, or their scores do not compare")
+        names = sorted(str(m) for m in metrics)
+        raise check.fail("metric of runs", names, "runs of one metric", "their scores do not compare")
     return {label: [honest(run) for run in seeds] for label, seeds in runs.items()}
 
 
