@@ -17,7 +17,9 @@ import partita as pt
 Test = Callable[..., None]
 
 
-def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Test], Test]:
+def each(
+    names: str | Sequence[str], cases: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] | None = None
+) -> Callable[[Test], Test]:
     """Run a test for each case as `pytest.mark.parametrize` does, but as one test, for cases that are cheap.
 
     All cases are tried, and the failure names each one that does not pass. Each case begins from the seed of
@@ -25,6 +27,9 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Test], T
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = list(_labelled(cases, arguments))
+    if ids is not None:
+        labels = ["-".join(map(ids, values)) for _, values in table] if callable(ids) else ids
+        table = [(label, values) for label, (_, values) in zip(labels, table, strict=True)]
     assert table, "there are no cases"
 
     def decorate(test: Test) -> Test:

@@ -33,6 +33,7 @@ from partita.algorithms.known import KNOWN
 from partita.cli import app, catalogue
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import build, parse
+from support import each
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -160,7 +161,7 @@ def commands() -> list[Block]:
     return found
 
 
-@pytest.mark.parametrize("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
+@each("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
 def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.CaptureFixture[str]) -> None:
     """Parsed as the shell would, without running it; its recipe takes the settings, its names are known."""
     arguments = shlex.split(command.text, comments=True)[1:]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partita import aggregate as agg
 from reference.definitions import combine, vector
+from support import each
 
 MEDIANS = {
     "coordinate_median": agg.coordinate_median(),
@@ -117,7 +118,7 @@ def test_nobody_has_weight(name) -> None:
 
 
 @every
-@pytest.mark.parametrize("n", [1, 2, 3])
+@each("n", [1, 2, 3])
 def test_few_clients(name, n) -> None:
     x = rows(1, n)
     got = vector(ALL[name], x)
@@ -133,7 +134,7 @@ def test_nothing_sent(name) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types_and_shapes_are_kept(name, dtype) -> None:
     g = torch.Generator().manual_seed(0)
     deltas = {
@@ -189,8 +190,8 @@ def test_a_minority_does_not_carry_it_away(name, seed, n, size, dtype, mixed) ->
     assert np.linalg.norm(got - honest.mean(0)) <= 4 * spread
 
 
-@pytest.mark.parametrize("size", [1e12, 1e30])
-@pytest.mark.parametrize("name", ["coordinate_median", "geometric_median", *SCALED])
+@each("size", [1e12, 1e30])
+@each("name", ["coordinate_median", "geometric_median", *SCALED])
 def test_just_less_than_half(name, size) -> None:
     x = rows(3, 21)
     x[:10] = size
@@ -201,7 +202,7 @@ def test_just_less_than_half(name, size) -> None:
         assert (got <= x[10:].max(0).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("name", [k for k in MEDIANS if k != "centered_clipping"])
+@each("name", [k for k in MEDIANS if k != "centered_clipping"])
 def test_squares_that_float64_cannot_hold(name) -> None:
     x = rows(3, 11)
     x[:3] = 1e300

@@ -26,6 +26,7 @@ from partita.engine.execute.plan import Plan, draw, start_keys
 from partita.engine.store.files import read_jsonl
 from partita.schedule import Running, StageSpec
 from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl
+from support import each
 
 # ---- the methods
 
@@ -978,7 +979,7 @@ def rows_of(plan: Plan, i: int) -> tuple[list[list[int]], list[int]]:
     return [plan.rows[i, s, : plan.size[i, s]].tolist() for s in range(steps)], plan.keys[i, :steps].tolist()
 
 
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+@each("work", WORK.values(), ids=WORK)
 def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> None:
     asked = Work(**work)
     everyone = draw(SINGLE, np.arange(7), asked, 1, context(2, asked))

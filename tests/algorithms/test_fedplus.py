@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.core.parts import Algorithm
+from support import each
 
 LR, SIGMA = 0.3, 0.5
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
@@ -295,7 +296,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         assert defaults == {"delta": 0.1, "lam": 0.0, "over": "cohort", "weighting": "uniform"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "message"),
     [
         ({"sigma": -1}, "sigma=-1: expected a number from 0"),

@@ -17,6 +17,7 @@ from partita.cli.catalogue import needed
 from partita.core.options import declared
 from partita.core.parts import Algorithm
 from partita.engine.store import checkpoint
+from support import each
 
 LAM, INNER, LR = 4.0, 0.1, 0.05
 LATE = pt.schedule.delays(upload=pt.schedule.exponential(5.0))
@@ -198,7 +199,7 @@ def test_a_rate_lasts_until_the_end() -> None:
     assert min(apart(run.personalized(i), run.shared) for i in range(DATA.clients)) > 1e-4
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "start"),
     [
         ({"inner_steps": None}, "inner_steps=None: expected a whole number from 1, or None with nu="),

@@ -21,6 +21,7 @@ from partita.recipes import Experiment
 from partita.recipes.experiment import changed
 from partita.recipes.versus import versus
 from reference import plain
+from support import each
 
 ROUNDS, SEED, LR = 2, 5, 0.2
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
@@ -130,7 +131,7 @@ def test_a_method_with_other_options_is_tuned_still() -> None:
     assert "tuned" in study.variants["fedprox-mu=0.1"].experiment.algorithm.options
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "start"),
     [
         (

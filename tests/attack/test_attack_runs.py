@@ -21,6 +21,7 @@ from partita.core.parts import Algorithm, Attack
 from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.settings import byzantine_clients
 from partita.schedule import Running, StageSpec
+from support import each
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
 LR = 0.2
@@ -81,7 +82,7 @@ def test_a_share_is_drawn_by_the_seed() -> None:
         assert byzantine_clients(share, ATTACKS["alie"], names, 0) == found[0]
 
 
-@pytest.mark.parametrize(
+@each(
     "byzantine",
     [[1, 4], (4, 1), {1, 4}, ["bob", "eve"], ["eve", 1], np.array([1, 4]), [np.int64(4), 1, 1, "bob"]],
     ids=str,

@@ -31,6 +31,7 @@ from capacity.weak import (
 )
 from partita.capacity import depth, width
 from partita.data import FederatedData
+from support import each
 
 executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 METHODS = {
@@ -58,7 +59,7 @@ def test_if_all_are_strong_nothing_changes(method, executor) -> None:
 
 
 @executors
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_strong_clients_do_the_same_beside_weak_ones(method, executor) -> None:
     options: dict[str, Any] = {"executor": executor}
     (plain,), _ = rounds(mlp(), digits(), METHODS[method], **options)
@@ -141,7 +142,7 @@ def trained(model: nn.Module, cut: int, steps: Any, lr: float, momentum: float) 
 
 
 @executors
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_a_weak_client_trains_the_whole_model_with_its_first_blocks_frozen(name, executor) -> None:
     net = NETS[name]
     model, data = (
@@ -220,7 +221,7 @@ def test_trained_blocks_draw_their_dropout_anew_in_every_step() -> None:
 
 
 @executors
-@pytest.mark.parametrize("norm", ["global", "static"])
+@each("norm", ["global", "static"])
 def test_the_size_of_pieces_does_not_matter(norm, executor) -> None:
     """Also where all of a client's samples are normalized together, and they are more than pass at a time."""
     found = []
@@ -270,7 +271,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("method", OPTIMIZERS)
+@each("method", OPTIMIZERS)
 def test_what_nobody_in_the_cohort_trains_stays(method) -> None:
     """To the bit, although the server's momentum would carry it on."""
     kinds = ("strong", *["weak"] * 5)

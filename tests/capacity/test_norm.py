@@ -27,6 +27,7 @@ from capacity.weak import (
 )
 from partita.capacity import depth, fjord, width
 from partita.data import FederatedData
+from support import each
 
 executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 CAPACITIES: dict[str, Any] = {
@@ -140,7 +141,7 @@ def test_stale_clients_do_not_depend_on_when_one_evaluates() -> None:
 
 
 @executors
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("capacity", CAPACITIES)
 def test_nothing_is_tracked_and_nothing_averaged(capacity, executor) -> None:
     """What clients send of their statistics is zero."""
     found, run = rounds(

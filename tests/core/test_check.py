@@ -52,7 +52,7 @@ def test_a_missing_argument_is_named() -> None:
     assert str(refused.value).startswith("mu: fedprox needs this argument")
 
 
-@pytest.mark.parametrize(
+@each(
     ("allowed", "reason", "text"),
     [
         ("a share", "", "byzantine=(): expected a share"),

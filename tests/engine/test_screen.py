@@ -20,6 +20,7 @@ from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.callbacks import Callback
 from partita.engine.screen import screen
 from partita.schedule import Running, StageSpec
+from support import each
 
 SIZES, BAD = [9, 7, 5, 8], 2
 
@@ -31,8 +32,8 @@ def usable(kept: Any, clients: int) -> list[bool]:
     return [not why for why in faults(Upload({}), kept, clients)]
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", ["delta", "extra", "state"])
+@each("poison", [float("nan"), float("inf"), -float("inf")])
+@each("where", ["delta", "extra", "state"])
 def test_one_bad_entry_names_its_client(poison, where) -> None:
     parts = {"delta": torch.zeros(4, 3, 2), "extra": torch.zeros(4), "state": torch.zeros(4, 1)}
     parts[where].view(4, -1)[2, -1] = poison
@@ -69,7 +70,7 @@ def test_what_is_sent_must_be_small_enough_to_be_squared(where: str) -> None:
     assert faults(many, (), 2) == [TOO_LARGE] * 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "large", "too_large"),
     [
         (torch.float64, 1e150, 1e160),
@@ -196,13 +197,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_what_does_not_fit_is_set_aside_with_its_reason(what: str) -> None:
     given, words = WRONG[what]
     assert reason(**given).startswith(words)
 
 
-@pytest.mark.parametrize("upload", [None, 3, "x", [], {}, (1, 2, 3, 4, 5), torch.ones(3)], ids=str)
+@each("upload", [None, 3, "x", [], {}, (1, 2, 3, 4, 5), torch.ones(3)], ids=str)
 def test_what_is_no_upload_is_set_aside(upload: Any) -> None:
     _, why = screen(expected(), [""] * 3, {1: upload})
     assert why == ["", f"{type(upload).__name__}, not an upload", ""]
@@ -211,7 +212,7 @@ def test_what_is_no_upload_is_set_aside(upload: Any) -> None:
 OTHERS = [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-@pytest.mark.parametrize("dtype", OTHERS, ids=str)
+@each("dtype", OTHERS, ids=str)
 def test_another_precision_is_set_aside(dtype: torch.dtype) -> None:
     """A client of this run has numbers of the model's type: whoever sends others is none."""
     other = torch.ones(4).to(dtype)
@@ -224,7 +225,7 @@ def test_another_kind_of_counter_is_set_aside() -> None:
     assert reason(good(count=short)) == "count of type torch.int32, not torch.int64"
 
 
-@pytest.mark.parametrize("weight", [8.0, 8, 7.999, 1.0, 0.0, 0, None])
+@each("weight", [8.0, 8, 7.999, 1.0, 0.0, 0, None])
 def test_a_client_counts_for_what_it_has_or_less(weight: float | None) -> None:
     claimed = None if weight is None else torch.tensor(weight)
     upload = Upload(good(), claimed, {"c": torch.ones(2)})

@@ -10,6 +10,7 @@ from torch import nn
 import partita as pt
 from partita.engine.description import describe
 from partita.engine.settings import Settings, stage_work
+from support import each
 
 CLIENTS = 3
 
@@ -245,7 +246,7 @@ def F_none(output, target):
 # ---- stages
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "start"),
     [
         ({"rounds": 0}, "rounds=0: expected a whole number from 1"),
@@ -264,7 +265,7 @@ def test_a_stage(options, start) -> None:
     assert str(error.value).startswith(start)
 
 
-@pytest.mark.parametrize("value", [None, "fedavg", pt.fedavg, pt.pipeline(pt.fedavg(lr=0.1))])
+@each("value", [None, "fedavg", pt.fedavg, pt.pipeline(pt.fedavg(lr=0.1))])
 def test_a_stage_of_what(value) -> None:
     with pytest.raises(ValueError, match=r"^algorithm="):
         pt.stage(value)
@@ -327,7 +328,7 @@ def test_whole_numbers_of_numpy_count() -> None:
     assert all(type(x) is int for x in (got.rounds, got.batch, got.seed, *got.steps))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (None, None),

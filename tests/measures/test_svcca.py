@@ -27,6 +27,7 @@ from partita.measures.ended import ended
 from partita.measures.probe import probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
 from partita.models.blocks import Blocks, layers
+from support import each
 
 both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
 MODULE = import_module("partita.measures.svcca")  # the package's name for it is the measure
@@ -62,10 +63,8 @@ def mixed(samples: int, *features: int) -> list[Tensor]:
     return [common @ noise(6, f) + 0.7 * noise(samples, f) + 3 for f in features]
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 7])
-@pytest.mark.parametrize(
-    "shape", [(50, 8, 8), (300, 12, 9), (20, 40, 60), (20, 8, 60), (30, 30, 31)], ids=str
-)
+@each("k", [1, 2, 4, 7])
+@each("shape", [(50, 8, 8), (300, 12, 9), (20, 40, 60), (20, 8, 60), (30, 30, 31)], ids=str)
 def test_the_similarity_is_that_of_the_definition(shape: tuple[int, ...], k: int) -> None:
     a, b = mixed(*shape)
     found = similarity(a, b, k)
@@ -112,8 +111,8 @@ def test_samples_must_be_as_many() -> None:
 # ---- fewer directions than k
 
 
-@pytest.mark.parametrize("shape", [(50, 8), (30, 45)], ids=["tall", "wide"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("shape", [(50, 8), (30, 45)], ids=["tall", "wide"])
+@each("dtype", [torch.float32, torch.float64])
 def test_directions_without_variance_do_not_count(shape: tuple[int, int], dtype: torch.dtype) -> None:
     samples, features = shape
     a, b = (noise(samples, r) @ noise(r, features) for r in (2, 3))
@@ -250,7 +249,7 @@ def test_hooks_are_gone_whatever_happens() -> None:
     assert hooks() == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("blocks", "start", "end"),
     [
         (["twic"], "blocks='twic': expected a submodule of Odd, such as 'reader', 'twice'", "mean 'twice'?)"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import partita as pt
 from partita import optim
 from partita.optim.rates import as_rate
+from support import each
 
 
 def values(rate, rounds: int) -> list[float]:
@@ -58,7 +59,7 @@ def test_as_rate() -> None:
     assert as_rate(own)(1, 4) == 0.25
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "start"),
     [
         (lambda: optim.constant(-1), "lr=-1: expected a number from 0"),

@@ -13,6 +13,7 @@ import partita as pt
 from partita import schedule
 from partita.engine.description import describe
 from partita.schedule.staleness import NAMED, as_staleness
+from support import each
 
 ages = st.integers(0, 10_000)
 
@@ -68,7 +69,7 @@ def test_what_was_given_is_written_down() -> None:
     assert written == {"name": "hinge", "a": 10.0, "b": 4.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "start"),
     [
         (lambda: schedule.polynomial(-1), "a=-1: expected a number from 0"),

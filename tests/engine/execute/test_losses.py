@@ -15,6 +15,7 @@ import partita as pt
 from partita import models
 from partita.core.metrics import LOSSES, own
 from partita.engine.execute.by_sample import NOT_BY_SAMPLE
+from support import each
 
 WEIGHT = torch.tensor([0.05, 0.05, 0.05, 0.05, 0.05, 1.0, 1.0, 1.0, 1.0, 20.0])
 
@@ -118,7 +119,7 @@ def test_where_every_token_counts_a_function_of_tokens_is_stacked() -> None:
     assert "fallback" not in run.config["executor"]["picks"]
 
 
-@pytest.mark.parametrize(
+@each(
     "loss",
     [
         nn.CrossEntropyLoss(weight=WEIGHT[:5]),
@@ -130,7 +131,7 @@ def test_where_every_token_counts_a_function_of_tokens_is_stacked() -> None:
         partial(F.nll_loss, weight=WEIGHT[4:9], ignore_index=1),
     ],
 )
-@pytest.mark.parametrize("places", [(), (4,)])
+@each("places", [(), (4,)])
 def test_parts_of_torchs_losses(loss: Any, places: tuple[int, ...]) -> None:
     """Against torch on the real samples alone: value and gradient, padding of any kind."""
     draw = torch.Generator().manual_seed(0)
@@ -254,7 +255,7 @@ def test_the_direction_is_what_was_said() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "field"),
     [
         ({"function": "f1", "higher_is_better": True}, "function"),
