@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,8 @@ def each(
                 told = "\n".join([f"{len(failures)} of {len(table)} cases", *failures])
                 raise AssertionError(told) from next(iter(failures.values()))
 
+        for name in ("hypothesis", "is_hypothesis_test"):  # the loop is not drawn, the test in it may be
+            vars(loop).pop(name, None)
         signature = inspect.signature(test)
         fixtures = [p for name, p in signature.parameters.items() if name not in arguments]
         loop.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
@@ -101,20 +104,24 @@ Command = Callable[..., Done]
 
 
 class Stop(pt.callbacks.Callback):
-    """Interrupt the run in a round, as Ctrl-C does."""
+    """End the run in a round: by an error, or without one by Ctrl-C."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
+    def __init__(self, after: int, error: type[BaseException] | None = None) -> None:
+        self.after, self.error = after, error
 
-    def round(self, event: Any) -> None:
-        if event.round == self.after:
-            raise KeyboardInterrupt
+    def round(self, event: pt.callbacks.Event) -> None:
+        if event.round != self.after:
+            return
+        if self.error:
+            raise self.error
+        signal.raise_signal(signal.SIGINT)
 
 
 def tensors(run: pt.Run) -> dict[str, Tensor]:
     """Return what a run ends with: the shared part, and what is personal of each client."""
-    personal = {f"{i} {k}": x for i in range(len(run.names)) for k, x in run.client(i).personal.items()}
-    return {**run.shared, **personal}
+    clients = range(len(run.clients))
+    personal = {f"personal {i} {k}": x for i in clients for k, x in run.client(i).personal.items()}
+    return {**{f"shared {k}": x for k, x in run.shared.items()}, **personal}
 
 
 def files_of(folder: Path) -> dict[str, bytes | None]:

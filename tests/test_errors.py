@@ -129,7 +129,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     for name, options in {HALF: {}, DISK: {"store": "disk"}}.items():
         FOLDERS[name] = root / name
         with contextlib.suppress(KeyboardInterrupt):
-            federate(root / name, callbacks=[Stop(3)], **options)
+            federate(root / name, callbacks=[Stop(3, KeyboardInterrupt)], **options)
     FOLDERS[WHOLE] = root / WHOLE
     federate(root / WHOLE)
 

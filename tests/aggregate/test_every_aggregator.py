@@ -25,8 +25,8 @@ MEDIANS = {
     "layerwise": agg.layerwise({"a": agg.geometric_median(nu=1e-9), "*": agg.coordinate_median()}),
 }
 ALL = {"mean": agg.mean(), **MEDIANS}
-every = pytest.mark.parametrize("name", ALL)
-medians = pytest.mark.parametrize("name", MEDIANS)
+every = each("name", ALL)
+medians = each("name", MEDIANS)
 BY_COORDINATE = ("coordinate_median", "trimmed_mean", "smoothed_coordinate_median")
 
 

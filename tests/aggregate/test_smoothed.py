@@ -18,7 +18,7 @@ BOTH = {
     "geometric": (agg.smoothed_geometric_median, plain.shrunk),
     "coordinate": (agg.smoothed_coordinate_median, plain.soft),
 }
-both = pytest.mark.parametrize("kind", BOTH)
+both = each("kind", BOTH)
 
 
 def iterated(x, weight, delta, prox, steps) -> np.ndarray:

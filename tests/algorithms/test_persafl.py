@@ -23,8 +23,8 @@ LAM, INNER, LR = 4.0, 0.1, 0.05
 LATE = pt.schedule.delays(upload=pt.schedule.exponential(5.0))
 STALE = {"rounds": 12, "schedule": pt.schedule.asynchronous(concurrency=4, delays=LATE)}
 IN_STEP = {"rounds": 3, "cohort": 4, "schedule": pt.schedule.synchronous()}
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
-all_executors = pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
+both_executors = each("executor", ["loop", "vmap"])
+all_executors = each("executor", ["loop", "vmap", "graph"])
 
 
 def arrays() -> pt.data.FederatedData:
@@ -237,8 +237,8 @@ TWINS = (
 )
 
 
-@pytest.mark.parametrize(("method", "twin"), TWINS, ids=[m.name for m, _ in TWINS])
-@pytest.mark.parametrize("clients", [1, DATA.clients])
+@each(("method", "twin"), TWINS, ids=[m.name for m, _ in TWINS])
+@each("clients", [1, DATA.clients])
 def test_who_waits_for_everyone_at_work_is_the_synchronous_twin(
     method: Algorithm, twin: Algorithm, clients: int
 ) -> None:
@@ -253,7 +253,7 @@ ALONE = [name for name in METHODS if name != "pipeline"]
 ONLY_IN_STEP = {"local": "send nothing", "finetune": "send nothing", "l2gd": "one coin"}
 
 
-@pytest.mark.parametrize("name", ALONE)
+@each("name", ALONE)
 def test_methods_run_asynchronously_or_say_why_not(name: str) -> None:
     given = {p.name: declared(p.annotation)[1].example for p in needed(METHODS[name])}
     method = METHODS[name](**given, **({"buffer": 3} if name == "fedbuff" else {}))

@@ -26,8 +26,8 @@ VALUES: dict[str, tuple[Penalty, Scalar]] = {
     "comed": (pt.psi.comed(DELTA, tolerance=1e-12), lambda x: DELTA * np.abs(x).sum()),
     "free": (pt.psi.free(), lambda x: 0.0),  # noqa: ARG005
 }
-every_penalty = pytest.mark.parametrize(("psi", "value"), VALUES.values(), ids=VALUES)
-some_points = pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
+every_penalty = each(("psi", "value"), VALUES.values(), ids=VALUES)
+some_points = each("scale", [0.01, 0.3, 3.0])
 
 
 def named(x: np.ndarray | Tensor) -> dict[str, Tensor]:

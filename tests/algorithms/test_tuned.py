@@ -24,7 +24,7 @@ from reference import plain
 from support import each
 
 ROUNDS, SEED, LR = 2, 5, 0.2
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 
 
 def arrays() -> pt.data.FederatedData:
@@ -59,8 +59,8 @@ def descended(w: dict[str, Tensor], client: int, steps: int, batch: int | None) 
 
 
 @both_executors
-@pytest.mark.parametrize("batch", [None, 4])
-@pytest.mark.parametrize(
+@each("batch", [None, 4])
+@each(
     "method", [pt.fedavg(0.3), pt.fedalt("output", 0.3), pt.ditto(0.3, 0.1), pt.persafl_me(0.1, 5.0, 0.05, 3)]
 )
 def test_clients_take_plain_steps_from_what_they_have(

@@ -244,7 +244,7 @@ EVERY = {
     "nonfinite": pt.attack.nonfinite(),
     "malformed": pt.attack.malformed(),
 }
-every_attack = pytest.mark.parametrize("attack", EVERY.values(), ids=EVERY)
+every_attack = each("attack", EVERY.values(), ids=EVERY)
 
 
 def test_no_attack_is_forgotten() -> None:

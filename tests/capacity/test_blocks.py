@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[Any, Tensor]] = {
     "bilstm": (lambda: models.bilstm(7, embedding=4, hidden=4), IDS),
     "adapters": (lambda: models.add_adapters(models.transformer(7, **LM), "bottleneck", rank=3), IDS),
 }
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = each("name", MODELS)
 
 
 class Net(nn.Module):

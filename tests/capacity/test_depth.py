@@ -33,7 +33,7 @@ from partita.capacity import depth, width
 from partita.data import FederatedData
 from support import each
 
-executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+executors = each("executor", ["loop", "vmap"])
 METHODS = {
     "fedavg": pt.fedavg(lr=0.1),
     "fedalt": pt.fedalt("output", lr=0.1),
@@ -47,7 +47,7 @@ METHODS = {
 
 
 @executors
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_if_all_are_strong_nothing_changes(method, executor) -> None:
     options: dict[str, Any] = {"rounds": 2, "cohort": 4, "executor": executor}
     plain = federate(mlp(), digits(), METHODS[method], **options)
@@ -316,8 +316,8 @@ def test_statistics_of_frozen_blocks_are_averaged_over_the_strong() -> None:
 # ---- loop and vmap
 
 
-@pytest.mark.parametrize("norm", ["global", "static"])
-@pytest.mark.parametrize("sizes", [(30, 0, 90, 7, 65, 1), (30, 0, 0, 23, 0, 0)])
+@each("norm", ["global", "static"])
+@each("sizes", [(30, 0, 90, 7, 65, 1), (30, 0, 0, 23, 0, 0)])
 def test_loop_equals_vmap(norm, sizes) -> None:
     """With ragged clients, some without data; also where no weak one has any."""
     runs = [
@@ -399,7 +399,7 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @executors
-@pytest.mark.parametrize("method", ["fedavg", "fedalt", "ditto", "local"])
+@each("method", ["fedavg", "fedalt", "ditto", "local"])
 def test_the_model_of_a_weak_client(method, executor, tmp_path) -> None:
     """The server's frozen blocks before its own: it has the score that the run reports, also once loaded."""
     methods = {**METHODS, "local": pt.local(lr=0.1)}

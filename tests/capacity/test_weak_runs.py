@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from capacity.weak import (
     rounds,
 )
 from partita.capacity import depth, fjord, width
-from partita.engine.callbacks import Callback, Event
+from support import Stop
 
 DEPTH = depth({"strong": 0, "weak": 1}, KINDS)
 WIDTH = width({"strong": 1.0, "weak": 0.5}, KINDS)
@@ -242,17 +241,6 @@ def test_records_on_disk(norm) -> None:
 
 
 # ---- interrupted and resumed
-
-
-class Stop(Callback):
-    """Presses Ctrl-C after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, event: Event) -> None:
-        if event.round == self.after:
-            signal.raise_signal(signal.SIGINT)
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {

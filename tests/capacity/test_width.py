@@ -31,7 +31,7 @@ from partita.capacity import fjord, heterofl, width
 from partita.models.blocks import Blocks
 from support import each
 
-executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+executors = each("executor", ["loop", "vmap"])
 RATES = {"strong": 1.0, "weak": 0.5}
 THREE = {"strong": 1.0, "middle": 0.5, "weak": 0.25}
 THREE_KINDS = ("strong", "middle", "weak", "strong", "weak", "middle")

@@ -11,7 +11,7 @@ from partita.core import check
 from support import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "field", "value", "allowed"),
     [
         (lambda: pt.fedavg(lr=-1), "lr", -1, "a number from 0, or a rate such as"),

@@ -544,7 +544,7 @@ def test_enough_time_changes_nothing(straight, tmp_path) -> None:
     assert "max_time" not in (tmp_path / "run" / "config.json").read_text()
 
 
-@pytest.mark.parametrize("value", [0, -1, "2 fortnights", "h", "nan", "inf", True, [2], "-3h"])
+@each("value", [0, -1, "2 fortnights", "h", "nan", "inf", True, [2], "-3h"])
 def test_what_is_no_time(value, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"^max_time=.*: expected seconds above 0, or such as"):
         federate(tmp_path / "run", "memory", max_time=value)
@@ -748,7 +748,7 @@ def nudged() -> pt.data.FederatedData:
     return pt.data.FederatedData.make(x, source.y, source.train, source.test, source=source.source)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "part", "shown"),
     [
         ({"algorithm": pt.fedalt("output", lr=0.3, momentum=0.5)}, "algorithm", "lr: 0.2 -> 0.3"),
@@ -776,7 +776,6 @@ def nudged() -> pt.data.FederatedData:
         ({"loss": doubled}, "loss", "'cross_entropy' -> 'doubled'"),
         ({"metric": "loss"}, "metric", "'accuracy' -> 'loss'"),
     ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )
 def test_another_run_is_not_resumed(changed, part, shown, tmp_path) -> None:
     folder = tmp_path / "run"

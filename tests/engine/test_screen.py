@@ -290,8 +290,8 @@ def close(a, b) -> None:
         torch.testing.assert_close(a[k], b[k], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.local(lr=0.1)])
+@each("executor", ["loop", "vmap"])
+@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.local(lr=0.1)])
 def test_the_run_goes_on_without_the_client(method, executor) -> None:
     told = Told()
     got = run(data(scale=1e38), method, executor, callbacks=[told])
@@ -356,12 +356,12 @@ def assert_as_if_it_were_not_there(method: Any, client: int = BAD, bad: Any = No
 
 UNUSABLE = [pt.attack.nonfinite(value) for value in ("nan", "inf", "-inf")]
 UNUSABLE += [pt.attack.malformed(how) for how in ("names", "shape", "broadcast", "weight", "greed")]
-unusable = pytest.mark.parametrize("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
+unusable = each("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
 
 
 @unusable
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
-@pytest.mark.parametrize("cohort", [None, 3])
+@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
+@each("cohort", [None, 3])
 def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: int | None) -> None:
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"], rounds=4, cohort=cohort)
 
@@ -369,8 +369,8 @@ def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: i
 SENDS = [name for name in METHODS if name in CASES and CASES[name].up and name != "pipeline"]
 
 
-@pytest.mark.parametrize("name", SENDS)
-@pytest.mark.parametrize("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
+@each("name", SENDS)
+@each("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
 def test_whatever_the_method(name: str, attack: Any) -> None:
     method = make(name, CASES[name].options)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
@@ -408,10 +408,8 @@ def test_no_aggregator_is_left_out() -> None:
     assert {found.name for found in aggregators()} == set(pt.aggregate.__all__)
 
 
-@pytest.mark.parametrize("aggregate", aggregators(), ids=lambda a: a.name)
-@pytest.mark.parametrize(
-    "attack", [pt.attack.nonfinite(), pt.attack.malformed("greed")], ids=lambda a: a.name
-)
+@each("aggregate", aggregators(), ids=lambda a: a.name)
+@each("attack", [pt.attack.nonfinite(), pt.attack.malformed("greed")], ids=lambda a: a.name)
 def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
     method = pt.fedavg(lr=0.1, aggregate=aggregate)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
@@ -420,8 +418,8 @@ def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
 ROBUST = [pt.rfa(lr=0.1), pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())]
 
 
-@pytest.mark.parametrize("method", ROBUST, ids=["rfa", "median"])
-@pytest.mark.parametrize("times", [1.001, 5.0, 900.0])
+@each("method", ROBUST, ids=["rfa", "median"])
+@each("times", [1.001, 5.0, 900.0])
 def test_a_quarter_that_claims_more_than_it_has_changes_nothing(method: Any, times: float) -> None:
     """Five times the weight would make a majority of the quarter."""
 

@@ -29,7 +29,7 @@ from partita.measures.svcca import _drawn, bases, points, similarities, similari
 from partita.models.blocks import Blocks, layers
 from support import each
 
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 MODULE = import_module("partita.measures.svcca")  # the package's name for it is the measure
 rng = np.random.default_rng(0)
 
@@ -352,7 +352,7 @@ METHODS = {
 
 
 @both_executors
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_a_run_measures_the_models_that_clients_are_evaluated_with(name: str, executor: str) -> None:
     run = federate(METHODS[name], pt.measures.svcca(X, k=3), executor=executor)
     expected = {block: max(every) for block, every in by_hand(run, X, k=3).items()}
@@ -559,7 +559,7 @@ WRONG: dict[str, tuple[Callable[[], Measure], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_what_cannot_be_measured_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
     make, text = WRONG[name]
     with pytest.raises(ValueError) as error:

@@ -35,7 +35,7 @@ DISTRIBUTIONS = {
     "gamma, exponential": (gamma(3.0, shape=1.0), stats.expon(scale=3.0)),
     "gamma, irregular": (gamma(1.0, shape=0.3), stats.gamma(0.3, scale=1 / 0.3)),
 }
-every = pytest.mark.parametrize(("delay", "expected"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+every = each(("delay", "expected"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 
 WAYS: dict[str, Callable[[int], tuple[int, str, int, int]]] = {
     "clients": lambda i: (7, "upload", 3, i),

@@ -116,7 +116,7 @@ ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "Stubborn": (lambda: Stubborn(6), lambda: nn.Sequential(nn.BatchNorm2d(6), Times())),
     "SyncBatchNorm": (lambda: nn.SyncBatchNorm(6), lambda: nn.BatchNorm2d(6)),
 }
-every_subclass = pytest.mark.parametrize("kind", ALIKE)
+every_subclass = each("kind", ALIKE)
 
 
 def data() -> FederatedData:
@@ -159,7 +159,7 @@ def scores(run: pt.Run) -> list[Any]:
 
 
 @every_subclass
-@pytest.mark.parametrize("norm", NORMS)
+@each("norm", NORMS)
 def test_a_subclass_is_treated_as_batchnorm(kind, norm) -> None:
     """To the bit alone, and as close as stacks come to it; clients have short batches, and one sample."""
     subclass, plain = (federate(net(layer), norm) for layer in ALIKE[kind])

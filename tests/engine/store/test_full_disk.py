@@ -99,7 +99,7 @@ def test_a_disk_that_is_full(
     )
     ballast = small_disk / "ballast"
     with contextlib.suppress(KeyboardInterrupt):
-        federate(out, callbacks=[Stop(2)])
+        federate(out, callbacks=[Stop(2, KeyboardInterrupt)])
     before = files_of(out / "checkpoint")
     with contextlib.suppress(OSError), open(ballast, "wb") as f:
         while f.write(bytes(4096)):

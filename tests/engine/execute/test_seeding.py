@@ -81,7 +81,7 @@ def always(module: nn.Module, h: Tensor) -> Tensor:  # noqa: ARG001
 
 NOISE = {f.__name__: f for f in (dropout, depth, attention, layerdrop, numpy_noise, always)}
 FROM = {"layerdrop": "Python's random", "numpy_noise": "NumPy"}
-every_noise = pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+every_noise = each("noise", NOISE.values(), ids=NOISE)
 
 
 def federate(

@@ -300,8 +300,8 @@ CASES: dict[str, Callable[[Upload], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", CASES)
-@pytest.mark.parametrize("devices", CAPACITIES)
+@each("what", CASES)
+@each("devices", CAPACITIES)
 def test_the_run_goes_on(what: str, devices: str) -> None:
     data = pt.data.digits(clients=4, test=0.4, seed=0)
     run = pt.federate(

@@ -151,7 +151,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("case", CHANGES)
+@each("case", CHANGES)
 def test_a_finished_run_of_another_experiment_is_not_taken(case: str, finished: Path) -> None:
     changed, words = CHANGES[case]
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
@@ -540,8 +540,8 @@ def test_a_rate_of_ones_own_and_a_method_of_ones_own() -> None:
 def test_digits_are_the_same_in_every_process() -> None:
     """Also under another seed of hashes, which orders sets otherwise."""
     text = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_same as t
+import sys; sys.path[:0] = {[str(p) for p in Path(__file__).parents[:2]]!r}
+import test_same_experiment as t
 from partita.engine import digest as code
 print(code.digest(t.calls_helper), code.digest(t.Doubled(1.0)), code.digest(t.weighted(2.0)),
       code.structure_digest(t.Net()), code.digest({{"a", "b", "c"}}), code.digest(t.uses_libraries))
