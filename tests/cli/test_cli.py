@@ -365,7 +365,7 @@ def test_run_under_a_schedule(tmp_path: Path, partita: Command) -> None:
     assert json.loads(again.stdout)["clock"] == clock
     other = text.replace("uniform(4, 6)", "uniform(4, 7)")
     done = partita("run", "digits", *QUICK, "--set", f"schedule={other}", "--out", str(out), "--resume")
-    assert "another schedule (delays.upload.factor.high: 6.0 -> 7.0)" in done.stderr
+    assert "its schedule (delays.upload.factor.high: 6.0 -> 7.0)" in done.stderr
 
 
 def test_run_with_several_seeds_is_a_study(partita: Command) -> None:

@@ -355,7 +355,7 @@ def experiment(seed=0):
     file.write_text(text.replace("mlp(64, 4, 10, seed=seed)", "mlp(64, 4, 10, seed=7)"))
     status, told = call("--resume")
     assert status == 2
-    assert "another model (initial" in told
+    assert "its model (initial" in told
 
 
 # ---- digits of code
