@@ -47,8 +47,8 @@ def each(
                 told = "\n".join([f"{len(failures)} of {len(table)} cases", *failures])
                 raise AssertionError(told) from next(iter(failures.values()))
 
-        for name in ("hypothesis", "is_hypothesis_test"):  # the loop is not drawn, the test in it may be
-            vars(loop).pop(name, None)
+        for name in [name for name in vars(loop) if "hypothesis" in name]:
+            delattr(loop, name)  # the test in the loop may be drawn, the loop itself is not
         signature = inspect.signature(test)
         fixtures = [p for name, p in signature.parameters.items() if name not in arguments]
         loop.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ MEDIANS = {
 ALL = {"mean": agg.mean(), **MEDIANS}
 every = each("name", ALL)
 medians = each("name", MEDIANS)
+every_drawn = pytest.mark.parametrize("name", ALL)  # hypothesis draws by the name of the test
 BY_COORDINATE = ("coordinate_median", "trimmed_mean", "smoothed_coordinate_median")
 
 
@@ -43,7 +44,7 @@ def test_every_exported_aggregator_is_tested_here() -> None:
     assert tested == set(agg.__all__)
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(1, 12), weighted=st.booleans())
 def test_the_order_of_clients_does_not_matter(name, seed, n, weighted) -> None:
@@ -56,7 +57,7 @@ def test_the_order_of_clients_does_not_matter(name, seed, n, weighted) -> None:
     np.testing.assert_allclose(again, got, rtol=1e-7, atol=1e-9)
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(8, 14), shift=st.floats(-1e3, 1e3))
 def test_a_shift_of_all_shifts_the_aggregate(name, seed, n, shift) -> None:
@@ -75,7 +76,7 @@ SCALED = {
 }
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(4, 12), power=st.integers(-20, 20))
 def test_scaling_all_scales_the_aggregate(name, seed, n, power) -> None:
@@ -163,7 +164,7 @@ def test_counters_are_no_part_of_a_distance() -> None:
 # ---- a minority of attackers
 
 
-@medians
+@pytest.mark.parametrize("name", MEDIANS)
 @few
 @given(
     seed=seeds,
