@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 # Tests compare with numbers of the CPU; PARTITA_TEST_CUDA=1 lets tests/test_cuda.py see the GPU.
@@ -17,8 +20,10 @@ import hypothesis
 import pytest
 import torch
 
-import partita.engine.description
+from partita import cli
+from partita.engine import description
 from partita.engine.execute import Auto
+from support import Command, Done
 
 torch.set_num_threads(1)
 
@@ -55,8 +60,31 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Auto, "_measure", MEASURE)
 
 
+@pytest.fixture
+def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process: its entry point with these arguments."""
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command sets its own
+        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return Done(int(stop.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in; no variable says where data are."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    return tmp_path
+
+
 # every run notes the versions of its libraries: they are read from disk once
-partita.engine.description.version = functools.cache(partita.engine.description.version)  # type: ignore[attr-defined]
+description.version = functools.cache(description.version)  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

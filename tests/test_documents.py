@@ -33,6 +33,7 @@ from partita.algorithms.known import KNOWN
 from partita.cli import app, catalogue
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import build, parse
+from support import each
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -161,7 +162,7 @@ def commands() -> list[Block]:
     return lines
 
 
-@pytest.mark.parametrize("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
+@each("command", [pytest.param(c, id=f"{c.name} {c.text}") for c in commands()])
 def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.CaptureFixture[str]) -> None:
     """Parse a command without running it: its options, the settings of its recipe and its names exist."""
     arguments = shlex.split(command.text, comments=True)[1:]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import types
 
-import pytest
-
 import partita as pt
+from support import each
 
 
 def test_a_screen_of_names_and_no_private_module() -> None:
@@ -20,7 +19,7 @@ def test_a_screen_of_names_and_no_private_module() -> None:
 ALIASES = ("Lr", "Part", "Tensors", "EXECUTORS")  # types for annotations, and a dictionary
 
 
-@pytest.mark.parametrize("name", [n for n in pt.__all__ if n not in ALIASES])
+@each("name", [n for n in pt.__all__ if n not in ALIASES])
 def test_every_name_says_what_it_is(name: str) -> None:
     text = inspect.getdoc(getattr(pt, name))
     assert text
@@ -29,14 +28,14 @@ def test_every_name_says_what_it_is(name: str) -> None:
     assert len(line) <= 110
 
 
-@pytest.mark.parametrize("name", [n for n in pt.__all__ if isinstance(getattr(pt, n), types.ModuleType)])
+@each("name", [n for n in pt.__all__ if isinstance(getattr(pt, n), types.ModuleType)])
 def test_modules_show_their_own_names_only(name: str) -> None:
     module = getattr(pt, name)
     for inner in getattr(module, "__all__", ()):
         assert inspect.getdoc(getattr(module, inner)) or not callable(getattr(module, inner)), inner
 
 
-@pytest.mark.parametrize("name", [n for n in pt.__all__ if inspect.isfunction(getattr(pt, n))])
+@each("name", [n for n in pt.__all__ if inspect.isfunction(getattr(pt, n))])
 def test_arguments_are_typed(name: str) -> None:
     """So that an editor completes and checks them."""
     signature = inspect.signature(getattr(pt, name))

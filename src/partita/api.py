@@ -324,9 +324,7 @@ class Run(Record):
         """A copy of the model, or of the narrow one that a client holds, with these tensors."""
         module = module or self.module
         if module is None:
-            raise ValueError(
-                "model=None: expected partita.load(folder, model=...) with the model that was trained"
-            )
+            raise check.fail("model", None, "partita.load(folder, model=...) with the model that was trained")
         model = copy.deepcopy(module)
         there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
@@ -374,7 +372,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
 
     def personalized(number: int) -> Tensors:
         if holdings.computed:
-            raise ValueError(_computed(record.facts["algorithm"], number, folder))
+            raise _computed(record.facts["algorithm"], number, folder)
         return {**base, **shared, **tree.row(store.load([number]).personal, 0)}
 
     def write(target: Path) -> None:
@@ -415,10 +413,8 @@ def _states(saved: Mapping[str, Any], path: Path, clients: int) -> Store:
     return store
 
 
-def _computed(method: str, number: int, folder: Path) -> str:
-    """Why a client's model is not in the folder, and how to get it."""
-    return (
-        f"client({number}).model(): {method} computes it when asked, from the client's data, which "
-        f"partita.load does not have: expected the run of partita.federate(..., out={str(folder)!r}, "
-        "resume=True), which reads a finished run and trains nothing"
-    )
+def _computed(method: str, number: int, folder: Path) -> check.Refused:
+    """Return the error of a client's model that is not in the folder; it says how to get the model."""
+    reason = f"{method} computes a client's model from the client's data, which partita.load does not have"
+    federate = f"partita.federate(..., out={str(folder)!r}, resume=True)"
+    return check.fail("client", number, f"{federate}, which reads a finished run and trains nothing", reason)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partita import aggregate as agg
 from reference.definitions import combine, vector
+from support import each
 
 MEDIANS = {
     "coordinate_median": agg.coordinate_median(),
@@ -24,8 +25,9 @@ MEDIANS = {
     "layerwise": agg.layerwise({"a": agg.geometric_median(nu=1e-9), "*": agg.coordinate_median()}),
 }
 ALL = {"mean": agg.mean(), **MEDIANS}
-every = pytest.mark.parametrize("name", ALL)
-medians = pytest.mark.parametrize("name", MEDIANS)
+every = each("name", ALL)
+medians = each("name", MEDIANS)
+every_drawn = pytest.mark.parametrize("name", ALL)  # hypothesis draws by the name of the test
 BY_COORDINATE = ("coordinate_median", "trimmed_mean", "smoothed_coordinate_median")
 
 
@@ -42,7 +44,7 @@ def test_every_exported_aggregator_is_tested_here() -> None:
     assert tested == set(agg.__all__)
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(1, 12), weighted=st.booleans())
 def test_the_order_of_clients_does_not_matter(name, seed, n, weighted) -> None:
@@ -55,7 +57,7 @@ def test_the_order_of_clients_does_not_matter(name, seed, n, weighted) -> None:
     np.testing.assert_allclose(again, got, rtol=1e-7, atol=1e-9)
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(8, 14), shift=st.floats(-1e3, 1e3))
 def test_a_shift_of_all_shifts_the_aggregate(name, seed, n, shift) -> None:
@@ -74,7 +76,7 @@ SCALED = {
 }
 
 
-@every
+@every_drawn
 @few
 @given(seed=seeds, n=st.integers(4, 12), power=st.integers(-20, 20))
 def test_scaling_all_scales_the_aggregate(name, seed, n, power) -> None:
@@ -117,7 +119,7 @@ def test_nobody_has_weight(name) -> None:
 
 
 @every
-@pytest.mark.parametrize("n", [1, 2, 3])
+@each("n", [1, 2, 3])
 def test_few_clients(name, n) -> None:
     x = rows(1, n)
     got = vector(ALL[name], x)
@@ -133,7 +135,7 @@ def test_nothing_sent(name) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types_and_shapes_are_kept(name, dtype) -> None:
     g = torch.Generator().manual_seed(0)
     deltas = {
@@ -162,7 +164,7 @@ def test_counters_are_no_part_of_a_distance() -> None:
 # ---- a minority of attackers
 
 
-@medians
+@pytest.mark.parametrize("name", MEDIANS)
 @few
 @given(
     seed=seeds,
@@ -189,8 +191,8 @@ def test_a_minority_does_not_carry_it_away(name, seed, n, size, dtype, mixed) ->
     assert np.linalg.norm(got - honest.mean(0)) <= 4 * spread
 
 
-@pytest.mark.parametrize("size", [1e12, 1e30])
-@pytest.mark.parametrize("name", ["coordinate_median", "geometric_median", *SCALED])
+@each("size", [1e12, 1e30])
+@each("name", ["coordinate_median", "geometric_median", *SCALED])
 def test_just_less_than_half(name, size) -> None:
     x = rows(3, 21)
     x[:10] = size
@@ -201,7 +203,7 @@ def test_just_less_than_half(name, size) -> None:
         assert (got <= x[10:].max(0).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("name", [k for k in MEDIANS if k != "centered_clipping"])
+@each("name", [k for k in MEDIANS if k != "centered_clipping"])
 def test_squares_that_float64_cannot_hold(name) -> None:
     x = rows(3, 11)
     x[:3] = 1e300

@@ -13,6 +13,7 @@ from partita.aggregate.gram import products, squared_distances
 from partita.aggregate.stack import present
 from reference import definitions as plain
 from reference.definitions import combine, vector
+from support import each
 
 few = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
@@ -68,7 +69,7 @@ def test_close_clients_far_from_zero() -> None:
         assert int(done.notes["chosen"]) == plain.krum_scores(rows.double().numpy(), 2).argmin()
 
 
-@pytest.mark.parametrize("case", ["apart", "far from zero", "huge", "some agree", "some absent"])
+@each("case", ["apart", "far from zero", "huge", "some agree", "some absent"])
 def test_distances_are_exact_whichever_way_they_are_found(case) -> None:
     x = torch.randn(9, 9000, generator=torch.Generator().manual_seed(0))
     weight = torch.ones(9)

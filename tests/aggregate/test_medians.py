@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from partita import aggregate as agg
 from reference import definitions as plain
 from reference.definitions import combine, vector
+from support import each
 
 few = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
@@ -90,9 +91,9 @@ def test_two_equal_clients_are_one_of_double_weight(seed, n) -> None:
     x, weight = drawn(seed, n)
     twice, double = np.concatenate([x, x[:1]]), weight.copy()
     double[0] *= 2
-    for each in (agg.coordinate_median(), agg.geometric_median(1e-12, 3000)):
-        got = vector(each, twice, [*weight, weight[0]])
-        np.testing.assert_allclose(got, vector(each, x, double), rtol=1e-5, atol=1e-5)
+    for rule in (agg.coordinate_median(), agg.geometric_median(1e-12, 3000)):
+        got = vector(rule, twice, [*weight, weight[0]])
+        np.testing.assert_allclose(got, vector(rule, x, double), rtol=1e-5, atol=1e-5)
 
 
 def test_the_middle_of_two_huge_values() -> None:
@@ -109,7 +110,7 @@ def test_the_median_of_counters() -> None:
     assert combine(agg.geometric_median(), {"n": big}).delta["n"] == 2**40 + 1
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, "1", None, True])
+@each("bad", [-1, 1.5, "1", None, True])
 def test_f_is_a_count(bad) -> None:
     with pytest.raises(ValueError, match=r"aggregate f=.*: expected a whole number from 0"):
         agg.trimmed_mean(bad)

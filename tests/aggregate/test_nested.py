@@ -12,6 +12,7 @@ from partita import aggregate as agg
 from partita.core.parts import Aggregator, Combined
 from reference import definitions as plain
 from reference.definitions import combine, vector
+from support import each
 
 few = settings(deadline=None, max_examples=30)
 seeds = st.integers(0, 2**32 - 1)
@@ -49,7 +50,7 @@ def test_buckets(seed, n, s) -> None:
         np.testing.assert_allclose(sums, 1 / len(rows))
 
 
-@pytest.mark.parametrize("inner", ALSO, ids=lambda a: a.name)
+@each("inner", ALSO, ids=lambda a: a.name)
 def test_buckets_of_one_are_the_clients(inner) -> None:
     x, weight = np.random.default_rng(0).normal(size=(9, 4)), np.arange(1, 10)
     np.testing.assert_allclose(
@@ -102,7 +103,7 @@ def test_without_faults_everybody_is_the_mean() -> None:
         np.testing.assert_allclose(got, np.average(x, axis=0, weights=weight), rtol=1e-6)
 
 
-@pytest.mark.parametrize("far", [1e12, 1e30, 3e38])
+@each("far", [1e12, 1e30, 3e38])
 def test_honest_clients_do_not_mix_with_attackers(far) -> None:
     x = torch.randn(11, 30, generator=torch.Generator().manual_seed(0))
     x[:4] = far
@@ -118,7 +119,7 @@ def test_mixtures_of_counters_are_rounded_once() -> None:
     assert combine(agg.nnm(0, agg.krum(1)), {"n": torch.tensor([0, 1, 1, 1])}).delta["n"] == 1
 
 
-@pytest.mark.parametrize("wrong", [None, "krum", agg.krum, 3])
+@each("wrong", [None, "krum", agg.krum, 3])
 def test_inner_is_an_aggregator(wrong) -> None:
     for make in (agg.bucketing, agg.nnm):
         with pytest.raises(ValueError, match=r"aggregate inner=.*: expected an aggregator such as"):
@@ -160,7 +161,7 @@ def test_a_name_that_no_pattern_matches() -> None:
         combine(agg.layerwise({"conv.*": agg.mean()}), layers())
 
 
-@pytest.mark.parametrize("wrong", [None, {}, [], {"a": 1}, {1: agg.mean()}, agg.mean(), {"a": agg.mean}])
+@each("wrong", [None, {}, [], {"a": 1}, {1: agg.mean()}, agg.mean(), {"a": agg.mean}])
 def test_patterns_are_a_dictionary_of_aggregators(wrong) -> None:
     with pytest.raises(ValueError, match=r"^aggregate patterns.*: expected"):
         agg.layerwise(wrong)

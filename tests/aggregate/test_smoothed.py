@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from partita import aggregate as agg
 from reference import definitions as plain
 from reference.definitions import combine, vector
+from support import each
 
 few = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 2**32 - 1)
@@ -17,7 +18,7 @@ BOTH = {
     "geometric": (agg.smoothed_geometric_median, plain.shrunk),
     "coordinate": (agg.smoothed_coordinate_median, plain.soft),
 }
-both = pytest.mark.parametrize("kind", BOTH)
+both = each("kind", BOTH)
 
 
 def iterated(x, weight, delta, prox, steps) -> np.ndarray:
@@ -43,7 +44,7 @@ def test_a_fixed_point(kind, seed, n, delta, weighted) -> None:
 
 
 @both
-@pytest.mark.parametrize("steps", [1, 2, 7])
+@each("steps", [1, 2, 7])
 def test_the_iteration_of_the_paper(kind, steps) -> None:
     rng = np.random.default_rng(0)
     x, weight = rng.normal(size=(9, 4)), np.arange(1, 10)
@@ -76,7 +77,7 @@ def test_a_small_delta_is_the_median(kind) -> None:
 
 
 @both
-@pytest.mark.parametrize("far", [1e12, 1e30])
+@each("far", [1e12, 1e30])
 def test_when_steps_of_delta_do_not_lead_back(kind, far) -> None:
     """From the mean it would take 10¹³ steps; the fixed point is found all the same."""
     x = np.random.default_rng(0).normal(size=(9, 4))
@@ -112,7 +113,7 @@ def test_the_cap_is_kept_and_reported() -> None:
 
 
 @both
-@pytest.mark.parametrize("wrong", [0, -1.0, "1", None])
+@each("wrong", [0, -1.0, "1", None])
 def test_delta_is_above_zero(kind, wrong) -> None:
     with pytest.raises(ValueError, match=r"aggregate delta=.*: expected a number above 0"):
         BOTH[kind][0](wrong)

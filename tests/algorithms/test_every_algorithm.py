@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
+import support
 from partita.algorithms import METHODS
 from partita.algorithms.l2gd import tails
 from partita.core import draws
@@ -26,6 +27,7 @@ from partita.engine.execute.plan import Plan, draw, start_keys
 from partita.engine.store.files import read_jsonl
 from partita.schedule import Running, StageSpec
 from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl
+from support import each
 
 # ---- the methods
 
@@ -417,8 +419,8 @@ _CASES = (
 )
 CASES = {case.name: case for case in _CASES}
 
-every_method = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+every_method = each("case", CASES.values(), ids=CASES)
+both_executors = each("executor", ["loop", "vmap"])
 
 
 PLAIN: dict[str, Any] = {
@@ -498,10 +500,7 @@ def default_run(name: str, executor: str = "vmap", data: FederatedData = DOUBLE)
 
 def tensors(run: pt.Run) -> dict[str, Tensor]:
     """All tensors of a finished run: the server's and every client's, and the models they stand for."""
-    found = {f"shared {k}": v for k, v in run.shared.items()}
-    for i in range(len(run.clients)):
-        found |= {f"personal {i} {k}": v for k, v in run.client(i).personal.items()}
-    return found | models(run)
+    return support.tensors(run) | models(run)
 
 
 def models(run: pt.Run) -> dict[str, Tensor]:
@@ -690,7 +689,7 @@ def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
     run = federate(make(case.name, case.options), out=tmp_path / "run", store=store)
     read = pt.load(tmp_path / "run", model=pt.models.mlp(6, 5, 4))
     if case.computed:
-        with pytest.raises(ValueError, match=rf"^client\(1\)\.model\(\): {case.name} .*resume=True"):
+        with pytest.raises(ValueError, match=rf"^client=1: {case.name} .*resume=True"):
             read.client(1).model()
         assert_same_bits(read.shared, run.shared)
         for mine, theirs in ((read.client(i), run.client(i)) for i in range(len(run.clients))):
@@ -772,7 +771,7 @@ PAIRS = [(f"{c.name} {n}", pair) for c in CASES.values() for n, pair in enumerat
 
 
 @both_executors
-@pytest.mark.parametrize("pair", [p for _, p in PAIRS], ids=[name for name, _ in PAIRS])
+@each("pair", [p for _, p in PAIRS], ids=[name for name, _ in PAIRS])
 def test_degenerate_settings_equal_their_parent(pair: tuple[Algorithm, Algorithm], executor: str) -> None:
     special = federate(pair[0], executor=executor)
     is_average = pair[1] is AVG
@@ -785,7 +784,7 @@ ALIKE = [(f"{c.name} {n}", pair) for c in CASES.values() for n, pair in enumerat
 
 
 @both_executors
-@pytest.mark.parametrize("pair", [p for _, p in ALIKE], ids=[name for name, _ in ALIKE])
+@each("pair", [p for _, p in ALIKE], ids=[name for name, _ in ALIKE])
 def test_degenerate_settings_equal_a_part_of_their_parent(pair: Alike, executor: str) -> None:
     runs = [federate(method, executor=executor, **pair.settings) for method in pair[:2]]
     one, other = ({k: v for k, v in models(run).items() if k.startswith(pair.part)} for run in runs)
@@ -835,7 +834,7 @@ def test_agrees_with_the_plain_implementation_under(
 ALSO = [(c.name, options) for c in CASES.values() for options in c.also]
 
 
-@pytest.mark.parametrize(("name", "more"), ALSO, ids=[f"{name} {n}" for n, (name, _) in enumerate(ALSO)])
+@each(("name", "more"), ALSO, ids=[f"{name} {n}" for n, (name, _) in enumerate(ALSO)])
 def test_agrees_with_the_plain_implementation_with(name: str, more: dict[str, Any]) -> None:
     options = {**CASES[name].options, **more}
     agree(federate(make(name, options), DOUBLE), name, options, {}, {})
@@ -990,7 +989,7 @@ def rows_of(plan: Plan, i: int) -> tuple[list[list[int]], list[int]]:
     return [plan.rows[i, s, : plan.size[i, s]].tolist() for s in range(steps)], plan.keys[i, :steps].tolist()
 
 
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+@each("work", WORK.values(), ids=WORK)
 def test_batches_do_not_depend_on_the_other_clients(work: dict[str, Any]) -> None:
     asked = Work(**work)
     everyone = draw(SINGLE, np.arange(7), asked, 1, context(2, asked))
@@ -1044,7 +1043,7 @@ def test_the_size_of_chunks_does_not_matter(case: Case, monkeypatch: pytest.Monk
         assert rows(default_run(case.name, other), *ROUNDED) == rows(cut, *ROUNDED)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES.values() if c.name != "pipeline"], ids=lambda c: c.name)
+@each("case", [c for c in CASES.values() if c.name != "pipeline"], ids=lambda c: c.name)
 def test_a_client_never_seen_has_the_initial_state(case: Case) -> None:
     algorithm = make(case.name, case.options)
     run = federate(algorithm, rounds=1, cohort=1, seed=SEED)
@@ -1132,7 +1131,7 @@ class Scaled(nn.Module):
 
 
 @both_executors
-@pytest.mark.parametrize(
+@each(
     "algorithm",
     [AVG, pt.fedprox(LR, mu=0.5, momentum=0.9), pt.fedadam(**ADAPTIVE), pt.fedsim("scale", LR), pt.local(LR)],
     ids=lambda a: a.name,
@@ -1147,8 +1146,8 @@ def test_a_parameter_that_is_a_number_keeps_its_type(algorithm: Algorithm, execu
 
 
 @both_executors
-@pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize(
+@each("clip", [None, 1.0])
+@each(
     ("build", "moves"),
     [
         (lambda **o: pt.fedalt("all", LR, **o), True),
@@ -1230,7 +1229,7 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 4))
 
 
-@pytest.mark.parametrize("case", [CASES[k] for k in METHODS if k in vars(plain_full)], ids=lambda c: c.name)
+@each("case", [CASES[k] for k in METHODS if k in vars(plain_full)], ids=lambda c: c.name)
 @pytest.mark.parametrize(
     ("model", "norm"),
     [(normed, "global"), (normed, "personal"), (dropping, None)],

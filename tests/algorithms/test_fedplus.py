@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.core.parts import Algorithm
+from support import each
 
 LR, SIGMA = 0.3, 0.5
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 HYBRID = pt.psi.layerwise({"hidden*": pt.psi.avg(0.2), "*": pt.psi.comed(0.05)})
 MEDIANS = {
     "geometric": pt.aggregate.geometric_median(),
@@ -63,7 +64,7 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float) -> Non
 
 
 @both_executors
-@pytest.mark.parametrize("psi", [pt.psi.avg(), pt.psi.geomed(), HYBRID, pt.psi.fixed()], ids=lambda p: p.name)
+@each("psi", [pt.psi.avg(), pt.psi.geomed(), HYBRID, pt.psi.fixed()], ids=lambda p: p.name)
 def test_local(psi: Any, executor: str) -> None:
     """λ = 0, σ = 0: every client alone, bit for bit; the server's model is nobody's."""
     options = {"momentum": 0.5, "weight_decay": 0.01, "max_grad_norm": 1.0}
@@ -84,7 +85,7 @@ def test_fedavg(weighting: str, executor: str) -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("median", MEDIANS.values(), ids=MEDIANS)
+@each("median", MEDIANS.values(), ids=MEDIANS)
 def test_medians(median: Any, executor: str) -> None:
     """λ = 1, σ = 0 and a median: fedavg with that aggregator (RFA, coordinate median), bit for bit."""
     plus = federate(pt.fedplus(pt.psi.free(), LR, 0.0, lam=1.0, aggregate=median), executor=executor)
@@ -153,8 +154,8 @@ def test_fedprox_by_hand() -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("psi", [pt.psi.avg(), pt.psi.geomed(), HYBRID], ids=lambda p: p.name)
+@each("weighting", ["uniform", "samples"])
+@each("psi", [pt.psi.avg(), pt.psi.geomed(), HYBRID], ids=lambda p: p.name)
 def test_with_everyone_all_is_the_cohort(psi: Any, weighting: str, executor: str) -> None:
     runs = [
         federate(pt.fedplus(psi, LR, SIGMA, over=over, weighting=weighting), cohort=None, executor=executor)
@@ -295,7 +296,7 @@ def test_defaults_are_those_of_the_paper() -> None:
         assert defaults == {"delta": 0.1, "lam": 0.0, "over": "cohort", "weighting": "uniform"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "message"),
     [
         ({"sigma": -1}, "sigma=-1: expected a number from 0"),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import partita as pt
 from partita.algorithms.psi import Penalty
 from reference import plain_fedplus as plain
+from support import each
 
 CLIENTS, DIM, SAMPLES, SIGMA, DELTA = 5, 3, 40, 0.5, 0.3
 RNG = np.random.default_rng(7)
@@ -50,7 +51,7 @@ KINDS = {
     "geomed": Kind(pt.psi.geomed(DELTA, **EXACT), plain.geomed(DELTA), lambda t: DELTA * np.linalg.norm(t)),
     "comed": Kind(pt.psi.comed(DELTA, **EXACT), plain.comed(DELTA), lambda t: DELTA * np.abs(t).sum()),
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = each("kind", KINDS)
 
 
 class Line(nn.Module):
@@ -141,7 +142,7 @@ def local_gradient(kind: str, k: int, at: State) -> np.ndarray:
 # ---- Theorem 1 and Proposition 2
 
 CONDITIONS = {"everyone": (None, 3), "two of five": (2, 3), "stragglers": (3, (1, 7, 2, 4, 1))}
-every_condition = pytest.mark.parametrize(("cohort", "steps"), CONDITIONS.values(), ids=CONDITIONS)
+every_condition = each(("cohort", "steps"), CONDITIONS.values(), ids=CONDITIONS)
 
 
 @every_kind

@@ -12,8 +12,9 @@ import partita as pt
 from partita.core.parts import Algorithm, Attack, Optimizer, Rates
 from partita.core.types import ServerState, Tensors
 from partita.data.quadratic import Quadratic
+from support import each
 
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 DIGITS = pt.data.digits(5, pt.data.label_skew(classes=3), seed=0)
 
 
@@ -139,8 +140,8 @@ def iterates(problem: Quadratic, method: Any, rounds: int, **settings: Any) -> l
     return [*seen, run.shared["theta"]]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "overpersonalized", "disagreeing"])
-@pytest.mark.parametrize("solver", [pt.exact(), pt.cg(8)], ids=repr)
+@each("kind", ["uniform", "overpersonalized", "disagreeing"])
+@each("solver", [pt.exact(), pt.cg(8)], ids=repr)
 def test_theorem_1(kind: str, solver: Any) -> None:
     """min_{r<R} ‖F(θ^r)‖² ≤ L ‖θ⁰ − θ*‖² / (γR), for every R, with γ = 1/L."""
     problem = pt.data.quadratic(clients=8, kind=kind, n=60, d_theta=8, d_w=4)
@@ -203,8 +204,8 @@ LIES: dict[str, Attack | None] = {
 }
 
 
-@pytest.mark.parametrize("attack", LIES.values(), ids=LIES)
-@pytest.mark.parametrize("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
+@each("attack", LIES.values(), ids=LIES)
+@each("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
 def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
     """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
     problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)

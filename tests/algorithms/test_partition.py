@@ -15,6 +15,7 @@ from partita.core.types import Partition
 from partita.recipes.experiment import Experiment
 from partita.recipes.splits import candidates, splits
 from partita.recipes.study import run_study
+from support import each
 
 LM = {"length": 5, "width": 8, "depth": 3, "heads": 2, "hidden": 16}
 
@@ -63,7 +64,7 @@ def test_all_and_none() -> None:
     assert chosen(model, "none") == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "first", "last"),
     [
         (models.mlp(4, 3, 2), of("hidden1.linear"), of("output.linear")),
@@ -80,7 +81,7 @@ def test_input_and_output(model, first, last) -> None:
     assert chosen(model, "output", x) == last
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "first", "last"),
     [
         (models.transformer(7, **LM), "block0.", "block2."),
@@ -106,7 +107,7 @@ def test_norm() -> None:
     assert chosen(Plain(), "norm") == (*of("norm"), *of("body.1"), *of("closing"))
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.RMSNorm(3)])
+@each("layer", [nn.BatchNorm1d(3), nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.RMSNorm(3)])
 def test_norm_knows_the_kinds(layer) -> None:
     found = chosen(nn.Sequential(nn.Linear(3, 3), layer), "norm")
     assert set(found) == {f"1.{n}" for n, _ in layer.named_parameters()}
@@ -120,7 +121,7 @@ def test_norm_takes_the_statistics_along() -> None:
     assert personal == every[2:]
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "kind", "count"),
     [
         (models.resnet20(4, norm="group", width=0.25), "residual", 18),
@@ -260,7 +261,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@each("name", ORDERS)
 def test_a_sample_decides_what_comes_first_and_last(name) -> None:
     model, x, first, last = ORDERS[name]
     assert chosen(model, "input", x) == first
@@ -425,7 +426,7 @@ def test_keep_norms_without_norms_changes_nothing() -> None:
 # ---- refusals
 
 
-@pytest.mark.parametrize("personal", ["", [], (), [""], ["output", 3], [None], 3, None, 1.5, {"output": 1}])
+@each("personal", ["", [], (), [""], ["output", 3], [None], 3, None, 1.5, {"output": 1}])
 def test_refused_before_there_is_a_model(personal) -> None:
     for make in (
         lambda p: check_personal("personal", p),
@@ -439,7 +440,7 @@ def test_refused_before_there_is_a_model(personal) -> None:
         assert "callable" in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "meant"),
     [
         ("outputs", "output"),
@@ -462,7 +463,7 @@ def test_a_typo_gets_a_suggestion(word, meant) -> None:
     assert "hidden1.linear.weight" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("personal", "hint"),
     [
         ("adapter", "add_adapters"),

@@ -17,13 +17,14 @@ from partita.cli.catalogue import needed
 from partita.core.options import declared
 from partita.core.parts import Algorithm
 from partita.engine.store import checkpoint
+from support import each
 
 LAM, INNER, LR = 4.0, 0.1, 0.05
 LATE = pt.schedule.delays(upload=pt.schedule.exponential(5.0))
 STALE = {"rounds": 12, "schedule": pt.schedule.asynchronous(concurrency=4, delays=LATE)}
 IN_STEP = {"rounds": 3, "cohort": 4, "schedule": pt.schedule.synchronous()}
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
-all_executors = pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
+both_executors = each("executor", ["loop", "vmap"])
+all_executors = each("executor", ["loop", "vmap", "graph"])
 
 
 def arrays() -> pt.data.FederatedData:
@@ -198,7 +199,7 @@ def test_a_rate_lasts_until_the_end() -> None:
     assert min(apart(run.personalized(i), run.shared) for i in range(DATA.clients)) > 1e-4
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "start"),
     [
         ({"inner_steps": None}, "inner_steps=None: expected a whole number from 1, or None with nu="),
@@ -236,8 +237,8 @@ TWINS = (
 )
 
 
-@pytest.mark.parametrize(("method", "twin"), TWINS, ids=[m.name for m, _ in TWINS])
-@pytest.mark.parametrize("clients", [1, DATA.clients])
+@each(("method", "twin"), TWINS, ids=[m.name for m, _ in TWINS])
+@each("clients", [1, DATA.clients])
 def test_who_waits_for_everyone_at_work_is_the_synchronous_twin(
     method: Algorithm, twin: Algorithm, clients: int
 ) -> None:
@@ -252,7 +253,7 @@ ALONE = [name for name in METHODS if name != "pipeline"]
 ONLY_IN_STEP = {"local": "send nothing", "finetune": "send nothing", "l2gd": "one coin"}
 
 
-@pytest.mark.parametrize("name", ALONE)
+@each("name", ALONE)
 def test_methods_run_asynchronously_or_say_why_not(name: str) -> None:
     given = {p.name: declared(p.annotation)[1].example for p in needed(METHODS[name])}
     method = METHODS[name](**given, **({"buffer": 3} if name == "fedbuff" else {}))

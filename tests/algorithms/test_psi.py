@@ -15,6 +15,7 @@ from torch.func import vmap
 import partita as pt
 from partita.algorithms.psi import Penalty
 from partita.engine.description import describe
+from support import each
 
 Scalar = Callable[[np.ndarray], float]
 DELTA = 0.3
@@ -25,8 +26,8 @@ VALUES: dict[str, tuple[Penalty, Scalar]] = {
     "comed": (pt.psi.comed(DELTA, tolerance=1e-12), lambda x: DELTA * np.abs(x).sum()),
     "free": (pt.psi.free(), lambda x: 0.0),  # noqa: ARG005
 }
-every_penalty = pytest.mark.parametrize(("psi", "value"), VALUES.values(), ids=VALUES)
-some_points = pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
+every_penalty = each(("psi", "value"), VALUES.values(), ids=VALUES)
+some_points = each("scale", [0.01, 0.3, 3.0])
 
 
 def named(x: np.ndarray | Tensor) -> dict[str, Tensor]:
@@ -60,7 +61,7 @@ def test_prox_is_the_argmin(psi: Penalty, value: Scalar, scale: float) -> None:
         assert best <= minimize(charge, 0.9 * x, method="Nelder-Mead", options={"maxiter": 4000}).fun + 1e-9
 
 
-@pytest.mark.parametrize("psi", [p for p, _ in VALUES.values()], ids=VALUES)
+@each("psi", [p for p, _ in VALUES.values()], ids=VALUES)
 @some_points
 def test_moreau(psi: Penalty, scale: float) -> None:
     """x = prox_g(x) + prox_{g*}(x): the rest x − θ is the projection of x on the set that g* allows."""
@@ -82,7 +83,7 @@ def test_the_soft_threshold_keeps_negative_entries() -> None:
     assert found["w"].tolist() == [-1.5, 0, 0, 0, 0, 0, 1.5]
 
 
-@pytest.mark.parametrize("psi", [*(p for p, _ in VALUES.values()), pt.psi.fixed()], ids=lambda p: p.name)
+@each("psi", [*(p for p, _ in VALUES.values()), pt.psi.fixed()], ids=lambda p: p.name)
 def test_nothing_is_wrong_at_zero(psi: Penalty) -> None:
     zero = {"a": torch.zeros(2, 3), "b": torch.zeros(())}
     found = psi.prox(zero)
@@ -91,7 +92,7 @@ def test_nothing_is_wrong_at_zero(psi: Penalty) -> None:
     assert psi.prox({}) == {}
 
 
-@pytest.mark.parametrize("psi", [*(p for p, _ in VALUES.values()), pt.psi.fixed()], ids=lambda p: p.name)
+@each("psi", [*(p for p, _ in VALUES.values()), pt.psi.fixed()], ids=lambda p: p.name)
 def test_stacked_equals_one_after_another(psi: Penalty) -> None:
     x = torch.as_tensor(points(0.3)).float()
     stacked = vmap(lambda v: psi.prox(named(v)))(x)
@@ -113,9 +114,9 @@ def envelope(psi: Penalty, value: Scalar, w: np.ndarray, models: np.ndarray, wei
     return total
 
 
-@pytest.mark.parametrize("name", ["avg", "geomed", "comed"])
+@each("name", ["avg", "geomed", "comed"])
 @some_points
-@pytest.mark.parametrize("weight", [np.ones(6), np.array([1.0, 0, 5, 2, 2, 3])], ids=["equal", "weighted"])
+@each("weight", [np.ones(6), np.array([1.0, 0, 5, 2, 2, 3])], ids=["equal", "weighted"])
 def test_the_aggregator_is_charged_least(name: str, scale: float, weight: np.ndarray) -> None:
     psi, value = VALUES[name]
     models = points(scale)
@@ -157,7 +158,7 @@ def test_layerwise_is_each_penalty_on_its_own_names() -> None:
     assert "?.iterations" in notes
 
 
-@pytest.mark.parametrize("wrong", [{}, {"*": 0.1}, {1: pt.psi.avg()}, pt.psi.avg(), None, "avg"])
+@each("wrong", [{}, {"*": 0.1}, {1: pt.psi.avg()}, pt.psi.avg(), None, "avg"])
 def test_layerwise_takes_patterns_with_penalties(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"^penalties=.*: expected name patterns with their penalties"):
         pt.psi.layerwise(wrong)

@@ -17,6 +17,7 @@ from partita.core.parts import Attack
 from partita.core.tree import faults
 from partita.core.types import Upload
 from partita.engine.screen import screen
+from support import each
 
 KEY = draws.key(0, "attack", 3)
 LIARS = (1, 4)
@@ -74,7 +75,7 @@ def test_sign_flip(scale: float) -> None:
         assert int(sent[i].delta["count"]) == 10 * i  # counters stay what they were
 
 
-@pytest.mark.parametrize("z", [0.0, 0.7, None])
+@each("z", [0.0, 0.7, None])
 def test_alie(z: float | None) -> None:
     given = uploads()
     n, m = 5, 2
@@ -98,7 +99,7 @@ def test_the_shift_of_alie_is_the_papers() -> None:
         assert shifts[-1] == 3.0  # nobody left who would notice
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 10.0])
+@each("epsilon", [0.1, 0.5, 10.0])
 def test_ipm(epsilon: float) -> None:
     given = uploads()
     sent = forge(pt.attack.ipm(epsilon), given)
@@ -107,7 +108,7 @@ def test_ipm(epsilon: float) -> None:
         assert_sends(sent[i], expected, SIZES[i])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_mimic(seed: int) -> None:
     given = uploads(seed=seed)
     rows = np.concatenate([x[HONEST].reshape(len(HONEST), -1) for x in numbers(given).values()], 1)
@@ -146,7 +147,7 @@ def test_gaussian_has_its_mean_and_deviation() -> None:
     assert not torch.equal(first, sent[0].extra["c"])  # and each tensor
 
 
-@pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
+@each("word", ["nan", "inf", "-inf"])
 def test_nonfinite(word: str) -> None:
     sent = forge(pt.attack.nonfinite(word), uploads())
     for i in LIARS:
@@ -164,7 +165,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("how", REASONS)
+@each("how", REASONS)
 def test_malformed(how: str) -> None:
     given = uploads()
     sent = forge(pt.attack.malformed(how), given)
@@ -173,8 +174,8 @@ def test_malformed(how: str) -> None:
     assert arrived is given
 
 
-@pytest.mark.parametrize("how", ["names", "shape", "broadcast"])
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (4,)])
+@each("how", ["names", "shape", "broadcast"])
+@each("shape", [(), (1,), (1, 1), (4,)])
 def test_malformed_whatever_the_shape(how: str, shape: tuple[int, ...]) -> None:
     given = Upload({"empty": torch.zeros(3, 0), "w": torch.ones(3, *shape)}, torch.ones(3))
     _, why = screen(given, [""] * 3, forge(pt.attack.malformed(how), given, (1,)))
@@ -182,7 +183,7 @@ def test_malformed_whatever_the_shape(how: str, shape: tuple[int, ...]) -> None:
     assert "w" in why[1]
 
 
-@pytest.mark.parametrize("how", ["names", "shape", "broadcast"])
+@each("how", ["names", "shape", "broadcast"])
 def test_nothing_sent_cannot_be_malformed(how: str) -> None:
     given = Upload({}, torch.ones(3))
     assert screen(given, [""] * 3, forge(pt.attack.malformed(how), given, (1,)))[1] == [""] * 3
@@ -243,7 +244,7 @@ EVERY = {
     "nonfinite": pt.attack.nonfinite(),
     "malformed": pt.attack.malformed(),
 }
-every_attack = pytest.mark.parametrize("attack", EVERY.values(), ids=EVERY)
+every_attack = each("attack", EVERY.values(), ids=EVERY)
 
 
 def test_no_attack_is_forgotten() -> None:
@@ -303,7 +304,7 @@ def test_clients_without_data_do_not_count_as_honest(attack: Attack) -> None:
 
 
 @every_attack
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+@each("value", [float("nan"), float("inf"), 1e200])
 def test_an_honest_client_that_diverged_does_not_count_either(attack: Attack, value: float) -> None:
     given = uploads()
     given.delta["w"][5, 1, 1] = value
@@ -314,7 +315,7 @@ def test_an_honest_client_that_diverged_does_not_count_either(attack: Attack, va
 
 
 @every_attack
-@pytest.mark.parametrize("value", [1.0, float("nan")])
+@each("value", [1.0, float("nan")])
 def test_a_cohort_of_liars_only(attack: Attack, value: float) -> None:
     given = uploads((5.0, 7.0))
     given.delta["w"][0, 0, 0] *= value
@@ -325,7 +326,7 @@ def test_a_cohort_of_liars_only(attack: Attack, value: float) -> None:
 
 
 @every_attack
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("dtype", [torch.float32, torch.float64])
 def test_types_stay(attack: Attack, dtype: torch.dtype) -> None:
     given = uploads(dtype=dtype)
     if attack.name != "malformed":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from partita.core.parts import Algorithm, Attack
 from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.settings import byzantine_clients
 from partita.schedule import Running, StageSpec
+from support import Stop, each, tensors
 
 NAMES = ["ann", "bob", "cid", "dot", "eve", "fay"]
 LR = 0.2
@@ -28,7 +28,7 @@ ATTACKS: dict[str, Attack] = {
     name: getattr(pt.attack, name)()
     for name in ("sign_flip", "alie", "ipm", "mimic", "gaussian", "nonfinite", "malformed", "label_flip")
 }
-every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+every_attack = each("attack", ATTACKS.values(), ids=ATTACKS)
 
 
 def data(sizes: tuple[int, ...] = (9, 7, 5, 8, 6, 4)) -> pt.data.FederatedData:
@@ -50,13 +50,6 @@ def federate(algorithm: Algorithm | None = None, model: nn.Module | None = None,
     source = given.pop("data", None) or data()
     model = model or pt.models.mlp(4, 5, 3, seed=1)
     return pt.federate(model, source, algorithm or pt.fedavg(LR), **given)
-
-
-def tensors(run: pt.Run) -> dict[str, Tensor]:
-    found = {f"shared {k}": v for k, v in run.shared.items()}
-    for i in range(len(run.clients)):
-        found |= {f"personal {i} {k}": v for k, v in run.client(i).personal.items()}
-    return found
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
@@ -81,7 +74,7 @@ def test_a_share_is_drawn_by_the_seed() -> None:
         assert byzantine_clients(share, ATTACKS["alie"], names, 0) == found[0]
 
 
-@pytest.mark.parametrize(
+@each(
     "byzantine",
     [[1, 4], (4, 1), {1, 4}, ["bob", "eve"], ["eve", 1], np.array([1, 4]), [np.int64(4), 1, 1, "bob"]],
     ids=str,
@@ -181,7 +174,7 @@ def test_blocks_of_clients_make_no_difference(attack: Attack, monkeypatch: pytes
     assert_same(tensors(whole), tensors(federate(pt.fedalt("output", LR), attack=attack)))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name in CASES])
+@each("name", [name for name in METHODS if name in CASES])
 def test_every_method_under_attack(name: str) -> None:
     run = federate(make(name, CASES[name].options), cohort=5, rounds=2)
     assert all(torch.isfinite(x).all() for x in tensors(run).values() if x.is_floating_point())
@@ -253,7 +246,7 @@ STRANGE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", STRANGE)
+@each("what", STRANGE)
 def test_an_attack_may_send_anything(what: str) -> None:
     forge: Callable[..., Any] = lambda uploads, liars, key: dict.fromkeys(liars, STRANGE[what])  # noqa: ARG005, E731
     run = federate(attack=Attack("strange", forge, None, {}))
@@ -358,29 +351,17 @@ def test_stages_under_attack(attack: Attack) -> None:
         assert run.summary()["excluded"] == ["bob", "eve"]
 
 
-class Stop(pt.callbacks.Callback):
-    """Stops after a round, by an error or as Ctrl-C does."""
-
-    def __init__(self, how: str, after: int) -> None:
-        self.how, self.after = how, after
-
-    def round(self, event: pt.callbacks.Event) -> None:
-        if event.round == self.after:
-            if self.how == "ctrl-c":
-                signal.raise_signal(signal.SIGINT)
-            else:
-                raise RuntimeError("stopped")
-
-
 @every_attack
 @pytest.mark.parametrize(
-    ("method", "how"), [(pt.fedalt("output", LR), "error"), (STAGES, "ctrl-c")], ids=["alt", "stages"]
+    ("method", "error"), [(pt.fedalt("output", LR), RuntimeError), (STAGES, None)], ids=["alt", "stages"]
 )
-def test_resumed_equals_straight(attack: Attack, method: Algorithm, how: str, tmp_path: Path) -> None:
+def test_resumed_equals_straight(
+    attack: Attack, method: Algorithm, error: type[BaseException] | None, tmp_path: Path
+) -> None:
     same: dict[str, Any] = {"attack": attack, "checkpoint_every": 2, "rounds": 5, "cohort": 4}
     same |= {"byzantine": 0.34, "seed": 5}
     with pytest.raises((KeyboardInterrupt, RuntimeError)):
-        federate(method, out=tmp_path / "run", callbacks=[Stop(how, 3)], **same)
+        federate(method, out=tmp_path / "run", callbacks=[Stop(3, error)], **same)
     resumed = federate(method, out=tmp_path / "run", resume=True, **same)
     straight = federate(method, **same)
     assert_same(tensors(resumed), tensors(straight))
@@ -392,7 +373,7 @@ def test_resumed_equals_straight(attack: Attack, method: Algorithm, how: str, tm
 
 def test_a_run_goes_on_under_the_same_attack_only(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
-        federate(out=tmp_path / "run", callbacks=[Stop("error", 3)], checkpoint_every=1)
+        federate(out=tmp_path / "run", callbacks=[Stop(3, RuntimeError)], checkpoint_every=1)
     with pytest.raises(ValueError, match="another attack"):
         federate(out=tmp_path / "run", resume=True, attack=pt.attack.sign_flip(2.0))
     with pytest.raises(ValueError, match=r"another settings .*byzantine"):

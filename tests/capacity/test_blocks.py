@@ -15,6 +15,7 @@ from torch.func import functional_call
 from partita import models
 from partita.algorithms.partition import Names, personal_names, split
 from partita.capacity.blocks import Part, block_names, check_sequence, part
+from support import each
 
 LM = {"length": 5, "width": 8, "depth": 3, "heads": 2, "hidden": 16}
 IMAGES, IDS = torch.randn(2, 28, 28), torch.randint(0, 7, (2, 5))
@@ -30,7 +31,7 @@ MODELS: dict[str, tuple[Any, Tensor]] = {
     "bilstm": (lambda: models.bilstm(7, embedding=4, hidden=4), IDS),
     "adapters": (lambda: models.add_adapters(models.transformer(7, **LM), "bottleneck", rank=3), IDS),
 }
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = each("name", MODELS)
 
 
 class Net(nn.Module):
@@ -117,7 +118,7 @@ def with_list() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "declared", "message"),
     [
         (Net(), None, "blocks=None: expected the names of the submodules"),

@@ -20,6 +20,7 @@ from partita.capacity.memory import Row
 from partita.models.lstm import BiLSTM
 from partita.recipes import RECIPES, embracing
 from partita.recipes.study import Study
+from support import each
 
 LM = {"length": 6, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
 
@@ -155,8 +156,8 @@ BY_HAND: dict[str, tuple[nn.Module, tuple[int, ...], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("batch", [1, 5])
+@each("name", BY_HAND)
+@each("batch", [1, 5])
 def test_our_models(name: str, batch: int) -> None:
     model, shape, activations = BY_HAND[name]
     found = memory(model, shape, batch)
@@ -203,7 +204,7 @@ class Packed(nn.Module):
         return out
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "activations"),
     [
         (nn.LSTM(4, 3, batch_first=True), 6 * 3 * 10),
@@ -253,7 +254,7 @@ def test_attention_counts_as_linear_layers() -> None:
     assert found == memory(ours, (6,)).rows[1].activations == 6 * (4 * 8 + 16 + 8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "shape", "activations"),
     [
         (nn.Sequential(nn.Conv1d(2, 3, 2)), (2, 6), [3 * 5]),
@@ -317,7 +318,7 @@ def test_a_module_declares_its_own_count() -> None:
     assert rows(nn.Sequential(Caller()), (4,), batch=3) == [("0", 20, 900)]
 
 
-@pytest.mark.parametrize("kept", [-1, 2.5, "many", None])
+@each("kept", [-1, 2.5, "many", None])
 def test_a_wrong_count(kept: Any) -> None:
     with pytest.raises(ValueError, match=r"^Counted.activations=.*: expected a whole number from 0"):
         memory(nn.Sequential(Counted(kept)), (4,))
@@ -355,9 +356,7 @@ def test_a_users_model_with_declared_blocks() -> None:
     assert pieces(Net(), 2, "1kB", (5,), blocks=NET) == (("words", "trunk.0"),)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [(torch.float64, 8), (torch.float32, 4), (torch.float16, 2), (torch.bfloat16, 2)]
-)
+@each(("dtype", "size"), [(torch.float64, 8), (torch.float32, 4), (torch.float16, 2), (torch.bfloat16, 2)])
 def test_bytes_of_the_models_own_numbers(dtype: torch.dtype, size: int) -> None:
     found = memory(chain(4, 3, 2, dtype=dtype), (4,), batch=10)
     assert (found.bytes(), found.bytes(1)) == (size * 2 * (23 + 50), size * 2 * (8 + 20))
@@ -460,8 +459,8 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
+@each("call", CALLS)
+@each(
     ("model", "shape", "options", "message"),
     [
         (
@@ -508,7 +507,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("budget", "words"), BAD)
+@each(("budget", "words"), BAD)
 def test_wrong_budgets(budget: Any, words: str) -> None:
     for call in (fit, lambda m, b, x: pieces(m, 1, b, x)):
         with pytest.raises(ValueError, match=rf"^budget=.*: expected .*{words}"):
@@ -635,7 +634,7 @@ PASSED: dict[str, tuple[nn.Sequential, Tensor, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSED)
+@each("name", PASSED)
 def test_pieces_cover_the_frozen_part_and_fit(name: str) -> None:
     model, x, batch = PASSED[name]
     names, flow, shape = block_names(model), flows(model, x, batch), tuple(x.shape[1:])
@@ -701,8 +700,8 @@ def test_the_largest_block_is_named() -> None:
         pieces(chain(2, 20, 10, 2, 2), 3, 900, (2,))
 
 
-@pytest.mark.parametrize("budget", [None, "1GB"])
-@pytest.mark.parametrize("cut", [-1, 2, 1.0, "1"])
+@each("budget", [None, "1GB"])
+@each("cut", [-1, 2, 1.0, "1"])
 def test_a_wrong_cut(cut: Any, budget: Any) -> None:
     with pytest.raises(ValueError, match=r"^cut=.*: expected a whole number from 0 up to 1"):
         pieces(chain(4, 3, 2), cut, budget, (4,))

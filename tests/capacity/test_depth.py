@@ -31,8 +31,9 @@ from capacity.weak import (
 )
 from partita.capacity import depth, width
 from partita.data import FederatedData
+from support import each
 
-executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+executors = each("executor", ["loop", "vmap"])
 METHODS = {
     "fedavg": pt.fedavg(lr=0.1),
     "fedalt": pt.fedalt("output", lr=0.1),
@@ -46,7 +47,7 @@ METHODS = {
 
 
 @executors
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_if_all_are_strong_nothing_changes(method, executor) -> None:
     options: dict[str, Any] = {"rounds": 2, "cohort": 4, "executor": executor}
     plain = federate(mlp(), digits(), METHODS[method], **options)
@@ -58,7 +59,7 @@ def test_if_all_are_strong_nothing_changes(method, executor) -> None:
 
 
 @executors
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_strong_clients_do_the_same_beside_weak_ones(method, executor) -> None:
     options: dict[str, Any] = {"executor": executor}
     (plain,), _ = rounds(mlp(), digits(), METHODS[method], **options)
@@ -141,7 +142,7 @@ def trained(model: nn.Module, cut: int, steps: Any, lr: float, momentum: float) 
 
 
 @executors
-@pytest.mark.parametrize("name", NETS)
+@each("name", NETS)
 def test_a_weak_client_trains_the_whole_model_with_its_first_blocks_frozen(name, executor) -> None:
     net = NETS[name]
     model, data = (
@@ -220,7 +221,7 @@ def test_trained_blocks_draw_their_dropout_anew_in_every_step() -> None:
 
 
 @executors
-@pytest.mark.parametrize("norm", ["global", "static"])
+@each("norm", ["global", "static"])
 def test_the_size_of_pieces_does_not_matter(norm, executor) -> None:
     """Also where all of a client's samples are normalized together, and they are more than pass at a time."""
     found = []
@@ -270,7 +271,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("method", OPTIMIZERS)
+@each("method", OPTIMIZERS)
 def test_what_nobody_in_the_cohort_trains_stays(method) -> None:
     """To the bit, although the server's momentum would carry it on."""
     kinds = ("strong", *["weak"] * 5)
@@ -315,8 +316,8 @@ def test_statistics_of_frozen_blocks_are_averaged_over_the_strong() -> None:
 # ---- loop and vmap
 
 
-@pytest.mark.parametrize("norm", ["global", "static"])
-@pytest.mark.parametrize("sizes", [(30, 0, 90, 7, 65, 1), (30, 0, 0, 23, 0, 0)])
+@each("norm", ["global", "static"])
+@each("sizes", [(30, 0, 90, 7, 65, 1), (30, 0, 0, 23, 0, 0)])
 def test_loop_equals_vmap(norm, sizes) -> None:
     """With ragged clients, some without data; also where no weak one has any."""
     runs = [
@@ -398,7 +399,7 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @executors
-@pytest.mark.parametrize("method", ["fedavg", "fedalt", "ditto", "local"])
+@each("method", ["fedavg", "fedalt", "ditto", "local"])
 def test_the_model_of_a_weak_client(method, executor, tmp_path) -> None:
     """The server's frozen blocks before its own: it has the score that the run reports, also once loaded."""
     methods = {**METHODS, "local": pt.local(lr=0.1)}

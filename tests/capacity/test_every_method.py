@@ -17,6 +17,7 @@ from partita.cli import catalogue
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.models.blocks import Blocks, layers, scalable, seeded
+from support import each
 
 pytestmark = pytest.mark.filterwarnings("ignore:capacity. narrow models share")
 TREATMENTS = [
@@ -76,7 +77,7 @@ def federate(name: str, model: nn.Module, **options: Any) -> pt.Run:
 
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("norm", TREATMENTS)
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_it_runs_or_is_refused(name: str, norm: str, devices: str) -> None:
     """What is personal must be there on all devices; nothing else stands in the way."""
     if norm == "personal" and devices == "depth" and name != "local":
@@ -90,7 +91,7 @@ def test_it_runs_or_is_refused(name: str, norm: str, devices: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "pfedme", "apfl", "l2gd"])
+@each("name", ["fedavg", "ditto", "pfedme", "apfl", "l2gd"])
 def test_narrow_devices_alone_are_a_narrow_federation(name: str, executor: str) -> None:
     """With norm='personal': models, own layers and memories are those of a run of the narrow model."""
     whole, narrow = norms(), norms(0.5)

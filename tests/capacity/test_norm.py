@@ -27,8 +27,9 @@ from capacity.weak import (
 )
 from partita.capacity import depth, fjord, width
 from partita.data import FederatedData
+from support import each
 
-executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+executors = each("executor", ["loop", "vmap"])
 CAPACITIES: dict[str, Any] = {
     "none": None,
     "depth": depth({"strong": 0, "weak": 1}, KINDS),
@@ -140,7 +141,7 @@ def test_stale_clients_do_not_depend_on_when_one_evaluates() -> None:
 
 
 @executors
-@pytest.mark.parametrize("capacity", CAPACITIES)
+@each("capacity", CAPACITIES)
 def test_nothing_is_tracked_and_nothing_averaged(capacity, executor) -> None:
     """What clients send of their statistics is zero."""
     found, run = rounds(
@@ -206,8 +207,8 @@ def test_frozen_blocks_are_normalized_by_all_samples_of_the_client(executor) -> 
 
 
 @executors
-@pytest.mark.parametrize("capacity", ["none", "depth"])
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1)], ids=lambda m: m.name)
+@each("capacity", ["none", "depth"])
+@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1)], ids=lambda m: m.name)
 def test_statistics_are_measured_on_the_training_samples_of_all(method, capacity, executor) -> None:
     """Of batches of 256 each; a client without data has none, nor does one that lies."""
     data = digits((300, 7, 90, 23, 0, 12))
@@ -261,8 +262,8 @@ def test_statistics_that_clients_keep_are_measured_as_well(method) -> None:
 # ---- the three choices
 
 
-@pytest.mark.parametrize("norm", ["global", "static", "personal"])
-@pytest.mark.parametrize("method", [pt.fedavgm(lr=0.1), pt.fedalt("output", lr=0.1)], ids=lambda m: m.name)
+@each("norm", ["global", "static", "personal"])
+@each("method", [pt.fedavgm(lr=0.1), pt.fedalt("output", lr=0.1)], ids=lambda m: m.name)
 def test_loop_equals_vmap(method, norm) -> None:
     runs = [
         federate(convs(), digits(), method, rounds=2, cohort=4, norm=norm, executor=executor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from capacity.weak import (
     rounds,
 )
 from partita.capacity import depth, fjord, width
-from partita.engine.callbacks import Callback, Event
+from support import Stop
 
 DEPTH = depth({"strong": 0, "weak": 1}, KINDS)
 WIDTH = width({"strong": 1.0, "weak": 0.5}, KINDS)
@@ -244,17 +243,6 @@ def test_records_on_disk(norm) -> None:
 # ---- interrupted and resumed
 
 
-class Stop(Callback):
-    """Presses Ctrl-C after a round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, event: Event) -> None:
-        if event.round == self.after:
-            signal.raise_signal(signal.SIGINT)
-
-
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "depth": (mlp, pt.scaffold(lr=0.1), {"capacity": DEPTH, "cohort": 3}),
     "depth, static": (convs, pt.fedavgm(lr=0.1), {"capacity": DEPTH, "cohort": 3, "norm": "static"}),
@@ -307,7 +295,7 @@ def test_another_capacity_is_not_resumed(other, shown, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=DEPTH, callbacks=[Stop(1)], **options)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match=rf"^resume: .* holds a run with another capacity \(.*{shown}"):
+    with pytest.raises(ValueError, match=rf"^resume=True: .* in its capacity \(.*{shown}"):
         federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=other, resume=True, **options)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     run = federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=DEPTH, resume=True, **options)

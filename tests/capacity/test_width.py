@@ -29,8 +29,9 @@ from capacity.weak import (
 )
 from partita.capacity import fjord, heterofl, width
 from partita.models.blocks import Blocks
+from support import each
 
-executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+executors = each("executor", ["loop", "vmap"])
 RATES = {"strong": 1.0, "weak": 0.5}
 THREE = {"strong": 1.0, "middle": 0.5, "weak": 0.25}
 THREE_KINDS = ("strong", "middle", "weak", "strong", "weak", "middle")
@@ -79,7 +80,7 @@ def placed(before: Tensors, part: Tensors) -> Tensors:
 
 
 @executors
-@pytest.mark.parametrize("make", [mlp, convs])
+@each("make", [mlp, convs])
 def test_a_weak_client_trains_the_narrow_model(make, executor) -> None:
     data = digits()
     (round,), _ = rounds(
@@ -119,7 +120,7 @@ def test_each_coordinate_is_averaged_over_its_holders() -> None:
     assert checked > 500
 
 
-@pytest.mark.parametrize(
+@each(
     "method",
     [pt.fedavgm(lr=0.1), pt.fedadam(lr=0.1, server_lr=0.01), pt.scaffold(lr=0.1)],
     ids=lambda m: m.name,
@@ -243,7 +244,7 @@ def drawn(upload: Tensors, before: Tensors, step: tuple[Tensor, Tensor], make: C
 
 
 @executors
-@pytest.mark.parametrize("make", [mlp, convs])
+@each("make", [mlp, convs])
 def test_a_step_is_that_of_the_narrow_model(make, executor) -> None:
     """Of one of the widths up to the client's own: outside of it nothing changes, statistics neither."""
     data = digits((20, 30) * 8)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +26,7 @@ from partita.cli.catalogue import KINDS, entries, facts, needed
 from partita.core.options import Option, checked, declared, signature, words
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import SCHEDULES, build, parse
+from support import each
 
 Flag = Annotated[bool, Option("a switch")]
 
@@ -45,7 +48,7 @@ def partita(*arguments: str) -> str:
 # ---- what is said of methods
 
 
-@pytest.mark.parametrize("name", [*METHODS, "stage", "tuned"])
+@each("name", [*METHODS, "stage", "tuned"])
 def test_every_method_is_described(name: str) -> None:
     (entry,) = (e for e in facts(name) if e["kind"] == "methods")
     assert entry["line"]
@@ -97,7 +100,7 @@ DECLARED = {
     for p in signature(part).parameters.values()
     if declared(p.annotation)[1].text and p.kind is not p.VAR_POSITIONAL
 }
-every_option = pytest.mark.parametrize(("part", "name"), DECLARED.values(), ids=DECLARED)
+every_option = each(("part", "name"), DECLARED.values(), ids=DECLARED)
 
 
 def option_of(part: Any, name: str) -> tuple[list[str], Option]:
@@ -127,12 +130,12 @@ def make(part: Any, name: str, value: Any) -> Any:
 
 
 def refused(part: Any, name: str, value: Any) -> None:
-    kind = "(optimizer |aggregate |attack |capacity |measure |delays? )?"
-    with pytest.raises(ValueError, match=rf"^{kind}{name}=.*: expected") as error:
+    with pytest.raises(pt.Refused) as error:
         make(part, name, value)
+    assert error.value.field.split()[-1] == name  # `delay mean` is the mean of a delay
     option = option_of(part, name)[1]
     for allowed in option.choices or option.range.split(", or "):
-        assert allowed in str(error.value)
+        assert allowed in error.value.allowed
 
 
 @every_option
@@ -165,8 +168,10 @@ def test_values_of_another_type(part: Any, name: str) -> None:
         refused(part, name, option.choices[0][:-1])
     if "Rate" in kinds:
         make(part, name, lambda t, rounds: 0.1 * t / rounds)
-        with pytest.raises(ValueError, match=f"^{name}=.*: expected a rate such as"):
+        with pytest.raises(pt.Refused) as error:
             make(part, name, lambda: 0.1)
+        assert error.value.field == name
+        assert "a rate such as" in error.value.allowed
 
 
 @every_option
@@ -180,9 +185,9 @@ def test_examples_and_defaults_are_allowed(part: Any, name: str) -> None:
 
 
 def test_a_suggestion_on_a_typo() -> None:
-    with pytest.raises(ValueError, match=r"fedalt: .*'personal_rl' \(did you mean 'personal_lr'\?\)"):
+    with pytest.raises(ValueError, match=r"personal_rl=0.2: fedalt .*\(did you mean 'personal_lr'\?\)"):
         pt.fedalt("output", lr=0.1, personal_rl=0.2)
-    with pytest.raises(ValueError, match=r"adam: .*'beta' \(did you mean 'beta"):
+    with pytest.raises(ValueError, match=r"beta=0.2: adam .*\(did you mean 'beta"):
         pt.optim.adam(0.1, beta=0.2)
 
 
@@ -254,7 +259,7 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     assert {n for n in pt.models.__all__ if n[0].islower()} == of("models")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_name_can_be_shown(name: str) -> None:
     found = json.loads(partita("show", name, "--json"))
     assert found == facts(name)
@@ -298,8 +303,13 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def programs(stored: bool) -> list[str]:
-    found = {k: e["python"] for k, e in EVERY.items() if e["python"]}
-    return [k for k, text in found.items() if any(word in text for word in STORED) is stored]
+    texts = {k: e["python"] for k, e in EVERY.items() if e["python"]}
+    return [k for k, text in texts.items() if any(word in text for word in STORED) is stored]
+
+
+def by_kind(labels: Iterable[str]) -> dict[str, list[str]]:
+    """Labels such as `methods:fedavg` by their kind."""
+    return {kind: list(names) for kind, names in itertools.groupby(labels, lambda k: k.partition(":")[0])}
 
 
 SHORTER = {  # else as printed
@@ -309,14 +319,21 @@ SHORTER = {  # else as printed
 }
 
 
-@pytest.mark.parametrize("label", programs(stored=False))
+PROGRAMS = by_kind(programs(stored=False))
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.usefixtures("recorded")
-def test_the_python_example_runs(label: str, capsys: pytest.CaptureFixture[str]) -> None:
-    program = EVERY[label]["python"]
-    for long, short in SHORTER.items():
-        program = re.sub(long, short, program)
-    exec(compile(program, label, "exec"), {})
-    assert capsys.readouterr().out
+def test_the_python_examples_run(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    @each("label", PROGRAMS[kind])
+    def runs(label: str) -> None:
+        program = EVERY[label]["python"]
+        for long, short in SHORTER.items():
+            program = re.sub(long, short, program)
+        exec(compile(program, label, "exec"), {})
+        assert capsys.readouterr().out
+
+    runs()
 
 
 @pytest.mark.skipif(not os.environ.get("PARTITA_DATA"), reason="no folder of real data")
@@ -334,22 +351,29 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("label", [k for k, line in LINES.items() if line.startswith("partita run digits")])
+COMMANDS = by_kind(k for k, line in LINES.items() if line.startswith("partita run digits"))
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.usefixtures("recorded")
-def test_the_command_runs(
-    label: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_commands_run(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [*shlex.split(LINES[label]), *QUICK, "--json"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr()
-    assert not stop.value.code, printed.err
-    algorithm = json.loads(printed.out)["algorithm"]
-    kind, _, name = label.partition(":")
-    assert algorithm == {"methods": name, "solvers": "ffgg", "staleness": "fedbuff"}.get(kind, "fedalt")
+    @each("label", COMMANDS[kind])
+    def runs(label: str) -> None:
+        monkeypatch.setattr(sys, "argv", [*shlex.split(LINES[label]), *QUICK, "--json"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not stop.value.code, printed.err
+        name = label.partition(":")[2]
+        methods = {"methods": name, "solvers": "ffgg", "staleness": "fedbuff"}
+        assert json.loads(printed.out)["algorithm"] == methods.get(kind, "fedalt")
+
+    runs()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_the_command_of_a_recipe_names_it(name: str) -> None:
     assert LINES[f"recipes:{name}"] == f"partita run {name}"
 
@@ -393,7 +417,7 @@ def chosen(*assignments: str) -> dict[str, Any]:
     return dict(build(find("digits"), parse(["clients=6", *assignments])).algorithm.options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("algorithm.lr=0.05", 0.05),
@@ -419,7 +443,7 @@ def test_set(text: str, expected: Any) -> None:
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["geomed(0.2)", "psi.comed(delta=0.2)", 'pt.psi.layerwise({"hidden*": avg(0.1), "*": psi.free()})'],
 )
@@ -429,7 +453,7 @@ def test_set_a_penalty(text: str) -> None:
     assert all(type(p) is type(found) for p in found.options.get("penalties", {}).values())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("gd(5, 0.1)", pt.gd(5, 0.1)),
@@ -480,7 +504,7 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
     assert next(iter(found.options.values())) in (2, 5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "start"),
     [
         ("algorithm.lr=abc", "lr='abc': expected a number from 0, or a rate such as"),
@@ -500,11 +524,8 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
         ("algorithm.server=linear(0.1)", "server=Linear(lr=0.1, warmup=0.1): expected a server optimizer"),
         ("algorithm.aggregate=sgd()", "aggregate=pt.optim.sgd("),
         ("algorithm.lr=lineer(1)", "algorithm.lr: function='lineer': expected one of"),
-        (
-            "algorithm.lr=linear(1, warmpu=0)",
-            "algorithm.lr: linear: got an unexpected keyword argument 'warmpu' (di",
-        ),
-        ("algorithm.lr=linear()", "algorithm.lr: linear: missing a required argument: 'lr'"),
+        ("algorithm.lr=linear(1, warmpu=0)", "algorithm.lr: warmpu=0: linear has no such argument (did you"),
+        ("algorithm.lr=linear()", "algorithm.lr: lr: linear needs this argument"),
         ("algorithm.lr=linear(0)", "algorithm.lr: lr=0: expected a number above 0"),
         ("algorithm.lr=linear(x)", "algorithm.lr: argument='x': expected a number"),
         ("algorithm.lr=linear(1 + 1)", "algorithm.lr: argument='1 + 1': expected a number"),
@@ -532,7 +553,7 @@ def test_set_refuses(text: str, start: str) -> None:
     assert str(error.value).startswith(start)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "options"),
     [
         ("sign_flip", "sign_flip", {"scale": 1.0}),
@@ -556,7 +577,7 @@ def test_set_measures() -> None:
     assert one.name == "line_loss"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "start", "end"),
     [
         ("attack=sign_flp", "attack='sign_flp': expected one of 'alie', ", "(did you mean 'sign_flip'?)"),
@@ -564,11 +585,7 @@ def test_set_measures() -> None:
         ("attack=sign_flip(", "attack='sign_flip(': expected a call such as alie()", ""),
         ("attack=sign_flip()()", "attack='sign_flip()()': expected a call such as alie()", ""),
         ("attack=__import__('os').abort()", "attack=\"__import__('os').abort\": expected one of", ""),
-        (
-            "attack=sign_flip(scal=2)",
-            "attack: sign_flip: got an unexpected keyword argument",
-            "its arguments are scale",
-        ),
+        ("attack=sign_flip(scal=2)", "attack: scal=2: sign_flip has no such argument", "one of scale"),
         ("attack=sign_flip(-1)", "attack: scale=-1: expected a number above 0", ""),
         ("measures=[line_los()]", "measures='line_los': expected one of", "(did you mean 'line_loss'?)"),
         ("measures=[line_loss(points=1)]", "measures: points=1: expected a whole number from 2", ""),
@@ -592,7 +609,7 @@ def scheduled(text: str) -> Any:
 S = pt.schedule
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("None", None),
@@ -652,7 +669,7 @@ def test_set_a_schedule_in_every_recipe_of_one_experiment(tmp_path: Path) -> Non
     assert build(recipe, parse(["schedule=None"])).schedule is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "start", "end"),
     [
         ("asynchronus", "schedule='asynchronus': expected one of 'asynchronous', ", "(did you mean 'async"),
@@ -661,7 +678,7 @@ def test_set_a_schedule_in_every_recipe_of_one_experiment(tmp_path: Path) -> Non
         ("asynchronous(", "schedule='asynchronous(': expected a call such as asynchronous()", ""),
         ("asynchronous()()", "schedule='asynchronous()()': expected a call such as", ""),
         ("__import__('os').abort()", "schedule=\"__import__('os').abort\": expected one of", ""),
-        ("asynchronous(bufer=2)", "schedule: asynchronous: got an un", "'bufer' (did you mean 'buffer'?)"),
+        ("asynchronous(bufer=2)", "schedule: bufer=2: ", "(did you mean 'buffer'?)"),
         ("asynchronous(1, 2, 'sqrt', None, 5)", "schedule: asynchronous: too many positional", "order"),
         ("asynchronous(buffer=0)", "schedule: buffer=0: expected a whole number from 1", ""),
         ("asynchronous(staleness='sqr')", "schedule: staleness='sqr': expected one of", "mean 'sqrt'?)"),
@@ -670,11 +687,11 @@ def test_set_a_schedule_in_every_recipe_of_one_experiment(tmp_path: Path) -> Non
         ("asynchronous(staleness=polynomial(-1))", "schedule: polynomial a=-1: expected a number from 0", ""),
         ("asynchronous(staleness=adam(0.1))", "schedule: function='adam': expected one of 'asynchr", ""),
         ("asynchronous(delays=exponential(1))", "schedule: delays=Exponential(mean=1.0): ", "delays(downl"),
-        ("asynchronous(delays=delays(uplod=1))", "schedule: delays: got an", "(did you mean 'upload'?)"),
+        ("asynchronous(delays=delays(uplod=1))", "schedule: delays uplod=1: ", "(did you mean 'upload'?)"),
         ("asynchronous(delays=delays(upload=-1))", "schedule: delays upload=-1: ", "a number from 0"),
         ("preferred(delays(upload=exponental(1)))", "schedule: function='exponental': ", "'exponential'?)"),
         ("preferred(delays(upload=exponential(-1)))", "schedule: exponential mean=-1: ", "a number from 0"),
-        ("preferred(delays(upload=exponential()))", "schedule: exponential: missing a required", "'mean'"),
+        ("preferred(delays(upload=exponential()))", "schedule: exponential mean: ", "exponential(mean=...)"),
         ("preferred(delays(upload=open('x')))", "schedule: function='open': expected one of 'asynchr", ""),
         ("preferred(delays(upload=1 + 1))", "schedule: argument='1 + 1': expected a number", ""),
         ("preferred(delays(upload=trace('no.csv')))", "schedule: delay path='no.csv': expected a rea", ""),

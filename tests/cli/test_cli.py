@@ -10,10 +10,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -22,30 +21,9 @@ from partita.api import federate
 from partita.engine.callbacks import Callback, Event
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
+from support import Command, each
 
 QUICK = ["--set", "rounds=3", "--set", "clients=6", "--set", "baselines=False", "--quiet"]
-
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Done]
-
-
-@pytest.fixture
-def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: its entry point with these arguments."""
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return Done(int(stop.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
@@ -110,7 +88,7 @@ def test_a_users_file_is_a_recipe(tmp_path: Path, partita: Command, monkeypatch:
     assert json.loads(done.stdout)["clients"] == 5
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (["run", "digit"], ["digit", "did you mean 'digits'?"]),
@@ -387,7 +365,7 @@ def test_run_under_a_schedule(tmp_path: Path, partita: Command) -> None:
     assert json.loads(again.stdout)["clock"] == clock
     other = text.replace("uniform(4, 6)", "uniform(4, 7)")
     done = partita("run", "digits", *QUICK, "--set", f"schedule={other}", "--out", str(out), "--resume")
-    assert "another schedule (delays.upload.factor.high: 6.0 -> 7.0)" in done.stderr
+    assert "its schedule (delays.upload.factor.high: 6.0 -> 7.0)" in done.stderr
 
 
 def test_run_with_several_seeds_is_a_study(partita: Command) -> None:

@@ -36,6 +36,7 @@ from partita.recipes.experiment import MODULES
 from partita.recipes.splits import splits
 from partita.recipes.study import run_study
 from partita.recipes.versus import separate, versus
+from support import each
 
 MORE = pytest.param(1500, marks=pytest.mark.slow)
 
@@ -125,9 +126,9 @@ def edited(r: random.Random, found: Any) -> Any:
         inside = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         )
-        for key, each in inside:
+        for key, child in inside:
             places.append((*place, key))
-            walk(each, places[-1])
+            walk(child, places[-1])
 
     walk(found, ())
     *way, last = r.choice(places) or (None,)
@@ -239,9 +240,7 @@ def test_damaged_words_about_divergence(tmp_path: Path) -> None:
         check_command(wrong, "report", tmp_path / "run", "--out", tmp_path / "page.html", "--quiet")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"variants": "abc"}, {"variants": ["../x"]}, {"variants": [1]}, {"seeds": ["0"]}]
-)
+@each("wrong", [{"variants": "abc"}, {"variants": ["../x"]}, {"variants": [1]}, {"seeds": ["0"]}])
 def test_a_study_of_no_names_or_seeds(wrong: dict[str, Any], tmp_path: Path) -> None:
     about = {"variants": ["a"], "seeds": [0], **wrong}
     (tmp_path / "study.json").write_text(json.dumps(about))
@@ -412,7 +411,7 @@ def extreme(r: random.Random, a: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("name", archives())
+@each("name", archives())
 def test_archives_of_the_right_form_are_read(name: str, tmp_path: Path) -> None:
     content, options = archives()[name]
     np.savez(tmp_path / f"{name}.npz", **content)
@@ -567,7 +566,7 @@ def test_settings_of_any_text(cases: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("value", [2**31, 2**53 + 1, 2**63 - 1, 2**63, 10**20, 10**400, -(10**20)])
+@each("value", [2**31, 2**53 + 1, 2**63 - 1, 2**63, 10**20, 10**400, -(10**20)])
 def test_whole_numbers_of_any_size(value: int) -> None:
     for key in (
         "rounds",
@@ -599,7 +598,7 @@ def whole(kind: Any) -> bool:
     return any("int" in str(k) for k in members(kind))
 
 
-@pytest.mark.parametrize("part", MODULES)
+@each("part", MODULES)
 def test_options_beyond_what_tensors_count_with(part: str) -> None:
     for name, make in MODULES[part].items():
         known = signature(make).parameters.values()
@@ -690,7 +689,7 @@ def test_a_program_that_imports_partita_keeps_its_ctrl_c() -> None:
     assert signal.getsignal(signal.SIGINT) is not early.stop
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "words"),
     [
         (("run", "digits", "--set", "capacity=width({[]: 1})"), "names or numbers as keys"),

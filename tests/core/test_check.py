@@ -8,9 +8,10 @@ import pytest
 
 import partita as pt
 from partita.core import check
+from support import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "field", "value", "allowed"),
     [
         (lambda: pt.fedavg(lr=-1), "lr", -1, "a number from 0, or a rate such as"),
@@ -35,13 +36,39 @@ def federate(**settings):
     return pt.federate(pt.models.mlp(64, 10), data, pt.fedavg(lr=0.1), **{"rounds": 1, **settings})
 
 
-def test_an_argument_that_is_none_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"'cohorts' \(did you mean 'cohort'\?\)"):
+def test_an_unknown_argument_gets_a_suggestion() -> None:
+    with pytest.raises(pt.Refused) as refused:
         federate(cohorts=3)
+    assert (refused.value.field, refused.value.value) == ("cohorts", 3)
+    assert "federate has no such argument (did you mean 'cohort'?)" in refused.value.reason
+    assert {"model", "rounds", "cohort"} <= set(refused.value.allowed.removeprefix("one of ").split(", "))
 
 
-@pytest.mark.parametrize("value", [3, "a", None, lambda: 0, [object()]])
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(pt.Refused) as refused:
+        pt.fedprox(lr=0.1)
+    assert (refused.value.field, refused.value.value) == ("mu", check.MISSING)
+    assert refused.value.allowed == "fedprox(lr=..., mu=...)"
+    assert str(refused.value).startswith("mu: fedprox needs this argument")
+
+
+@each(
+    ("allowed", "reason", "text"),
+    [
+        ("a share", "", "byzantine=(): expected a share"),
+        ("a share", "attack= needs some", "byzantine=(): attack= needs some; give a share"),
+        ("", "nobody is there", "byzantine=(): nobody is there"),
+    ],
+)
+def test_the_text_says_what_was_given_why_not_and_what_to_give(allowed: str, reason: str, text: str) -> None:
+    error = check.fail("byzantine", (), allowed, reason)
+    assert str(error) == text
+    assert str(error.within("attack")) == f"attack: {text}"
+
+
+@each("value", [3, "a", None, lambda: 0, [object()], check.MISSING])
 def test_it_travels_between_processes(value: object) -> None:
-    error = check.fail("field", value, "something else")
-    there = pickle.loads(pickle.dumps(error))
-    assert (str(there), there.field, there.allowed) == (str(error), "field", "something else")
+    error = check.fail("field", value, "something else", "a reason")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.field, copy.allowed) == (str(error), "field", "something else")
+    assert copy.reason == "a reason"

@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from partita.core import draws
+from support import each
 
 FULL = (1 << 64) - 1
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
@@ -87,7 +88,7 @@ def test_uniform_moments() -> None:
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 5 / math.sqrt(n)
 
 
-@pytest.mark.parametrize("output", [0, FULL, FULL ^ ((1 << 40) - 1)])
+@each("output", [0, FULL, FULL ^ ((1 << 40) - 1)])
 def test_uniform_never_reaches_its_ends(output: int) -> None:
     key = torch.tensor(state_for(output))
     assert draws.bits(key).item() == signed(output)
@@ -106,7 +107,7 @@ def test_normal_moments() -> None:
     assert draws.normal(keys(1)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("draw", [draws.bits, draws.uniform, draws.normal])
+@each("draw", [draws.bits, draws.uniform, draws.normal])
 def test_a_draw_does_not_depend_on_its_neighbours(draw) -> None:
     k = keys(24)
     alone = torch.stack([draw(one) for one in k])
@@ -160,7 +161,7 @@ def test_a_number_has_the_bits_of_its_key(seed: int, purpose: str, parts: list[i
     assert abs(found - draws.uniform(key).item()) <= 2.0**-23  # the same number, with more bits
 
 
-@pytest.mark.parametrize("output", [0, FULL, FULL ^ ((1 << 40) - 1)])
+@each("output", [0, FULL, FULL ^ ((1 << 40) - 1)])
 def test_a_number_never_reaches_its_ends(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "_mixed", lambda _: output)
     assert 0.0 < draws.number(0, "x") < 1.0
@@ -200,9 +201,7 @@ def test_draws_leave_the_global_generators_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    "parts", [(), (3,), (np.arange(5),), (7, np.array([0, -1, 2**62])), (np.arange(3), 4)]
-)
+@each("parts", [(), (3,), (np.arange(5),), (7, np.array([0, -1, 2**62])), (np.arange(3), 4)])
 def test_keys_of_the_host_are_those_of_a_device(parts: tuple) -> None:
     on_device = [torch.as_tensor(p) if isinstance(p, np.ndarray) else p for p in parts]
     expected = draws.key(5, "batches", *on_device).reshape(-1)

@@ -19,6 +19,7 @@ from partita.data import (
     negative,
     split,
 )
+from support import each
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,7 +139,7 @@ def test_images_come_with_colours_first() -> None:
     assert data.x.dtype == torch.uint8
 
 
-@pytest.mark.parametrize(
+@each(
     ("datasets", "message"),
     [
         ({}, "datasets={}"),
@@ -156,7 +157,7 @@ def test_refused_datasets(datasets: Any, message: str) -> None:
         from_datasets(datasets)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"client": [0, 1]}, "ids in client=2: expected 4"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 import partita as pt
+from support import each
 
 X = torch.arange(40.0).reshape(20, 2)
 SAID = "the same sample is drawn anew each time it is read"
@@ -68,7 +69,7 @@ def quietly(call: Callable[[], Any]) -> Any:
         return call()
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@each("name", RANDOM)
 def test_a_random_transform_is_told(name: str) -> None:
     with pytest.warns(UserWarning, match=SAID) as told:
         pt.data.from_datasets({"a": Transformed(RANDOM[name]), "b": Transformed(RANDOM[name])})
@@ -76,7 +77,7 @@ def test_a_random_transform_is_told(name: str) -> None:
     assert told[0].filename == __file__
 
 
-@pytest.mark.parametrize("name", STEADY)
+@each("name", STEADY)
 def test_what_is_the_same_each_time_is_not(name: str) -> None:
     quietly(lambda: pt.data.from_datasets({"a": Transformed(STEADY[name])}))
 

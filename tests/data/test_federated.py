@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from partita.data import FederatedData, from_arrays
+from support import each
 
 
 def images(n: int = 12) -> FederatedData:
@@ -27,7 +28,7 @@ def test_gather_is_indexing_in_any_shape() -> None:
         assert x.shape == (*index.shape, 4, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "stored", "gathered"),
     [
         (np.uint8, torch.uint8, torch.float32),
@@ -136,7 +137,7 @@ def test_source_is_json() -> None:
     assert json.loads(json.dumps(data.source)) == {"name": "from_arrays", "test": 0.2, "seed": 0}
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@each("bad", [np.nan, np.inf, -np.inf])
 def test_unusable_numbers_are_named(bad: float) -> None:
     x = np.ones((6, 2))
     x[4, 1] = bad
@@ -148,7 +149,7 @@ def test_unusable_numbers_are_named(bad: float) -> None:
         from_arrays(np.ones(3), np.array([0, bad, 1]), ["a", "a", "a"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ((np.ones(3), np.ones(2), [(0, 3)]), "rows of y=2: expected 3"),

@@ -20,6 +20,7 @@ from partita.data import (
     split,
 )
 from partita.data.partitioners import Partitioner, deal
+from support import each
 
 
 def labels(rows: int, classes: int, seed: int) -> np.ndarray:
@@ -174,7 +175,7 @@ def test_another_seed_is_another_partition() -> None:
         assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: dirichlet(0), "alpha=0: expected a number above 0"),

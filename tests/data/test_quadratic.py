@@ -18,6 +18,7 @@ from torch.func import functional_call, grad
 import partita as pt
 from partita.data import Quadratic, quadratic
 from partita.data.quadratic import KINDS
+from support import each
 
 M, N, D, W = 3, 12, 5, 2
 
@@ -64,7 +65,7 @@ def close(got: Any, want: Any, tolerance: float = 1e-10) -> None:
 # ---- the data
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_the_compressed_data_have_the_same_losses_and_gradients(kind: str) -> None:
     whole, part = small(kind, compress=False), small(kind)
     assert set(whole.data.sizes()) == {2 * N}
@@ -153,7 +154,7 @@ def test_the_number_of_threads_is_restored_and_changes_nothing() -> None:
 # ---- the operator
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_w_star_is_the_minimum_and_f_the_gradient_there(kind: str) -> None:
     problem = small(kind)
     theta, _ = point()
@@ -330,7 +331,7 @@ def test_repr_says_what_it_is() -> None:
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"clients": 0}, "clients=0: expected a whole number from 1"),

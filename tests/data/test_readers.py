@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from partita.data import from_arrays, from_huggingface, from_leaf, from_npz
+from support import each
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 Y = np.array([0, 1, 2, 0, 1, 2, 0, 1], dtype=np.uint8)
@@ -130,7 +131,7 @@ def test_leaf_text(tmp_path: Path) -> None:
         from_leaf(file, alphabet="ab")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("{", "LEAF's users"),

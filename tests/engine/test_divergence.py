@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita import cli
 from partita.algorithms.by_name import by_name
 from partita.core import parts
 from partita.engine.callbacks import Callback, Event, ProgressBar
@@ -23,6 +21,7 @@ from partita.engine.description import describe
 from partita.engine.divergence import rates, sentences
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
+from support import Command
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*diverged in round:UserWarning")
 CLIENTS, HIGH = 6, 1e30
@@ -233,7 +232,7 @@ def test_a_tally_counts() -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def command(monkeypatch: pytest.MonkeyPatch, partita: Command, tmp_path: Path) -> Command:
     """The command in this process, in a folder of its own, on a recipe with little to do."""
 
     def small(clients: int = 4, classes: int = 3, test: float = 0.4, seed: int = 0) -> Experiment:
@@ -241,20 +240,13 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
     monkeypatch.setitem(RECIPES, "digits", small)
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return int(stop.value.code or 0), *capsys.readouterr()
-
-    return call
+    return partita
 
 
 HIGHER = ("--set", "algorithm.lr=1e30", "--set", "baselines=False", "--quiet")
 
 
-def test_run_leads_with_it_and_does_not_look_like_success(command: Any) -> None:
+def test_run_leads_with_it_and_does_not_look_like_success(command: Command) -> None:
     code, out, _ = command("run", "digits", *HIGHER)
     assert code == 1
     assert out.startswith("DIVERGED. 4 of 4 clients diverged")
@@ -281,7 +273,7 @@ def test_some_diverged_clients_are_told_but_are_no_failure(command: Any, tmp_pat
     assert out.startswith("DIVERGED. 1 of 4 clients")
 
 
-def test_json_has_it_and_stays_alone_on_its_stream(command: Any) -> None:
+def test_json_has_it_and_stays_alone_on_its_stream(command: Command) -> None:
     code, out, err = command("run", "digits", *HIGHER, "--json")
     assert code == 1
     assert json.loads(out)["diverged"]["nothing_learned"] is True

@@ -12,6 +12,7 @@ import partita as pt
 from partita.core.parts import StagePlan
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, Variant, run_study
+from support import each
 
 HEAD = ("output.linear.weight", "output.linear.bias")
 AVG, ALT = pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1)
@@ -45,7 +46,7 @@ def stages(*parts: Any) -> pt.Algorithm:
     return pt.pipeline(*(p if isinstance(p, StagePlan) else pt.stage(p, rounds=2) for p in parts))
 
 
-@pytest.mark.parametrize(
+@each(
     ("parts", "missing"),
     [
         ((AVG, TUNE), ()),

@@ -20,6 +20,7 @@ from partita.core.types import Cohort, ServerState, Upload
 from partita.engine.callbacks import Callback
 from partita.engine.screen import screen
 from partita.schedule import Running, StageSpec
+from support import each
 
 SIZES, BAD = [9, 7, 5, 8], 2
 
@@ -31,8 +32,8 @@ def usable(kept: Any, clients: int) -> list[bool]:
     return [not why for why in faults(Upload({}), kept, clients)]
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("where", ["delta", "extra", "state"])
+@each("poison", [float("nan"), float("inf"), -float("inf")])
+@each("where", ["delta", "extra", "state"])
 def test_one_bad_entry_names_its_client(poison, where) -> None:
     parts = {"delta": torch.zeros(4, 3, 2), "extra": torch.zeros(4), "state": torch.zeros(4, 1)}
     parts[where].view(4, -1)[2, -1] = poison
@@ -69,7 +70,7 @@ def test_what_is_sent_must_be_small_enough_to_be_squared(where: str) -> None:
     assert faults(many, (), 2) == [TOO_LARGE] * 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "large", "too_large"),
     [
         (torch.float64, 1e150, 1e160),
@@ -196,13 +197,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_what_does_not_fit_is_set_aside_with_its_reason(what: str) -> None:
     given, words = WRONG[what]
     assert reason(**given).startswith(words)
 
 
-@pytest.mark.parametrize("upload", [None, 3, "x", [], {}, (1, 2, 3, 4, 5), torch.ones(3)], ids=str)
+@each("upload", [None, 3, "x", [], {}, (1, 2, 3, 4, 5), torch.ones(3)], ids=str)
 def test_what_is_no_upload_is_set_aside(upload: Any) -> None:
     _, why = screen(expected(), [""] * 3, {1: upload})
     assert why == ["", f"{type(upload).__name__}, not an upload", ""]
@@ -211,7 +212,7 @@ def test_what_is_no_upload_is_set_aside(upload: Any) -> None:
 OTHERS = [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-@pytest.mark.parametrize("dtype", OTHERS, ids=str)
+@each("dtype", OTHERS, ids=str)
 def test_another_precision_is_set_aside(dtype: torch.dtype) -> None:
     """A client of this run has numbers of the model's type: whoever sends others is none."""
     other = torch.ones(4).to(dtype)
@@ -224,7 +225,7 @@ def test_another_kind_of_counter_is_set_aside() -> None:
     assert reason(good(count=short)) == "count of type torch.int32, not torch.int64"
 
 
-@pytest.mark.parametrize("weight", [8.0, 8, 7.999, 1.0, 0.0, 0, None])
+@each("weight", [8.0, 8, 7.999, 1.0, 0.0, 0, None])
 def test_a_client_counts_for_what_it_has_or_less(weight: float | None) -> None:
     claimed = None if weight is None else torch.tensor(weight)
     upload = Upload(good(), claimed, {"c": torch.ones(2)})
@@ -289,8 +290,8 @@ def close(a, b) -> None:
         torch.testing.assert_close(a[k], b[k], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.local(lr=0.1)])
+@each("executor", ["loop", "vmap"])
+@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.local(lr=0.1)])
 def test_the_run_goes_on_without_the_client(method, executor) -> None:
     told = Told()
     got = run(data(scale=1e38), method, executor, callbacks=[told])
@@ -355,12 +356,12 @@ def assert_as_if_it_were_not_there(method: Any, client: int = BAD, bad: Any = No
 
 UNUSABLE = [pt.attack.nonfinite(value) for value in ("nan", "inf", "-inf")]
 UNUSABLE += [pt.attack.malformed(how) for how in ("names", "shape", "broadcast", "weight", "greed")]
-unusable = pytest.mark.parametrize("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
+unusable = each("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
 
 
 @unusable
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
-@pytest.mark.parametrize("cohort", [None, 3])
+@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
+@each("cohort", [None, 3])
 def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: int | None) -> None:
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"], rounds=4, cohort=cohort)
 
@@ -368,8 +369,8 @@ def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: i
 SENDS = [name for name in METHODS if name in CASES and CASES[name].up and name != "pipeline"]
 
 
-@pytest.mark.parametrize("name", SENDS)
-@pytest.mark.parametrize("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
+@each("name", SENDS)
+@each("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
 def test_whatever_the_method(name: str, attack: Any) -> None:
     method = make(name, CASES[name].options)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
@@ -407,10 +408,8 @@ def test_no_aggregator_is_left_out() -> None:
     assert {found.name for found in aggregators()} == set(pt.aggregate.__all__)
 
 
-@pytest.mark.parametrize("aggregate", aggregators(), ids=lambda a: a.name)
-@pytest.mark.parametrize(
-    "attack", [pt.attack.nonfinite(), pt.attack.malformed("greed")], ids=lambda a: a.name
-)
+@each("aggregate", aggregators(), ids=lambda a: a.name)
+@each("attack", [pt.attack.nonfinite(), pt.attack.malformed("greed")], ids=lambda a: a.name)
 def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
     method = pt.fedavg(lr=0.1, aggregate=aggregate)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
@@ -419,8 +418,8 @@ def test_whatever_the_aggregator(aggregate: Any, attack: Any) -> None:
 ROBUST = [pt.rfa(lr=0.1), pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())]
 
 
-@pytest.mark.parametrize("method", ROBUST, ids=["rfa", "median"])
-@pytest.mark.parametrize("times", [1.001, 5.0, 900.0])
+@each("method", ROBUST, ids=["rfa", "median"])
+@each("times", [1.001, 5.0, 900.0])
 def test_a_quarter_that_claims_more_than_it_has_changes_nothing(method: Any, times: float) -> None:
     """Five times the weight would make a majority of the quarter."""
 

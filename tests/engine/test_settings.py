@@ -10,6 +10,7 @@ from torch import nn
 import partita as pt
 from partita.engine.description import describe
 from partita.engine.settings import Settings, stage_work
+from support import each
 
 CLIENTS = 3
 
@@ -43,8 +44,8 @@ def test_the_good_run_runs(tmp_path) -> None:
     assert federate(tmp_path / "run").summary()["rounds"] == 1
 
 
-@pytest.mark.parametrize("field", ["rounds", "cohort", "epochs", "batch"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True, [1], float("nan")])
+@each("field", ["rounds", "cohort", "epochs", "batch"])
+@each("value", [0, -1, 1.5, 2.0, "3", True, [1], float("nan")])
 def test_counts(tmp_path, field, value) -> None:
     refused(tmp_path, field, value, "a whole number from 1")
 
@@ -69,7 +70,7 @@ def test_rounds_are_needed(tmp_path) -> None:
     refused(tmp_path, "rounds", None, "a whole number from 1")
 
 
-@pytest.mark.parametrize("value", [0, -2, 1.5, "3", False])
+@each("value", [0, -2, 1.5, "3", False])
 def test_steps(tmp_path, value) -> None:
     refused(tmp_path, "steps", value, "a whole number from 1")
 
@@ -83,7 +84,7 @@ def test_steps_for_each_client(tmp_path) -> None:
         assert run.summary()["client_steps_per_second"] > 0
 
 
-@pytest.mark.parametrize("wrong", [1.5, "x", "2", [1], None, True])
+@each("wrong", [1.5, "x", "2", [1], None, True])
 def test_steps_of_one_client(tmp_path, wrong) -> None:
     out = tmp_path / "run"
     with pytest.raises(ValueError, match="steps") as error:
@@ -96,7 +97,7 @@ def test_steps_or_epochs(tmp_path) -> None:
     refused(tmp_path, "steps", 2, "not both", steps=2, epochs=1)
 
 
-@pytest.mark.parametrize("value", [-1, 1.0, "0", None, True])
+@each("value", [-1, 1.0, "0", None, True])
 def test_seed(tmp_path, value) -> None:
     refused(tmp_path, "seed", value, "a whole number from 0")
 
@@ -111,7 +112,7 @@ def test_a_seed_that_is_too_large(tmp_path, seed) -> None:
     refused(tmp_path, "seed", seed, "a whole number from 0 up to")
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "allowed"),
     [
         ("state", "kept", "'keep', 'reset' (did you mean 'keep'?)"),
@@ -154,7 +155,7 @@ def test_a_store_on_disk_needs_a_folder() -> None:
     assert "out" in str(error.value)
 
 
-@pytest.mark.parametrize("value", [None, 3, "digits", (torch.zeros(3, 4), torch.zeros(3))])
+@each("value", [None, 3, "digits", (torch.zeros(3, 4), torch.zeros(3))])
 def test_data(tmp_path, value) -> None:
     out = tmp_path / "run"
     with pytest.raises(ValueError, match=r"(?s)^data=.*: expected a FederatedData, made by partita\.data\."):
@@ -162,7 +163,7 @@ def test_data(tmp_path, value) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("value", [None, "fedavg", pt.fedavg, pt.stage(pt.fedavg(lr=0.1), rounds=1)])
+@each("value", [None, "fedavg", pt.fedavg, pt.stage(pt.fedavg(lr=0.1), rounds=1)])
 def test_algorithm(tmp_path, value) -> None:
     refused(tmp_path, "algorithm", value, "a method such as partita.fedavg(lr=0.1)")
 
@@ -183,7 +184,7 @@ class TwoOutputs(nn.Module):
         return self.linear(x), x
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "allowed"),
     [
         (3, "an nn.Module"),
@@ -214,7 +215,7 @@ def test_a_model_that_does_not_fit_the_data(tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "part"),
     [
         ("loss", "cross-entropy", "did you mean 'cross_entropy'?"),
@@ -245,7 +246,7 @@ def F_none(output, target):
 # ---- stages
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "start"),
     [
         ({"rounds": 0}, "rounds=0: expected a whole number from 1"),
@@ -264,7 +265,7 @@ def test_a_stage(options, start) -> None:
     assert str(error.value).startswith(start)
 
 
-@pytest.mark.parametrize("value", [None, "fedavg", pt.fedavg, pt.pipeline(pt.fedavg(lr=0.1))])
+@each("value", [None, "fedavg", pt.fedavg, pt.pipeline(pt.fedavg(lr=0.1))])
 def test_a_stage_of_what(value) -> None:
     with pytest.raises(ValueError, match=r"^algorithm="):
         pt.stage(value)
@@ -327,7 +328,7 @@ def test_whole_numbers_of_numpy_count() -> None:
     assert all(type(x) is int for x in (got.rounds, got.batch, got.seed, *got.steps))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         (None, None),
@@ -385,11 +386,11 @@ def test_describe_writes_options_down() -> None:
     assert both["stages"][0]["rounds"] == 2
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "3", True])
+@each("value", [-1, 1.5, "3", True])
 def test_checkpoints_may_be_none(tmp_path, value) -> None:
     refused(tmp_path, "checkpoint_every", value, "a whole number from 0")
 
 
-@pytest.mark.parametrize("value", [1, "yes", None])
+@each("value", [1, "yes", None])
 def test_train_scores(tmp_path, value) -> None:
     refused(tmp_path, "train_scores", value, "True or False")

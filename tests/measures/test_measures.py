@@ -14,8 +14,9 @@ from partita.core.parts import Algorithm, Measure
 from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.engine import evaluate
+from support import each
 
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 LR, CLIENTS = 0.2, 6
 
 
@@ -126,8 +127,8 @@ def test_a_line_without_samples_has_no_loss() -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("liars", [(), (1, 4)], ids=["honest", "some lie"])
-@pytest.mark.parametrize("name", ["ffgg", "fedavg"])
+@each("liars", [(), (1, 4)], ids=["honest", "some lie"])
+@each("name", ["ffgg", "fedavg"])
 def test_the_gradient_is_that_of_the_theory(name: str, liars: tuple[int, ...], executor: str) -> None:
     """F_m(θ) of the quadratic problem; for fedavg θ is a part of the model that it shares."""
     problem = pt.data.quadratic(clients=7, n=40, d_theta=5, d_w=3)
@@ -194,7 +195,7 @@ COPIES = {
 
 
 @both_executors
-@pytest.mark.parametrize("name", COPIES)
+@each("name", COPIES)
 def test_what_is_kept_as_a_copy_too_is_shared(name: str, executor: str) -> None:
     """Of such methods too the gradient is at the server's model, all of it."""
     run = federate(COPIES[name], pt.measures.gradient_norm(), rounds=2, executor=executor)

@@ -27,8 +27,9 @@ from partita.measures.ended import ended
 from partita.measures.probe import _unseen, probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
 from partita.models.blocks import Blocks, layers
+from support import each
 
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 MODULE = import_module("partita.measures.svcca")  # the package's name for it is the measure
 rng = np.random.default_rng(0)
 
@@ -62,10 +63,8 @@ def mixed(samples: int, *features: int) -> list[Tensor]:
     return [common @ noise(6, f) + 0.7 * noise(samples, f) + 3 for f in features]
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 7])
-@pytest.mark.parametrize(
-    "shape", [(50, 8, 8), (300, 12, 9), (20, 40, 60), (20, 8, 60), (30, 30, 31)], ids=str
-)
+@each("k", [1, 2, 4, 7])
+@each("shape", [(50, 8, 8), (300, 12, 9), (20, 40, 60), (20, 8, 60), (30, 30, 31)], ids=str)
 def test_the_similarity_is_that_of_the_definition(shape: tuple[int, ...], k: int) -> None:
     a, b = mixed(*shape)
     found = similarity(a, b, k)
@@ -112,8 +111,8 @@ def test_samples_must_be_as_many() -> None:
 # ---- fewer directions than k
 
 
-@pytest.mark.parametrize("shape", [(50, 8), (30, 45)], ids=["tall", "wide"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("shape", [(50, 8), (30, 45)], ids=["tall", "wide"])
+@each("dtype", [torch.float32, torch.float64])
 def test_directions_without_variance_do_not_count(shape: tuple[int, int], dtype: torch.dtype) -> None:
     samples, features = shape
     a, b = (noise(samples, r) @ noise(r, features) for r in (2, 3))
@@ -250,7 +249,7 @@ def test_hooks_are_gone_whatever_happens() -> None:
     assert hooks() == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("blocks", "start", "end"),
     [
         (["twic"], "blocks='twic': expected a submodule of Odd, such as 'reader', 'twice'", "mean 'twice'?)"),
@@ -353,7 +352,7 @@ METHODS = {
 
 
 @both_executors
-@pytest.mark.parametrize("name", METHODS)
+@each("name", METHODS)
 def test_a_run_measures_the_models_that_clients_are_evaluated_with(name: str, executor: str) -> None:
     run = federate(METHODS[name], pt.measures.svcca(X, k=3), executor=executor)
     expected = {block: max(every) for block, every in by_hand(run, X, k=3).items()}
@@ -509,7 +508,7 @@ def test_the_rows_the_files_and_the_page(tmp_path: Path) -> None:
     again: dict[str, Any] = {"out": out, "rounds": 3, "resume": True}
     same = federate(pt.fedalt("output", LR), pt.measures.svcca(X, k=2), **again)
     assert same.metrics == run.metrics
-    with pytest.raises(ValueError, match="holds a run with another measures"):
+    with pytest.raises(ValueError, match="holds a run that differs in its measures"):
         federate(pt.fedalt("output", LR), pt.measures.svcca(X + 1, k=2), **again)
 
 
@@ -560,7 +559,7 @@ WRONG: dict[str, tuple[Callable[[], Measure], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_what_cannot_be_measured_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
     make, text = WRONG[name]
     with pytest.raises(ValueError) as error:

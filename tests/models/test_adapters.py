@@ -10,6 +10,7 @@ from torch import nn
 
 from partita import models
 from partita.models import add_adapters
+from support import each
 
 LM = {"length": 5, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
 
@@ -48,8 +49,8 @@ def move(model, scale=1.0):
             p.add_(scale * torch.randn_like(p))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("training", [True, False])
+@each("case", CASES)
+@each("training", [True, False])
 def test_identity_at_start_and_only_then(case, training):
     build, kind, x = CASES[case]
     model = build().train(training)
@@ -64,7 +65,7 @@ def test_identity_at_start_and_only_then(case, training):
     assert not torch.allclose(before, after, atol=1e-3)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_names(case):
     build, kind, _ = CASES[case]
     model = build()
@@ -79,7 +80,7 @@ def test_names(case):
     assert sorted(missing) == sorted(new)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_copies(case):
     build, kind, x = CASES[case]
     model = add_adapters(build(), kind, rank=3).eval()
@@ -169,7 +170,7 @@ def test_type_and_parts_survive():
     assert adapted.get_parameter("head.project.weight") is adapted.get_parameter("embed.tokens.weight")
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (

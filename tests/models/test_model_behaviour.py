@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from partita import models
+from support import each
 
 FACTORIES = {
     "logistic": lambda seed: models.logistic(12, 3, seed=seed),
@@ -25,7 +26,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@each("name", FACTORIES)
 def test_seed_decides_the_weights_and_nothing_else(name):
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -43,7 +44,7 @@ def test_seed_is_independent_of_the_default_device():
     assert torch.equal(weight, models.logistic(4, 2).get_parameter("output.linear.weight"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "shapes", "output"),
     [
         (models.logistic(784, 10), [(2, 784), (2, 28, 28), (2, 1, 28, 28)], (2, 10)),
@@ -108,7 +109,7 @@ def test_blocks():
         models.Blocks(dict(model.named_children()), input_part=["d"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: models.logistic(0, 2), "widths=0: expected a whole number from 1"),

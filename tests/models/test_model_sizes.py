@@ -1,10 +1,10 @@
 """The models have the parameters that the papers count."""
 
-import pytest
 import torch
 from torch import nn
 
 from partita import models
+from support import each
 
 
 def count(module: nn.Module) -> int:
@@ -15,7 +15,7 @@ def part(model: models.Blocks, names: tuple[str, ...]) -> int:
     return sum(count(model.get_submodule(name)) for name in names)
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "total"),
     [
         (models.logistic(784, 10), 7_850),
@@ -41,7 +41,7 @@ def test_embracing_cuts():
     assert [count(models.bilstm()[cut:]) for cut in (0, 1)] == [3_611_137, 1_051_137]
 
 
-@pytest.mark.parametrize(("width", "left"), [(1.0, 272_762), (0.45, 52_874), (0.2, 10_006)])
+@each(("width", "left"), [(1.0, 272_762), (0.45, 52_874), (0.2, 10_006)])
 def test_embracing_widths(width, left):
     """EmbracingFL, Table 10: 55 % and 80 % of the channels dropped."""
     assert count(models.resnet20(width=width)) == left
@@ -57,7 +57,7 @@ def test_partial_personalization_parts():
     assert round((count(lm) - 788_736) / 1e6, 1) == 4.9
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "kind", "added"),
     [
         (models.resnet18(), "residual", 1_392_640),  # the paper's 1.4M
@@ -69,7 +69,7 @@ def test_adapters(model, kind, added):
     assert count(models.add_adapters(model, kind)) - count(model) == added
 
 
-@pytest.mark.parametrize("width", [1.0, 0.45, 0.2, 0.01])
+@each("width", [1.0, 0.45, 0.2, 0.01])
 def test_group_norm_divides_every_width(width):
     model = models.resnet20(norm="group", width=width)
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)

@@ -1,12 +1,12 @@
 """Every model can be stacked: per-client gradients by vmap equal those of one client after another."""
 
-import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 
 from partita import models
+from support import each
 
 CLIENTS, BATCH = 2, 3
 LM = {"length": 5, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
@@ -61,7 +61,7 @@ def _loss(model, params, x, y):
     return cross_entropy(scores[:, -1] if scores.dim() == 3 else scores, y)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@each("name", SMALL)
 def test_stacked_gradients_equal_the_loop(name):
     model, params, x, y = _cohort(name)
     stacked = vmap(grad(lambda p, x, y: _loss(model, p, x, y)))(params, x, y)
@@ -73,7 +73,7 @@ def test_stacked_gradients_equal_the_loop(name):
             torch.testing.assert_close(stacked[k][i], g, atol=1e-5, rtol=1e-4, msg=k)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name not in ("leaf_cnn", "cifar_cnn", "encoder")])
+@each("name", [name for name in SMALL if name not in ("leaf_cnn", "cifar_cnn", "encoder")])
 def test_stacked_hessian_vector_products(name):
     """Forward over reverse, which meta-learning asks for; checked against reverse over reverse."""
     model, params, x, y = _cohort(name)
@@ -114,7 +114,7 @@ def test_stacked_batch_norm():
     assert not torch.equal(after["stem.norm.running_mean"][0], after["stem.norm.running_mean"][1])
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "x"),
     [
         (models.mnist_cnn(4, dropout=0.5), torch.ones(CLIENTS, BATCH, 28, 28)),

@@ -7,6 +7,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from partita import models
+from support import each
 
 
 def test_the_two_parts_add_up():
@@ -49,7 +50,7 @@ def test_gradients_of_stacked_clients_are_those_of_each():
             torch.testing.assert_close(stacked[name][i], alone[name])
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"d_theta": 0}, "d_theta=0: expected a whole number from 1"),

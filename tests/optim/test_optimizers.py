@@ -9,6 +9,7 @@ from torch import Tensor
 
 import partita as pt
 from partita import optim
+from support import each
 
 SHAPES = {"a": (3, 2), "b": (), "c": (4,)}
 
@@ -50,8 +51,8 @@ def adaptive(kind: str, lr: float, beta1: float, beta2: float, tau: float) -> di
     return x
 
 
-@pytest.mark.parametrize(("beta1", "beta2", "tau"), [(0.9, 0.99, 1e-3), (0.0, 0.5, 0.1), (0.3, 0.999, 1.0)])
-@pytest.mark.parametrize("kind", ["adagrad", "yogi", "adam"])
+@each(("beta1", "beta2", "tau"), [(0.9, 0.99, 1e-3), (0.0, 0.5, 0.1), (0.3, 0.999, 1.0)])
+@each("kind", ["adagrad", "yogi", "adam"])
 def test_adaptive(kind, beta1, beta2, tau) -> None:
     options = {"beta1": beta1, "tau": tau} | ({} if kind == "adagrad" else {"beta2": beta2})
     got = run(getattr(optim, kind)(0.3, **options))
@@ -82,10 +83,9 @@ def test_momentum() -> None:
         np.testing.assert_allclose(got.numpy(), x[k], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     "optimizer",
     [optim.sgd(0.5, 0.9), optim.adam(0.1), optim.adam(), optim.adamw(), optim.yogi(0.1), optim.adagrad(0.1)],
-    ids=repr,
 )
 def test_old_state_is_untouched(optimizer) -> None:
     x = {k: torch.ones(s) for k, s in SHAPES.items()}
@@ -100,7 +100,7 @@ def test_old_state_is_untouched(optimizer) -> None:
     assert all(v.shape == x[k].shape and v.dtype == x[k].dtype for k, v in new.items())
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "field"),
     [
         (lambda: optim.sgd(0.0), "optimizer lr=0.0"),
@@ -150,7 +150,7 @@ def test_the_step_of_sgd_at_the_server_is_1_by_default() -> None:
 
 
 def test_a_method_that_is_a_server_optimizer_takes_no_other() -> None:
-    with pytest.raises(ValueError, match="fedadam: got an unexpected keyword argument 'server'"):
+    with pytest.raises(pt.Refused, match="fedadam has no such argument"):
         pt.fedadam(lr=0.1, server_lr=0.1, server=optim.sgd())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita import cli
 from partita.engine.record import Record, Summary
 from partita.recipes import Experiment
 from partita.recipes.advice import Advice, advice, figures, table, text
 from partita.recipes.gradient_left import left
 from partita.recipes.splits import candidates, names, splits
+from support import Command, each
 
 # ---- the recommendation, of made-up runs
 
@@ -304,19 +303,7 @@ def test_statistics_of_normalization_layers_are_no_gradients() -> None:
 
 # ---- the command
 
-Command = Callable[..., tuple[int, str, str]]
 SHORT = ["--set", "clients=6", "--rounds", "2", "--solver-steps", "2", "--executor", "vmap"]
-
-
-@pytest.fixture
-def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return int(stop.value.code or 0), *capsys.readouterr()
-
-    return call
 
 
 def test_split_from_end_to_end(partita: Command, tmp_path: Path) -> None:
@@ -365,7 +352,7 @@ def test_split_over_seeds_with_another_method(partita: Command) -> None:
     assert not any("One seed" in note for note in found["recommendation"]["notes"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (["digits", "--parts", "outputs"], "did you mean 'output'"),

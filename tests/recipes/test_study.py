@@ -20,6 +20,7 @@ from partita.recipes.partial import harm_tables, splits_tables
 from partita.recipes.study import Table, mean_std, read_study, run_study
 from partita.recipes.tasks import with_dropout
 from partita.recipes.versus import separate, versus
+from support import each
 
 CLIENTS = 7  # of two seeds, more than those few whose order scipy's Wilcoxon permutes in all ways
 
@@ -144,7 +145,7 @@ def test_methods_with_options() -> None:
     assert rule.options["lr"](9, 10) == pt.optim.linear(0.2, warmup=0.1)(9, 10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "words"),
     [
         ("fedalt2", ["fedalt2", "did you mean 'fedalt'?"]),

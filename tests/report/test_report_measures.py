@@ -17,6 +17,7 @@ from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.page import page
 from partita.report.rows import averages, checked
+from support import each
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_the_change_at_aggregation_has_a_band_of_its_deviation() -> None:
     assert "Jump at aggregation" in section
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "log"),
     [
         ((1.0, 0.001), True),
@@ -161,7 +162,7 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", ODD, ids=str)
+@each("value", ODD, ids=str)
 def test_odd_measures_are_left_out(value: Any) -> None:
     run = followed(value, aggregation=value if not isinstance(value, dict) else None)
     assert measures({"x": [run]}) == ({}, None)

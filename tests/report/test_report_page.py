@@ -21,6 +21,7 @@ from partita.report.hurt import MOST_ROWS, hurt, worst_first
 from partita.report.page import page
 from partita.report.rows import averages
 from partita.report.settings import flat, settings
+from support import each
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
 SECTIONS = ("summary", "curves", "clients", "distribution", "hurt", "cost", "settings")
@@ -126,7 +127,7 @@ ODD: dict[str, Record] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+@each("name", ODD)
 def test_odd_runs_have_a_page(name: str) -> None:
     for runs in ({"x": [ODD[name]]}, {"x": [ODD[name]], "y": [ODD[name], ODD[name]]}):
         text = page(runs)
@@ -286,7 +287,7 @@ def test_what_ran_reads_the_configuration() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["from_arrays", "from_torch", "split"])
+@each("name", ["from_arrays", "from_torch", "split"])
 def test_a_function_is_no_name_of_data(name: str) -> None:
     run = example()
     run.config["data"]["source"]["name"] = name

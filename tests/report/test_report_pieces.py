@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from partita.report.html import table, tag
 from partita.report.words import (
     bytes_,
@@ -13,9 +11,10 @@ from partita.report.words import (
     signed,
     spread,
 )
+from support import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "expected"),
     [
         (score(0.96244), "0.9624"),

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import pytest
 from report_rows import client, fake
 
 from partita.report.reasons import crowd, reasons
+from support import each
 
 # n_train 10, 20, …, 100: the lower quartile is 32.5
 CLIENTS = [
@@ -47,7 +47,7 @@ def test_few_samples_are_below_the_lower_quartile() -> None:
     assert why(hurt(n_train=None)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("n_test", "personal", "words"),
     [
         (8, 0.7 - 1 / 8, "of its 8 test samples, a single one is 12 points"),

@@ -20,6 +20,7 @@ from partita.report.page import page
 from partita.report.rows import averages
 from partita.report.time import reached, targets, time
 from partita.report.time import slow as slow_clients
+from support import each
 
 EVIL = "</script><b>@0"
 FIGURES = ["time.scores", "time.active", "time.delays", "time.ages"]
@@ -64,7 +65,7 @@ def test_a_clock_that_counts_rounds_tells_nothing() -> None:
         assert "virtual" not in page({"x": [run], "y": [run]})
 
 
-@pytest.mark.parametrize("more", [{"time": 51.0}, {"staleness": {"max": 1}}, {"late": 1}, {"lost": 1}])
+@each("more", [{"time": 51.0}, {"staleness": {"max": 1}}, {"late": 1}, {"lost": 1}])
 def test_more_than_rounds_is_told(more: dict[str, Any]) -> None:
     run = example()
     run.facts["clock"] = {"time": 50.0, "staleness": {"max": 0}, "late": 0, "lost": 0, **more}
@@ -97,7 +98,7 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("clock", ODD, ids=str)
+@each("clock", ODD, ids=str)
 def test_odd_clocks_have_a_page(clock: Any) -> None:
     run = timed()
     run.facts["clock"] = clock
@@ -177,7 +178,7 @@ def test_targets_of_errors_come_from_above() -> None:
     assert "at most that much" in text
 
 
-@pytest.mark.parametrize("score", [0.0, -1.0, float("nan")])
+@each("score", [0.0, -1.0, float("nan")])
 def test_scores_without_a_zero_have_no_targets(score: float) -> None:
     runs = {"a": [ran((1.0, score))]}
     assert targets(runs) == []

@@ -33,6 +33,7 @@ from partita.core.types import RoundContext, Work
 from partita.engine.execute.plan import draw
 from partita.engine.pending import PendingUploads, Trained
 from reference import plain
+from support import each
 
 S = pt.schedule
 N = DOUBLE.clients
@@ -134,8 +135,8 @@ def start_model() -> plain.Params:
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop", pytest.param("graph", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("buffer", [1, 3])
-@pytest.mark.parametrize("name", ["fedavg", "fedalt"])
+@each("buffer", [1, 3])
+@each("name", ["fedavg", "fedalt"])
 def test_a_plain_event_loop_agrees(name: str, buffer: int, executor: str) -> None:
     """With everyone at work, so that who comes next is no matter of chance."""
     options = {"lr": 0.3} if name == "fedavg" else {"lr": 0.3, "personal": "output"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import partita as pt
 from partita.core.types import Cohort, ServerState
 from partita.schedule import StageSpec
+from support import each
 
 S = pt.schedule
 
@@ -261,7 +262,7 @@ def test_a_clock_goes_on_from_its_state() -> None:
     assert second.state() == straight.state()
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "field"),
     [
         (lambda: S.synchronous(deadline=1.0), "deadline"),

@@ -24,6 +24,7 @@ from partita.schedule import (
     trace,
     uniform,
 )
+from support import each
 
 N = 2000
 DISTRIBUTIONS = {
@@ -34,7 +35,7 @@ DISTRIBUTIONS = {
     "gamma, exponential": (gamma(3.0, shape=1.0), stats.expon(scale=3.0)),
     "gamma, irregular": (gamma(1.0, shape=0.3), stats.gamma(0.3, scale=1 / 0.3)),
 }
-every = pytest.mark.parametrize(("delay", "expected"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+every = each(("delay", "expected"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 
 WAYS: dict[str, Callable[[int], tuple[int, str, int, int]]] = {
     "clients": lambda i: (7, "upload", 3, i),
@@ -62,7 +63,7 @@ def test_moments(delay: Any, expected: Any) -> None:
     assert np.median(values) == pytest.approx(expected.median(), rel=1e-3)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 @every
 def test_draws(delay: Any, expected: Any, way: str) -> None:
     """2000 of them, however they differ, look like the distribution."""
@@ -88,7 +89,7 @@ def test_a_constant_is_one() -> None:
     assert lognormal(2.0, sigma=0.0).at(0, "upload", 0, 0) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
+@each(
     "longest",
     [constant(1e12), uniform(0, 1e12), exponential(1e12), lognormal(1e12, 10), gamma(1e12, 0.01)],
 )
@@ -103,7 +104,7 @@ def test_the_longest_delays_are_finite(longest: Any, monkeypatch: pytest.MonkeyP
 DELAYS = [exponential(1.0), gamma(1.0), lognormal(1.0), uniform(0, 1), scaled(exponential(1), uniform(1, 9))]
 
 
-@pytest.mark.parametrize("delay", DELAYS, ids=lambda d: type(d).__name__)
+@each("delay", DELAYS, ids=lambda d: type(d).__name__)
 def test_a_draw_is_a_function_of_its_arguments(delay: Any) -> None:
     keys = [WAYS["all"](i) for i in range(60)]
     forth = {k: delay.at(*k) for k in keys}
@@ -153,14 +154,14 @@ def test_classes_without_members() -> None:
     assert {classes([(1.0, 2.0), (0.0, 5.0)]).at(0, "speed", 0, i) for i in range(200)} == {2.0}
 
 
-@pytest.mark.parametrize("numbers", [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1.0, 2.5])])
+@each("numbers", [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1.0, 2.5])])
 def test_numbers_are_the_clients_own(numbers: Any) -> None:
     made = delays(upload=numbers)
     made.check(2)
     assert [made.length(0, 9, client, steps=3) for client in (0, 1)] == [1.0, 2.5]
 
 
-@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0)])
+@each("number", [2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0)])
 def test_a_number_is_everyones(number: Any) -> None:
     assert delays(download=number).length(0, 0, 0, 0) == 2.0
 
@@ -223,7 +224,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 Write = Callable[[str], Path]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["1\n2.5\n4\n", "delay\n1\n2.5\n4\n", "1.0\r\n2.5\r\n4e0", "\n 1 \n\n2.5\n   \n4\n\n", "\ufeff1\n2.5\n4"],
     ids=["plain", "heading", "windows", "blank lines", "spreadsheet"],
@@ -236,7 +237,7 @@ def test_a_plain_file(text: str, write: Write) -> None:
     )
 
 
-@pytest.mark.parametrize("heading", ["", "device,delay\n", "\nname, seconds\n"])
+@each("heading", ["", "device,delay\n", "\nname, seconds\n"])
 def test_a_file_with_devices(heading: str, write: Write) -> None:
     """A client is one device for ever, whatever it waits for."""
     delay = trace(write(heading + "phone,9\nphone, 7\nlaptop,1\n watch ,30\nwatch,40\nwatch,50\n"))
@@ -249,7 +250,7 @@ def test_a_file_with_devices(heading: str, write: Write) -> None:
     assert [of.count(i) / 600 for i in range(3)] == pytest.approx([1 / 3] * 3, abs=0.07)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "allowed"),
     [
         ("", "a file with at least one number"),
@@ -302,7 +303,7 @@ def test_a_run_is_not_resumed_with_another_file(write: Write, tmp_path: Path) ->
     assert upload == {"name": "trace", "path": str(tmp_path / "delays.csv"), "digest": upload["digest"]}
     again = run(write("1\n2\n3\n"), tmp_path / "run", resume=True)
     assert again.summary()["clock"] == first.summary()["clock"]
-    with pytest.raises(ValueError, match=r"another schedule \(delays\.upload\.digest: .*expected the same"):
+    with pytest.raises(ValueError, match=r"its schedule \(delays\.upload\.digest: .*give the same"):
         run(write("1\n2\n4\n"), tmp_path / "run", resume=True)
 
 
@@ -313,7 +314,7 @@ PAIRS = r"pairs \(share, factor\) such as .* whose shares sum to 1"
 NUMBER = "a number from 0 up to"
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "says", "allowed"),
     [
         (lambda: constant(-1), "delay value=-1", NUMBER),
@@ -366,7 +367,7 @@ def test_what_is_refused(make: Callable[[], object], says: str, allowed: str) ->
 
 
 def test_a_typo_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"^delays: .*'uplod' \(did you mean 'upload'\?\)"):
+    with pytest.raises(ValueError, match=r"^delays uplod=1: .* \(did you mean 'upload'\?\)"):
         delays(uplod=1)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^asynchronous: .*'bufer' \(did you mean 'buffer'\?\)"):
         pt.schedule.asynchronous(bufer=1)  # type: ignore[call-arg]

@@ -13,6 +13,7 @@ import partita as pt
 from partita import schedule
 from partita.engine.description import describe
 from partita.schedule.staleness import NAMED, as_staleness
+from support import each
 
 ages = st.integers(0, 10_000)
 
@@ -68,13 +69,13 @@ def test_what_was_given_is_written_down() -> None:
     assert written == {"name": "hinge", "a": 10.0, "b": 4.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "start"),
     [
         (lambda: schedule.polynomial(-1), "a=-1: expected a number from 0"),
         (lambda: schedule.hinge(0, 1), "a=0: expected a number above 0"),
         (lambda: schedule.hinge(1, -1), "b=-1: expected a number from 0"),
-        (lambda: schedule.hinge(1), "hinge: missing a required argument: 'b'"),
+        (lambda: schedule.hinge(1), "b: hinge needs this argument"),
         (
             lambda: as_staleness("staleness", "sqrtt"),
             "staleness='sqrtt': expected one of 'constant', 'sqrt', ",
@@ -97,4 +98,3 @@ def test_refusals(make: Any, start: str) -> None:
     with pytest.raises(ValueError) as error:
         make()
     assert str(error.value).startswith(start)
-    assert "expected" in str(error.value) or "missing" in str(error.value)

@@ -18,6 +18,7 @@ import partita as pt
 from partita.engine.callbacks import Callback, Event
 from partita.track import MLflow, TensorBoard, Tracker, WandB, tracker
 from partita.track import base as track
+from support import each
 
 ROUNDS, CLIENTS = 4, 6
 FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json"}  # and report.html where plotly is
@@ -479,7 +480,7 @@ def test_a_run_ends_as_it_ended() -> None:
     assert flaky.done[-1] == "finish finished"
 
 
-@pytest.mark.parametrize("make", [TensorBoard, MLflow, WandB])
+@each("make", [TensorBoard, MLflow, WandB])
 def test_a_missing_library_is_named(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch.utils.tensorboard", "tensorboard", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -11,52 +11,74 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-LARGEST = 2**63 - 1  # of whole numbers in tensors and arrays
+LARGEST = 2**63 - 1  # whole number in tensors and arrays
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
+class Missing:
+    """The value of an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+    def __reduce__(self) -> str:
+        return "MISSING"  # there is one, in every process
+
+
+MISSING = Missing()
+
+
 class Refused(ValueError):
-    """Raised for a wrong argument: its `field`, the `value` that was given, and what is `allowed`."""
+    """Raised for a wrong argument: its `field`, the `value` that was given, and what is `allowed`.
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}={_cut(value)}: expected {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
+    `reason` says why the value is refused, where what is allowed does not say it by itself. What is `allowed`
+    is empty where no value is.
+    """
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str]]:
-        plain = self.value is None or isinstance(self.value, str | int | float)
-        return Refused, (self.field, self.value if plain else _Printed(_cut(self.value)), self.allowed)
+    def __init__(self, field: str, value: object, allowed: str, reason: str = "") -> None:
+        given = field if value is MISSING else f"{field}={shortened(value)}"
+        advice = f"{reason}; give {allowed}" if reason and allowed else reason or f"expected {allowed}"
+        super().__init__(f"{given}: {advice}")
+        self.field, self.value, self.allowed, self.reason = field, value, allowed, reason
+
+    def within(self, part: str) -> Refused:
+        """Return this error as one about an argument of `part`."""
+        return Refused(f"{part}: {self.field}", self.value, self.allowed, self.reason)
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str, str]]:
+        plain = isinstance(self.value, str | int | float | NoneType | Missing)
+        value = self.value if plain else _Text(shortened(self.value))
+        return Refused, (self.field, value, self.allowed, self.reason)
 
 
-class _Printed(str):
-    """What a value looked like, in another process."""
+class _Text(str):
+    """The text of a value that stayed in another process."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def fail(field: str, value: object, allowed: str) -> Refused:
+def fail(field: str, value: object, allowed: str, reason: str = "") -> Refused:
     """Return the error that a check raises."""
-    return Refused(field, value, allowed)
+    return Refused(field, value, allowed, reason)
 
 
-def _cut(value: object) -> str:
-    """Return a value as a message shows it: on one line, and not too long.
-
-    A number of thousands of digits has no text, and some objects fail to give theirs.
-    """
+def shortened(value: object) -> str:
+    """Return the text of a value as a message shows it: on one line that is not too long."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:
+    except Exception:  # a number of thousands of digits has no text, and some objects fail to give theirs
         text = f"<{type(value).__name__}>"
     most = 300 if isinstance(value, str) else 80  # paths are long
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def warn(text: str) -> None:
-    """Warn at the first line outside of the package, which is the user's."""
+    """Warn at the first line outside of the package: the user's."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == "partita":
         level, frame = level + 1, frame.f_back
@@ -78,7 +100,7 @@ def number(
 
 
 def integer(field: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
-    """Return a whole number in a range, and never larger than what tensors count with."""
+    """Return a whole number in a range, never larger than what tensors count with."""
     allowed = "a whole number"
     if high is None and isinstance(value, Integral) and abs(int(value)) > LARGEST:
         high = LARGEST
@@ -93,7 +115,7 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
 
 
 def boolean(field: str, value: Any) -> bool:
-    """Return True or False, and refuse all else."""
+    """Return True or False."""
     if not isinstance(value, bool):
         raise fail(field, value, "True or False")
     return value
@@ -130,7 +152,7 @@ def duration(field: str, value: Any) -> float:
 
 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
-    """Return one of a few words; suggest one on a typo."""
+    """Return one of a few words; the error suggests one if the value is nearly it."""
     words = allowed if isinstance(allowed, Sequence) else list(allowed)
     if not isinstance(value, str) or value not in words:
         raise fail(field, value, f"one of {', '.join(map(repr, words))}{meant(value, words)}")
@@ -139,21 +161,21 @@ def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
 
 def meant(value: object, words: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' when another word is close to the value, or begins with it."""
-    text, others = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
-    close = difflib.get_close_matches(text, others, n=1)
-    close = close or [w for w in others if len(text) > 2 and w.startswith(text)]
-    return f" (did you mean {others[close[0]]!r}?)" if close else ""
+    text, candidates = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
+    close = difflib.get_close_matches(text, candidates, n=1)
+    close = close or [w for w in candidates if len(text) > 2 and w.startswith(text)]
+    return f" (did you mean {candidates[close[0]]!r}?)" if close else ""
 
 
 def path(field: str, value: Any) -> Path:
-    """Return a path; an empty one would be the folder one is in."""
+    """Return a path; an empty one, which would be the current folder, is refused."""
     if not isinstance(value, str | PathLike) or not str(value):
         raise fail(field, value, "the path of a folder")
     return Path(value)
 
 
 def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
-    """Return a function that takes so many arguments; `iid` instead of `iid()` does not."""
+    """Return a function that takes so many arguments, as `iid()` does and `iid` does not."""
     if not callable(value) or isinstance(value, type):
         raise fail(field, value, allowed)
     try:
@@ -168,7 +190,7 @@ def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
 
 
 def schedule(field: str, value: Any) -> Any:
-    """Return None, or something that can begin as a schedule."""
+    """Return None or a schedule."""
     if value is not None and (not hasattr(value, "begin") or isinstance(value, type)):
         raise fail(field, value, "a schedule such as partita.schedule.synchronous()")
     return value

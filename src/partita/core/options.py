@@ -158,20 +158,40 @@ def members(kind: Any) -> tuple[Any, ...]:
 def bind(
     name: str, arguments: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], prefix: str = ""
 ) -> inspect.BoundArguments:
-    """Return all arguments of a call, checked; a ValueError names the first wrong one."""
+    """Return all arguments of a call, checked; the error names the first wrong one."""
     names = arguments.parameters
     try:
         bound = arguments.bind(*args, **kwargs)
     except TypeError as error:
-        unknown = [k for k in kwargs if k not in names]
-        hint = check.meant(unknown[0], names) if unknown else ""
-        raise ValueError(f"{name}: {error}{hint}; its arguments are {', '.join(names)}") from None
+        raise _unbound(name, arguments, kwargs, prefix, error) from None
     bound.apply_defaults()
     for field, value in bound.arguments.items():
         kind, option = declared(names[field].annotation)
         if option.text:
             bound.arguments[field] = verify(f"{prefix}{field}", value, kind, option)
     return bound
+
+
+def _unbound(
+    name: str, known: inspect.Signature, kwargs: Mapping[str, Any], prefix: str, error: TypeError
+) -> check.Refused:
+    """Return the error of a call that does not fit the signature: an argument unknown, missing or twice."""
+    parameters = known.parameters
+    unknown = [k for k in kwargs if k not in parameters]
+    if unknown:
+        reason = f"{name} has no such argument{check.meant(unknown[0], parameters)}"
+        allowed = f"one of {', '.join(parameters)}" if parameters else "none"
+        return check.fail(f"{prefix}{unknown[0]}", kwargs[unknown[0]], allowed, reason)
+    missing = re.match("missing a required .*argument: '(.*)'", str(error))
+    if missing:
+        needed = [
+            k
+            for k, p in parameters.items()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        allowed = f"{name}({', '.join(f'{k}=...' for k in needed)})"
+        return check.fail(f"{prefix}{missing[1]}", check.MISSING, allowed, f"{name} needs this argument")
+    return check.fail(name, check.MISSING, f"arguments by name: {', '.join(parameters)}", str(error))
 
 
 def verify(field: str, value: Any, kind: Any, option: Option) -> Any:

@@ -67,8 +67,8 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     takes = list(inspect.signature(reader).parameters)[1:]
     for option, value in options.items():
         if option not in takes:
-            allowed = f"only the options of {name}: {', '.join(takes)}{check.meant(option, takes)}"
-            raise check.fail(option, value, allowed)
+            reason = f"{name} has no such option{check.meant(option, takes)}"
+            raise check.fail(option, value, f"one of {', '.join(takes)}", reason)
     check.integer("seed", options.get("seed", 0), low=0)
     place = os.environ.get(VARIABLE) if folder is None else folder
     if not place:

@@ -158,4 +158,5 @@ def _refuse_overlap(name: str, data: FederatedData) -> None:
     ranges = ranges[ranges[:, 1] > 0]
     ranges = ranges[np.argsort(ranges[:, 0])]
     if (ranges[:-1].sum(1) > ranges[1:, 0]).any():
-        raise ValueError(f"{name}: some rows belong to several clients or splits; expected rows of their own")
+        reason = f"some rows belong to several clients or splits, and {name} changes each client's rows"
+        raise check.fail("shift", name, "data in which no row is shared", reason)

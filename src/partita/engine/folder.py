@@ -82,9 +82,8 @@ class RunFolder:
         saved = checkpoint.read(self.path / "checkpoint")
         if saved is None:
             if (self.path / "metrics.jsonl").exists():
-                raise ValueError(
-                    f"resume: the run in {self.path} has no checkpoint left; choose another folder"
-                )
+                reason = f"the run in {self.path} has no checkpoint left"
+                raise check.fail("resume", True, "another folder out=", reason)
             _clear(self.path)
             return None
         return saved
@@ -189,27 +188,29 @@ def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
     theirs = versions.get("partita") if isinstance(versions, dict) else None
     if theirs != now["versions"]["partita"]:
         ours = now["versions"]["partita"]
-        raise ValueError(f"resume: {folder} holds a run of partita {theirs}, not {ours}; expected the same")
+        reason = f"{folder} holds a run of partita {theirs}, not {ours}"
+        raise check.fail("resume", True, "the same version, or another folder out=", reason)
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
-        raise ValueError(
-            f"resume: {folder} holds a run with another executor ({executor}); expected the same"
-        )
+        raise _another("executor", str(executor), folder)
     there = parts(before)
     for part, new in parts(plain(now)).items():
         if part not in there:
-            raise ValueError(
-                f"resume: config.json in {folder} says nothing of {part}, as another version of partita may "
-                "have written it; expected a new folder"
-            )
+            reason = f"config.json in {folder} has no {part}: another version of partita may have written it"
+            raise check.fail("resume", True, "another folder out=", reason)
         if part == "trial":
             _check_trial(there[part], new, folder)
             continue
         if there[part] != new:
             changes = _changes(there[part], new)
-            shown = f"resume: {folder} holds a run with another {part} ({', '.join(changes)})"
             hint = "; a model without a seed is another one each time" if _only_weights(changes) else ""
-            raise ValueError(f"{shown}; expected the same{hint}")
+            raise _another(part, ", ".join(changes), folder, hint)
     return before
+
+
+def _another(part: str, changes: str, folder: Path, hint: str = "") -> check.Refused:
+    """Return the error of a folder whose run differs from the one that would go on with it."""
+    reason = f"{folder} holds a run that differs in its {part} ({changes})"
+    return check.fail("resume", True, f"the same {part}, or another folder out={hint}", reason)
 
 
 def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
@@ -217,11 +218,9 @@ def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
     known = old if isinstance(old, dict) else {}
     for name in [name for name in {**known, **new} if not _alike(known.get(name), new.get(name))]:
         what = {"training.loss": "loss", "evaluation.metric": "metric"}.get(name, "model")
-        raise ValueError(
-            f"resume: {folder} holds a run with another {what}: on the same samples, with the same initial "
-            f"weights, it gives other numbers ({name}: {known.get(name)} -> {new.get(name)}); "
-            "expected the same"
-        )
+        numbers = f"{name}: {known.get(name)} -> {new.get(name)}"
+        changes = f"on the same samples, with the same initial weights: {numbers}"
+        raise _another(what, changes, folder)
 
 
 def _alike(old: Any, new: list[float] | None) -> bool:

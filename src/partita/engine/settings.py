@@ -485,11 +485,13 @@ def byzantine_clients(byzantine: Any, attack: Any, names: Sequence[str], seed: A
     given = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
     found = _share(given, len(names), seed) if isinstance(given, float) else _named(given, names)
     if attack is None and found:
-        raise check.fail("byzantine", byzantine, "none without attack=, such as partita.attack.sign_flip()")
+        attacks = "attack=, such as partita.attack.sign_flip(), or leave byzantine= out"
+        raise check.fail("byzantine", byzantine, attacks, "Byzantine clients need an attack")
     if attack is not None and not found and isinstance(given, float) and given > 0:
         raise check.fail("byzantine", byzantine, f"a share of at least one of the {len(names)} clients")
     if attack is not None and not found:
-        raise check.fail("byzantine", byzantine, "with attack=, a share such as 0.25, numbers or names")
+        clients = "a share such as 0.25, or client numbers or names"
+        raise check.fail("byzantine", byzantine, clients, "attack= needs Byzantine clients")
     if len(found) == len(names):
         raise check.fail("byzantine", byzantine, "at least one honest client")
     return found

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from partita.core import tree
+from partita.core import check, tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
 from partita.engine.cautions import warn_about_time
 from partita.engine.counters import Counters, Timer
@@ -229,14 +229,13 @@ def _states_folder(stage: Stage) -> Path | None:
 def _check_model(saved: Tensors, initial: Tensors) -> None:
     wrong = [k for k in initial if k not in saved or not _alike(saved[k], initial[k])]
     if wrong or len(saved) != len(initial):
-        raise ValueError(f"model: the checkpoint holds another model (differs in {', '.join(wrong[:3])})")
+        raise _another("model", wrong)
 
 
 def _check_personal(saved: Tensors, personal: Tensors) -> None:
     different = sorted(set(saved) ^ set(personal))
     if different:
-        names = ", ".join(different[:3])
-        raise ValueError(f"resume: the checkpoint holds another personal part (differs in {names})")
+        raise _another("personal part", different)
 
 
 def _check_server(saved: ServerState, new: ServerState) -> None:
@@ -246,7 +245,13 @@ def _check_server(saved: ServerState, new: ServerState) -> None:
         wrong = [k for k in {**theirs, **ours} if k not in theirs or k not in ours]
         wrong += [k for k in theirs if k in ours and not _alike(theirs[k], ours[k])]
         if wrong:
-            raise ValueError(f"{part}: the checkpoint is of another run (differs in {', '.join(wrong[:3])})")
+            raise _another(f"server state {part!r}", wrong)
+
+
+def _another(part: str, names: Sequence[str]) -> check.Refused:
+    """Return the error of a checkpoint that differs from the run in these tensors."""
+    reason = f"the checkpoint holds another {part} (it differs in {', '.join(names[:3])})"
+    return check.fail("resume", True, "the run that was saved, or another folder out=", reason)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from partita.algorithms.baselines import baselines as baseline_methods
+from partita.core import check
 from partita.core.parts import Algorithm
 from partita.engine.callbacks import Callback
 from partita.engine.cautions import warn_about_abandoned, warn_about_untrained
@@ -105,10 +106,8 @@ def _refusing_misfits(saved: Checkpoint) -> Iterator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"resume: {saved.path} does not fit ({reason}); expected a checkpoint of this run"
-        ) from error
+        reason = f"{saved.path} does not fit ({type(error).__name__}: {error})"
+        raise check.fail("resume", True, "a checkpoint of this run", reason) from error
 
 
 def _warn_about_untrained(stage: Stage, state: State) -> None:

@@ -57,8 +57,8 @@ def try_probe(
         x = probe_samples(measure, data, seed)[PROBE][:2]
         _pass(problem, dict(params), x)
         problem.outputs(dict(params), x, measure.probe.blocks)
-    except ValueError as error:
-        raise ValueError(f"measure {measure.name} {error}") from error
+    except check.Refused as error:
+        raise error.within(f"measure {measure.name}") from error
 
 
 def _pass(problem: Problem, params: Tensors, x: Tensor) -> None:

@@ -170,8 +170,8 @@ def _value(key: str, text: str) -> Any:
             return text
     try:
         return _made(node, key.rpartition(".")[2])
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
+    except check.Refused as error:
+        raise error.within(key) from None
 
 
 def _part(field: str, value: Any) -> Any:
@@ -196,8 +196,8 @@ def _called(node: ast.expr, field: str) -> Any:
     check.choice(field, name, _names(field))
     try:
         return _made(call, field)
-    except ValueError as error:
-        raise ValueError(f"{field}: {error}") from None
+    except check.Refused as error:
+        raise error.within(field) from None
 
 
 def _call_of(field: str) -> str:

@@ -315,9 +315,8 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
         before = _about(out)
         for key in about:
             if before.get(key) != about[key]:
-                raise ValueError(
-                    f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
-                )
+                reason = f"{out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
+                raise check.fail("resume", True, f"the same {key}, or another folder out=", reason)
         new_page("out", out / "report.html")
         return
     new_folder("out", out, left=r"\.study\.json\.tmp")

@@ -32,8 +32,8 @@ def checked(runs: Runs) -> Runs:
             raise check.fail(f"runs[{label!r}]", list(seeds), "at least one run")
     metrics = {run.facts.get("metric") for seeds in runs.values() for run in seeds}
     if len(metrics) > 1:
-        names = ", ".join(sorted(map(str, metrics)))
-        raise ValueError(f"runs measured by {names}: expected one metric, or their scores do not compare")
+        names = sorted(str(m) for m in metrics)
+        raise check.fail("metric of runs", names, "runs of one metric", "their scores do not compare")
     return {label: [_honest(run) for run in seeds] for label, seeds in runs.items()}
 
 

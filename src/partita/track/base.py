@@ -91,7 +91,7 @@ class Tracker(Callback):
             self.open(what, self._first_round, config)
         except Exception as error:
             if not self._tracked:
-                raise ValueError(f"track={self.tool!r}: {one_line(error)}") from error
+                raise check.fail("track", self.tool, "", one_line(error)) from error
             self._fail(error)
         else:
             self._open = self._tracked = True

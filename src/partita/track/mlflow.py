@@ -48,7 +48,7 @@ class MLflow(Tracker):
             self._client = self._library.MlflowClient(tracking_uri=self._uri)
             self._experiment = self._find(experiment)
         except Exception as error:  # before any work: a store that cannot be used is refused
-            raise ValueError(f"uri={self._uri!r}: {one_line(error)}") from error
+            raise check.fail("uri", self._uri, "", one_line(error)) from error
         self._run = ""
         self._last: dict[str, int] = {}  # the last step that MLflow has of each metric
         self._pending: list[Any] = []

@@ -15,8 +15,9 @@ from partita.algorithms.local.fresh import fresh
 from partita.algorithms.local.solvers import Solver, newton
 from partita.core import draws
 from partita.data import FederatedData
+from support import each
 
-both_executors = pytest.mark.parametrize("executor", ["loop", "vmap"])
+both_executors = each("executor", ["loop", "vmap"])
 
 D_THETA, D_W, ROWS = 3, 6, (20, 9, 31)
 
@@ -123,7 +124,7 @@ def test_cg_is_that_of_scipy(executor: str, steps: int) -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("solver", [pt.cg(D_W), pt.cg(30), pt.exact()], ids=repr)
+@each("solver", [pt.cg(D_W), pt.cg(30), pt.exact()], ids=repr)
 def test_the_solution(executor: str, solver: Solver) -> None:
     """After as many iterations as there are parameters; further ones do no harm."""
     data = problem()
@@ -133,7 +134,7 @@ def test_the_solution(executor: str, solver: Solver) -> None:
 
 
 @both_executors
-@pytest.mark.parametrize("solver", [pt.cg(4), pt.cg(20), pt.exact()], ids=repr)
+@each("solver", [pt.cg(4), pt.cg(20), pt.exact()], ids=repr)
 def test_directions_that_do_not_matter_stay(executor: str, solver: Solver) -> None:
     data = problem(rank=4)
     for w, (H, g) in zip(solved(solver, data, executor), quadratics(data)):
@@ -141,7 +142,7 @@ def test_directions_that_do_not_matter_stay(executor: str, solver: Solver) -> No
 
 
 @both_executors
-@pytest.mark.parametrize("solver", [pt.gd(3, 0.1), pt.adam(3, 0.1), pt.cg(3), pt.exact()], ids=repr)
+@each("solver", [pt.gd(3, 0.1), pt.adam(3, 0.1), pt.cg(3), pt.exact()], ids=repr)
 def test_nothing_moves_at_the_minimum(executor: str, solver: Solver) -> None:
     data = problem()
     x = torch.where(torch.arange(D_THETA + D_W) < D_THETA, data.x, 0.0)  # w has no effect at all
@@ -206,8 +207,8 @@ class Noisy(nn.Module):
         return self.last(self.norm(self.first(self.drop(x)))).squeeze(-1)
 
 
-@pytest.mark.parametrize("personal", ["last.*", "norm.*", ["norm.*", "last.*"]], ids=str)
-@pytest.mark.parametrize("solver", [pt.gd(3, 0.1), pt.adam(3, 0.1), pt.cg(5), pt.exact()], ids=repr)
+@each("personal", ["last.*", "norm.*", ["norm.*", "last.*"]], ids=str)
+@each("solver", [pt.gd(3, 0.1), pt.adam(3, 0.1), pt.cg(5), pt.exact()], ids=repr)
 def test_models_with_dropout_and_statistics(personal: str | list[str], solver: Solver) -> None:
     found = {}
     for executor in ("loop", "vmap"):

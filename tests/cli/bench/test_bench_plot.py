@@ -13,6 +13,7 @@ from partita import cli
 from partita.cli.bench import WORKLOADS, Row, figures, page, picture
 from partita.cli.bench.peers.apart import Speed
 from partita.cli.bench.plot import checked, plot
+from support import each
 
 DECLINED = "no <resnet20> is written in Haiku here"
 ROWS = [
@@ -43,7 +44,7 @@ def test_a_group_of_bars_for_each_row() -> None:
     assert len({trace["marker"]["color"] for trace in found["data"]}) == 4
 
 
-@pytest.mark.parametrize(("slow", "fast"), [(3801.0, 21200.0), (0.02, 90000.0), (1.0, 1.0), (999.0, 1001.0)])
+@each(("slow", "fast"), [(3801.0, 21200.0), (0.02, 90000.0), (1.0, 1.0), (999.0, 1001.0)])
 def test_the_axis_has_room_and_numbers(slow: float, fast: float) -> None:
     axis = figures.speeds([Row("x", slow, fast, "vmap", {})], "loop")["layout"]["xaxis"]
     low, high = (10.0**x for x in axis["range"])
@@ -61,9 +62,7 @@ def test_the_parts_of_a_round_add_up() -> None:
     assert figures.phases([Row("x", 1.0, 2.0, "vmap", {})]) is None
 
 
-@pytest.mark.parametrize(
-    ("ratio", "shown"), [(12.3, "12×"), (5.58, "5.6×"), (0.951, "1.0×"), (0.07, "0.07×")]
-)
+@each(("ratio", "shown"), [(12.3, "12×"), (5.58, "5.6×"), (0.951, "1.0×"), (0.07, "0.07×")])
 def test_ratios_as_people_read_them(ratio: float, shown: str) -> None:
     assert figures.times(ratio) == shown
 
@@ -79,7 +78,7 @@ def test_the_page_says_how_fast_and_who_has_no_bar() -> None:
     assert 'data-figure="phases"' not in alone
 
 
-@pytest.mark.parametrize("name", ["speed.pdf", "speed", "nowhere/speed.html", "folder.html"])
+@each("name", ["speed.pdf", "speed", "nowhere/speed.html", "folder.html"])
 def test_files_that_cannot_be_made_are_refused_before_anything_is_measured(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(ValueError, match="--plot"):

@@ -16,6 +16,7 @@ from partita.cli.bench import WORKLOADS
 from partita.cli.bench.peers import PEERS, Peer, alone, choose
 from partita.cli.bench.peers.apart import Speed, Turns, measured
 from partita.cli.bench.peers.job import ClassesSecond, Job, samples
+from support import each
 
 JOB = Job("logistic", "cpu", "tf32", 2)
 STEPS = 50 * 20  # of a round of logistic on a CPU
@@ -65,7 +66,7 @@ def test_chosen_are_those_that_are_there(make: Make, monkeypatch: pytest.MonkeyP
     assert choose("none") == ([], [])
 
 
-@pytest.mark.parametrize("text", ["flower", "", "pfl,", "none,pfl", "pfl,installed"])
+@each("text", ["flower", "", "pfl,", "none,pfl", "pfl,installed"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--peers"):
         choose(text)
@@ -103,7 +104,7 @@ def test_seconds_are_those_between_the_ends_of_rounds(make: Make, tmp_path: Path
     assert told(tmp_path, make("good_peer", GOOD)) == {"seconds": [0.5, 0.5]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error"),
     [
         (BROKEN, "ValueError: a [very]\n  bad day"),

@@ -13,10 +13,11 @@ from partita import aggregate as agg
 from partita.core.parts import Aggregator
 from partita.core.types import Upload
 from partita.engine.devices.holders import Aggregate, held_by, over_holders
+from support import each
 
 KEY = torch.tensor(3)
 RULES = [agg.mean(), agg.coordinate_median(), agg.krum(1), agg.nnm(1, agg.trimmed_mean(1))]
-each = pytest.mark.parametrize("rule", RULES, ids=lambda a: a.name)
+for_each_rule = each("rule", RULES, ids=lambda a: a.name)
 WHOLE = {"a": (4, 3), "b": (3,), "c": (), "d": (2, 2)}
 NARROW = {"a": (2, 2), "b": (2,), "c": (), "d": (2, 1)}
 LAST = {"c": (), "d": (2, 2)}
@@ -65,7 +66,7 @@ def holders(name: str, place: tuple[int, ...], classes: list[dict[str, tuple[int
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "classes",
     [[WHOLE], [WHOLE, NARROW], [NARROW, LAST], [WHOLE, NARROW, LAST], [LAST], [{}, WHOLE], [NARROW, NARROW]],
 )
@@ -96,7 +97,7 @@ def test_the_same_holders_are_one_part() -> None:
     assert all(where is None for part in parts for where in part.columns.values())
 
 
-@each
+@for_each_rule
 def test_all_hold_everything(rule) -> None:
     x = deltas()
     expected = by(rule)(sent(x), KEY)
@@ -107,7 +108,7 @@ def test_all_hold_everything(rule) -> None:
     assert got.weight == WEIGHT.sum()
 
 
-@each
+@for_each_rule
 def test_coordinate_by_coordinate_over_its_holders(rule) -> None:
     """Each part of the model by the rule on those who hold it alone, whatever the others have there."""
     x, classes = deltas(), [WHOLE, NARROW, LAST]
@@ -138,7 +139,7 @@ def test_the_mean_in_numpy() -> None:
             assert got[name][place].item() == pytest.approx(expected, abs=1e-6)
 
 
-@each
+@for_each_rule
 def test_what_nobody_in_the_cohort_holds(rule) -> None:
     """A tensor of the strong is not there; of one of which the narrow have a part, the rest is zero."""
     x, held = deltas(), held_by(WHOLE, [WHOLE, NARROW, LAST])

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,6 +26,7 @@ import partita as pt
 from partita.capacity import depth
 from partita.capacity.blocks import part
 from partita.engine.devices.record import SAMPLES, passed
+from support import each
 
 Tensors = dict[str, Tensor]
 CUT, SHARE, SAMPLES_OF_CLIENT, BATCH = 7, 0.16, 48, 32
@@ -46,8 +46,8 @@ def in_batches(x: Tensor, size: int) -> Iterator[Tensor]:
     return (x[i : i + size] for i in range(0, max(len(x), 1), size))
 
 
-@pytest.mark.parametrize("disk", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, SAMPLES, SAMPLES + 1, 200])
+@each("disk", [False, True])
+@each("rows", [0, 1, SAMPLES, SAMPLES + 1, 200])
 def test_all_samples_pass_all_pieces(rows, disk) -> None:
     whole, x = model(), torch.randn(rows, 6)
     pieces = [part(whole, names) for names in (("0", "1"), ("2",), ("3", "4"))]
@@ -79,7 +79,7 @@ def test_the_tensors_are_those_that_were_fetched() -> None:
     assert asked == [{"0.weight", "0.bias"}, {"2.weight", "2.bias"}, norm | {"4.weight", "4.bias"}]
 
 
-@pytest.mark.parametrize("size", [1, 16, 1000])
+@each("size", [1, 16, 1000])
 def test_the_size_of_batches_is_chosen(size) -> None:
     """From the second piece on; the first gets what comes."""
     seen: list[tuple[str, int]] = []

@@ -21,6 +21,7 @@ from partita.data import FederatedData
 from partita.engine.execute import EXECUTORS, Runner, Task, probe
 from partita.engine.execute.vmap import Vmap
 from partita.engine.store import MemoryStore, Store
+from support import each
 
 RAGGED = (9, 5, 1, 0, 6)  # short batches, one sample, none
 LM = {"length": 5, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
@@ -143,7 +144,7 @@ def test_no_model_is_forgotten() -> None:
     assert set(MODELS) == set(models.__all__) - {"Blocks", "add_adapters"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_models(name) -> None:
     build, data, method, options = MODELS[name]
     loop_equals_vmap(build(), data(), method, **options)
@@ -157,8 +158,8 @@ def test_deep_models_are_recorded(name) -> None:
     loop_equals_vmap(build(), data(), method)
 
 
-@pytest.mark.parametrize("norm", ["global", "personal"])
-@pytest.mark.parametrize("method", [pt.fedavg(lr=0.02), pt.fedalt(personal="output", lr=0.02)])
+@each("norm", ["global", "personal"])
+@each("method", [pt.fedavg(lr=0.02), pt.fedalt(personal="output", lr=0.02)])
 def test_batchnorm(norm, method) -> None:
     """Running statistics included: they are shared, or they stay with the client.
 
@@ -332,8 +333,8 @@ def hinge(output, target):
     return F.relu(margin).sum(1).mean()
 
 
-@pytest.mark.parametrize("loss", [smoothed, hinge, nn.CrossEntropyLoss()])
-@pytest.mark.parametrize("batch", [4, None])
+@each("loss", [smoothed, hinge, nn.CrossEntropyLoss()])
+@each("batch", [4, None])
 def test_a_users_loss(loss, batch) -> None:
     loop_equals_vmap(models.mlp(6, 5, 4), numbers(6), ALT, loss=loss, batch=batch)
 
@@ -393,7 +394,7 @@ def test_a_loss_that_mixes_samples_falls_back() -> None:
 # ---- clients of all kinds
 
 
-@pytest.mark.parametrize(
+@each(
     "work",
     [
         {"epochs": 2, "batch": 4},
@@ -404,12 +405,12 @@ def test_a_loss_that_mixes_samples_falls_back() -> None:
         {"epochs": 1, "batch": 100},
     ],
 )
-@pytest.mark.parametrize("cohort", [None, 3])
+@each("cohort", [None, 3])
 def test_ragged_work(work, cohort) -> None:
     loop_equals_vmap(models.mlp(6, 5, 4), numbers(6), ALT, cohort=cohort, rounds=3, **work)
 
 
-@pytest.mark.parametrize(
+@each(
     "method",
     [
         pt.fedalt("output", lr=0.1, personal_steps=5, shared_steps=2),
@@ -426,7 +427,7 @@ def test_methods_with_ragged_clients(method) -> None:
     assert_same(loop, vmap)
 
 
-@pytest.mark.parametrize(
+@each(
     "method",
     [
         pt.fedalt("all", lr=0.1),

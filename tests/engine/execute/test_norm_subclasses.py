@@ -16,6 +16,7 @@ import partita as pt
 from partita.data import FederatedData
 from partita.engine.execute.normalize import MaskedBatchNorm
 from partita.engine.execute.stackable import stackable
+from support import each
 
 SIZES = (13, 9, 1, 6)
 NORMS = ("global", "static", "personal")
@@ -115,7 +116,7 @@ ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "Stubborn": (lambda: Stubborn(6), lambda: nn.Sequential(nn.BatchNorm2d(6), Times())),
     "SyncBatchNorm": (lambda: nn.SyncBatchNorm(6), lambda: nn.BatchNorm2d(6)),
 }
-every_subclass = pytest.mark.parametrize("kind", ALIKE)
+every_subclass = each("kind", ALIKE)
 
 
 def data() -> FederatedData:
@@ -158,7 +159,7 @@ def scores(run: pt.Run) -> list[Any]:
 
 
 @every_subclass
-@pytest.mark.parametrize("norm", NORMS)
+@each("norm", NORMS)
 def test_a_subclass_is_treated_as_batchnorm(kind, norm) -> None:
     """To the bit alone, and as close as stacks come to it; clients have short batches, and one sample."""
     subclass, plain = (federate(net(layer), norm) for layer in ALIKE[kind])
@@ -199,8 +200,8 @@ def test_dropout_inside_of_a_layer_is_keyed_and_off_while_statistics_are_measure
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.3, None])
-@pytest.mark.parametrize("layer", [NormAct, Scaled, Shifted])
+@each("momentum", [0.3, None])
+@each("layer", [NormAct, Scaled, Shifted])
 def test_padding_does_not_count(layer, momentum) -> None:
     torch.manual_seed(0)
     norm = layer(3, momentum=momentum)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 
-import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -13,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 from partita.core import draws
 from partita.engine.execute.normalize import MASK, MaskedBatchNorm, Normalized
 from partita.engine.execute.stackable import KEY, KeyedDropout, batch_buffers, stackable
+from support import each
 
 SHAPES = {1: (3,), 2: (3, 4, 5), 3: (3, 2, 2, 2)}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -44,9 +44,9 @@ def masked_pass(layer: MaskedBatchNorm, x, mask):
 # ---- MaskedBatchNorm
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize("momentum", [0.1, 0.7, None])
-@pytest.mark.parametrize("affine", [True, False])
+@each("axes", [1, 2, 3])
+@each("momentum", [0.1, 0.7, None])
+@each("affine", [True, False])
 def test_equals_batchnorm_on_the_real_samples(axes, momentum, affine) -> None:
     layer = norm_layer(axes, momentum=momentum, affine=affine)
     ours = stackable(layer)
@@ -167,7 +167,7 @@ def keyed(layer: nn.Module, x, key: int | torch.Tensor = 3):
     return functional_call(layer, batch_buffers(layer, torch.as_tensor(key), None), (x,))
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+@each("p", [0.1, 0.5, 0.8])
 def test_rate_and_scale(p) -> None:
     y = keyed(stackable(nn.Dropout(p)), torch.ones(100, 200))
     kept = y != 0
@@ -191,7 +191,7 @@ def test_evaluation_changes_nothing() -> None:
     assert torch.equal(keyed(stackable(nn.Dropout(0.5).eval()), x), x)
 
 
-@pytest.mark.parametrize(
+@each(
     ("layer", "shape"),
     [
         (nn.Dropout1d(0.5), (6, 50, 3)),
@@ -275,10 +275,10 @@ def test_a_dropout_that_is_called_twice_draws_twice() -> None:
     assert torch.equal(again, torch.stack([a, b]))
 
 
-# ---- context
+# ---- the buffers of a batch
 
 
-def test_context_hands_the_mask_to_every_norm() -> None:
+def test_the_mask_is_handed_to_every_norm() -> None:
     ours = stackable(nn.Sequential(norm_layer(1), nn.Linear(3, 3), norm_layer(1)))
     mask = torch.ones(4)
     assert all(m.dim() == 0 for m in batch_buffers(ours, torch.tensor(0), None).values())  # none is padded

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import partita as pt
 from partita.engine.execute import captured, graph
 from partita.engine.execute.unrolled import Unrolled, patch_bytes
+from support import each
 
 
 def step(groups: int, padding: tuple[int, int], stride: int = 1, bias: bool = True):
@@ -26,9 +27,9 @@ def step(groups: int, padding: tuple[int, int], stride: int = 1, bias: bool = Tr
     return run
 
 
-@pytest.mark.parametrize("padding", [(0, 0), (1, 2), (2, 1), (3, 3)])
-@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (2, 5)])
-@pytest.mark.parametrize("bias", [True, False])
+@each("padding", [(0, 0), (1, 2), (2, 1), (3, 3)])
+@each("kernel", [(3, 3), (1, 1), (2, 5)])
+@each("bias", [True, False])
 def test_same_as_torch(padding, kernel, bias) -> None:
     """Values and all gradients, with a second convolution behind the first."""
     g = torch.Generator().manual_seed(0)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita import cli
 from partita.cli.bench import plot
 from partita.cli.bench.picture import _marked
 from partita.engine.store.places import MARK
@@ -20,8 +19,7 @@ from partita.recipes import Experiment
 from partita.recipes.study import run_study
 from partita.recipes.versus import versus
 from partita.report import write
-
-Command = Callable[..., tuple[int, str, str]]
+from support import Command, each
 
 
 def quiet(text: str) -> None:
@@ -48,17 +46,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(home: Path) -> pt.Run:
     return experiment().run(out=home / "run", resume=True)
-
-
-@pytest.fixture
-def partita(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return int(stop.value.code or 0), *capsys.readouterr()
-
-    return call
 
 
 def everything(folder: Path) -> dict[Path, bytes | None]:
@@ -102,8 +89,8 @@ WRITERS: dict[str, Callable[[Path, pt.Run], Any]] = {
 }
 
 
-@pytest.mark.parametrize("who", WRITERS)
-@pytest.mark.parametrize("what", THEIRS)
+@each("who", WRITERS)
+@each("what", THEIRS)
 def test_a_folder_of_somebody_else_stays_as_it_is(what: str, who: str, run: pt.Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     THEIRS[what](out)
@@ -182,7 +169,7 @@ def test_a_copy_is_not_made_inside_of_what_is_copied(home: Path, run: pt.Run) ->
     assert not (home / "run" / "copy").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ("run", "digits", "--out", ""),

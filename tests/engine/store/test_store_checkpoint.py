@@ -24,6 +24,7 @@ from partita.engine.store.checkpoint import (
     read,
     write,
 )
+from support import each
 
 X = {"x": torch.arange(100.0)}
 
@@ -147,7 +148,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "harm", "message"), DAMAGE)
+@each(("name", "harm", "message"), DAMAGE)
 def test_a_damaged_checkpoint_is_skipped(
     tmp_path: Path, name: str, harm: Callable[[Path], object], message: str
 ) -> None:
@@ -202,7 +203,7 @@ def test_leftovers_are_ignored_and_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["00000012", "00000016"]
 
 
-@pytest.mark.parametrize("call", range(6))
+@each("call", range(6))
 def test_a_full_disk_leaves_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from engine import killed
 from partita.core.types import ClientState, Tensors
 from partita.engine.store import DiskStore, MemoryStore
+from support import each
 
 TEMPLATE = ClientState({"w": torch.zeros(5)}, {})
 
@@ -181,7 +182,7 @@ def test_rows_that_no_checkpoint_ever_had_are_forgotten(tmp_path: Path) -> None:
     assert values(again, 2, 4) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         lambda s: s.load([0]),

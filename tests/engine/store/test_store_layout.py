@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from partita.core import tree
 from partita.core.types import ClientState
 from partita.engine.store.layout import Layout
+from support import each
 
 DTYPES = (
     torch.float32,
@@ -83,7 +84,7 @@ def test_description_survives_json_and_names_what_differs() -> None:
         b.check("nonsense", "some file")
 
 
-@pytest.mark.parametrize(
+@each(
     ("states", "message"),
     [
         (ClientState({}, {}), "names differ.*'w'"),

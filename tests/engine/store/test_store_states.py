@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from partita.core import tree
 from partita.core.types import ClientState, Tensors
 from partita.engine.store import DiskStore, MemoryStore, Store, open_store
+from support import each
 
 CLIENTS = 12
 TEMPLATE = ClientState(
@@ -99,7 +100,7 @@ def test_stateless_clients(kind: str, tmp_path: Path) -> None:
     assert store.touched.tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("bad", [[-1], [0, CLIENTS]])
+@each("bad", [[-1], [0, CLIENTS]])
 def test_clients_out_of_range_are_named(store: Store, bad: list[int]) -> None:
     with pytest.raises(ValueError, match=f"clients={bad[-1]}: expected numbers from 0 to {CLIENTS - 1}"):
         store.load(bad)

@@ -35,7 +35,7 @@ def open_store(
         return kind(template, clients, folder, device)
     check.choice("kind", kind, ("auto", "memory", "disk"))
     if kind == "disk" and folder is None:
-        raise ValueError("kind='disk': expected a folder to keep the clients' states in")
+        raise check.fail("kind", kind, "a folder to keep the clients' states in")
     large = clients * Layout.of(template).width > limit
     if folder is not None and (kind == "disk" or (kind == "auto" and large)):
         return DiskStore(template, clients, folder, device)

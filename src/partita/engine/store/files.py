@@ -123,9 +123,12 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
-            raise ValueError(f"{path}, line {i + 1}: not JSON; expected an object per line") from None
+            raise check.fail(
+                "file", str(path), "a JSON object per line", f"line {i + 1} is not JSON"
+            ) from None
         if not isinstance(rows[-1], dict):
-            raise ValueError(f"{path}, line {i + 1}: {str(rows[-1])[:40]}; expected an object per line")
+            reason = f"line {i + 1} is {check.shortened(rows[-1])}"
+            raise check.fail("file", str(path), "a JSON object per line", reason)
     return rows
 
 

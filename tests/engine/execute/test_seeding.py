@@ -23,6 +23,7 @@ from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
 from partita.engine.execute import Task, examine, make_executor
 from partita.engine.execute.pool import Pool
+from support import each
 
 SIZES = (9, 7, 6, 5, 4)
 
@@ -81,7 +82,7 @@ def always(module: nn.Module, h: Tensor) -> Tensor:  # noqa: ARG001
 
 NOISE = {f.__name__: f for f in (dropout, depth, attention, layerdrop, numpy_noise, always)}
 FROM = {"layerdrop": "Python's random", "numpy_noise": "NumPy"}
-every_noise = pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+every_noise = each("noise", NOISE.values(), ids=NOISE)
 
 
 def federate(
@@ -237,7 +238,7 @@ def test_draws_that_depend_on_the_data_are_found_on_the_way(executor, cores) -> 
     assert not torch.equal(runs[0].shared["hidden.weight"], quiet.shared["hidden.weight"])
 
 
-@pytest.mark.parametrize("noise", [dropout, depth, layerdrop, numpy_noise, always])
+@each("noise", [dropout, depth, layerdrop, numpy_noise, always])
 def test_every_look_at_a_batch_sees_the_same_draws(noise) -> None:
     """The gradient twice, and the Hessian against differences of gradients."""
     samples, model = data(), Net(noise).double()

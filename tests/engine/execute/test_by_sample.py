@@ -15,6 +15,7 @@ import partita as pt
 from partita import models
 from partita.core.metrics import LOSSES, own
 from partita.engine.execute.by_sample import NOT_BY_SAMPLE
+from support import each
 
 WEIGHT = torch.tensor([0.05, 0.05, 0.05, 0.05, 0.05, 1.0, 1.0, 1.0, 1.0, 20.0])
 
@@ -66,7 +67,7 @@ def movement(run: pt.Run, other: pt.Run, start: dict[str, Tensor]) -> float:
     return (apart / moved) ** 0.5
 
 
-@pytest.mark.parametrize(
+@each(
     "loss",
     [
         nn.CrossEntropyLoss(weight=WEIGHT),
@@ -89,7 +90,7 @@ def test_torchs_losses_are_stacked(loss: Any) -> None:
     assert movement(loop, vmap, model.state_dict()) < 1e-5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each("seed", range(4))
 def test_a_function_with_class_weights_is_noticed_whatever_the_first_samples_are(seed: int) -> None:
     model, data = models.mlp(64, 10), digits(seed)
     with pytest.warns(UserWarning, match="its loss on a batch is not the mean"):
@@ -118,7 +119,7 @@ def test_where_every_token_counts_a_function_of_tokens_is_stacked() -> None:
     assert "fallback" not in run.config["executor"]["picks"]
 
 
-@pytest.mark.parametrize(
+@each(
     "loss",
     [
         nn.CrossEntropyLoss(weight=WEIGHT[:5]),
@@ -130,7 +131,7 @@ def test_where_every_token_counts_a_function_of_tokens_is_stacked() -> None:
         partial(F.nll_loss, weight=WEIGHT[4:9], ignore_index=1),
     ],
 )
-@pytest.mark.parametrize("places", [(), (4,)])
+@each("places", [(), (4,)])
 def test_parts_of_torchs_losses(loss: Any, places: tuple[int, ...]) -> None:
     """Against torch on the real samples alone: value and gradient, padding of any kind."""
     draw = torch.Generator().manual_seed(0)
@@ -212,8 +213,8 @@ def perplexity(output: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Only one class")
-@pytest.mark.parametrize("function", [f1, balanced, auc, perplexity])
-@pytest.mark.parametrize("seed", [0, 1])
+@each("function", [f1, balanced, auc, perplexity])
+@each("seed", [0, 1])
 def test_a_metric_that_is_no_mean_over_samples_is_refused(function: Any, seed: int) -> None:
     with pytest.raises(ValueError, match=f"metric='{function.__name__}': expected a mean over samples"):
         trained(models.mlp(64, 10), digits(seed), "loop", metric=pt.Metric(function, higher_is_better=True))
@@ -254,7 +255,7 @@ def test_the_direction_is_what_was_said() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "field"),
     [
         ({"function": "f1", "higher_is_better": True}, "function"),
@@ -315,7 +316,7 @@ def probabilities(seed: int) -> pt.data.FederatedData:
     return pt.data.from_arrays(x, y, np.sort(draw.integers(0, 15, 3000)), test=0.25, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@each("seed", range(6))
 def test_a_weighted_loss_of_probabilities_is_noticed(seed: int) -> None:
     of_class = torch.tensor([1.0, 50.0])
 
@@ -388,8 +389,8 @@ def test_layers_are_tried_with_batches_as_large_as_those_of_the_run(layer: type[
     assert movement(alone, run, start) == 0
 
 
-@pytest.mark.parametrize("ignored", [-100, -1, 255])
-@pytest.mark.parametrize("kind", ["module", "partial", "lambda"])
+@each("ignored", [-100, -1, 255])
+@each("kind", ["module", "partial", "lambda"])
 def test_accuracy_does_not_count_what_the_loss_ignores(ignored: int, kind: str) -> None:
     draw = np.random.default_rng(0)
     x, client = draw.normal(size=(400, 6)).astype(np.float32), draw.integers(0, 8, 400)
@@ -427,8 +428,8 @@ def test_accuracy_of_sequences_is_that_of_the_labels_that_count(ignored: int) ->
         )
 
 
-@pytest.mark.parametrize("classes_last", [True, False])
-@pytest.mark.parametrize("length", [9, 6])
+@each("classes_last", [True, False])
+@each("length", [9, 6])
 def test_the_axis_of_the_classes_is_found(classes_last: bool, length: int) -> None:
     x = np.random.default_rng(0).integers(0, 9, (60, length))  # 9 places of 9 classes: shapes do not tell
     data = pt.data.from_arrays(x, (x * 3 + 1) % 9, np.arange(60) % 4, test=0.4, seed=0)

@@ -28,6 +28,7 @@ from partita.engine.description import describe
 from partita.engine.folder import parts
 from partita.recipes import Experiment, Study, Variant
 from partita.recipes.study import run_study
+from support import each
 
 CLIENTS = 5
 F = nn.functional
@@ -113,27 +114,27 @@ def renamed() -> pt.data.FederatedData:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "initial weights": ({"model": Net(seed=1)}, "another model (initial"),
-    "another class": ({"model": Longer()}, "another model (class: 'Net' -> 'Longer'"),
-    "an attribute of the model": ({"model": Net(slope=0.2)}, "another code (model"),
-    "an activation": ({"model": Net(act=torch.relu)}, "another code (model"),
-    "dropout": ({"model": dropped(0.5)}, "another code (model"),
-    "code of the loss": ({"loss": weighted(2.0)}, "another code (loss"),
+    "initial weights": ({"model": Net(seed=1)}, "its model (initial"),
+    "its class": ({"model": Longer()}, "its model (class: 'Net' -> 'Longer'"),
+    "an attribute of the model": ({"model": Net(slope=0.2)}, "its code (model"),
+    "an activation": ({"model": Net(act=torch.relu)}, "its code (model"),
+    "dropout": ({"model": dropped(0.5)}, "its code (model"),
+    "code of the loss": ({"loss": weighted(2.0)}, "its code (loss"),
     "code of the metric": (
         {"metric": pt.Metric(lambda o, t: error_rate(o, t) / 2, higher_is_better=False)},
-        "another metric",
+        "its metric",
     ),
     "code of the split": ({"algorithm": pt.fedalt(lambda n: "output" in n, lr=0.1)}, "personal: 'personal"),
     "a rate": ({"algorithm": pt.fedalt(personal, lr=lambda t, n: 0.1 * t / n)}, "lr: 0.1 -> '<lambda>"),
-    "attack": ({"attack": pt.attack.sign_flip(scale=2.0)}, "another attack (scale: 1.0 -> 2.0)"),
-    "liars": ({"byzantine": [2]}, "byzantine: [1] -> [2]"),
-    "schedule": ({"schedule": pt.schedule.synchronous(order="turns")}, "another schedule"),
-    "capacity": ({"capacity": pt.capacity.width({"all": 1.0})}, "another capacity"),
-    "measures": ({"measures": []}, "another measures"),
+    "attack": ({"attack": pt.attack.sign_flip(scale=2.0)}, "its attack (scale: 1.0 -> 2.0)"),
+    "Byzantine clients": ({"byzantine": [2]}, "byzantine: [1] -> [2]"),
+    "schedule": ({"schedule": pt.schedule.synchronous(order="turns")}, "its schedule"),
+    "capacity": ({"capacity": pt.capacity.width({"all": 1.0})}, "its capacity"),
+    "measures": ({"measures": []}, "its measures"),
     "evaluations": ({"evaluate_every": 1}, "evaluate_every: None -> 1"),
     "scores": ({"train_scores": True}, "train_scores: False -> True"),
-    "the seed of the data": ({"data": data(seed=1)}, "another data (fingerprint"),
-    "names of clients": ({"data": renamed()}, "another data (fingerprint"),
+    "the seed of the data": ({"data": data(seed=1)}, "its data (fingerprint"),
+    "names of clients": ({"data": renamed()}, "its data (fingerprint"),
     "the seed": ({"seed": 1}, "seed: 0 -> 1"),
     "rounds": ({"rounds": 3}, "rounds: 2 -> 3"),
 }
@@ -150,14 +151,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("case", CHANGES)
+@each("case", CHANGES)
 def test_a_finished_run_of_another_experiment_is_not_taken(case: str, finished: Path) -> None:
     changed, words = CHANGES[case]
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match=r"^resume: ") as study_error:
+    with pytest.raises(pt.Refused, match=r"^resume=True: ") as study_error:
         run_study(study(**changed), [0], out=finished, resume=True, announce=quiet)
     folder = finished / "one" / "seed-0"
-    with pytest.raises(ValueError, match=r"^resume: ") as run_error:
+    with pytest.raises(pt.Refused, match=r"^resume=True: ") as run_error:
         experiment(**changed).run(out=folder, resume=True, baselines={})
     assert words in str(study_error.value)
     assert str(study_error.value) == str(run_error.value)  # one definition for both
@@ -183,7 +184,7 @@ def test_a_folder_of_a_version_that_noted_less(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     del config["code"]
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="says nothing of code, as another version of partita may"):
+    with pytest.raises(ValueError, match="has no code: another version of partita may"):
         experiment().run(out=tmp_path / "run", resume=True)
 
 
@@ -202,7 +203,7 @@ def test_what_other_calls_have_finished_is_compared_too(tmp_path: Path) -> None:
         return lambda _: Study({"a": Variant(experiment(**changed)), "b": Variant(experiment())})
 
     run_study(two(), [0], out=tmp_path / "s", only=["a"], announce=quiet)
-    with pytest.raises(ValueError, match=r"a/seed-0 holds a run with another settings \(rounds: 2 -> 1\)"):
+    with pytest.raises(ValueError, match=r"a/seed-0 .* its settings \(rounds: 2 -> 1\)"):
         run_study(two(rounds=1), [0], out=tmp_path / "s", only=["b"], resume=True, announce=quiet)
 
 
@@ -219,7 +220,7 @@ def test_a_variant_that_starts_from_another_has_the_weights_of_that_one(tmp_path
     before, after = (json.loads((out / n / "seed-0" / "config.json").read_text()) for n in ("first", "then"))
     assert before["model"]["initial"] != after["model"]["initial"]
     (out / "first").rename(tmp_path / "old")
-    with pytest.raises(ValueError, match=r"then/seed-0 holds a run with another model \(initial"):
+    with pytest.raises(ValueError, match=r"then/seed-0 holds a run that differs in its model \(initial"):
         run_study(pair(0.2), [0], out=out, resume=True, announce=quiet)
 
 
@@ -313,7 +314,7 @@ def test_what_no_weight_shows_is_compared(
     assert run(2, "--resume")[0] == 0
     status, told = run(3, "--resume")
     assert status == 2
-    assert re.search("resume: .*out holds a run with another (model|metric|code)", told)
+    assert re.search("resume=True: .*out holds a run that differs in its (model|metric|code)", told)
 
 
 def test_a_comparison_from_the_command_line_after_its_file_was_edited(
@@ -350,11 +351,11 @@ def experiment(seed=0):
     file.write_text(text.replace("* 1.0", "* 3.0"))
     status, told = call("--resume")
     assert (status, told.count("\n")) == (2, 1)
-    assert "another code (loss" in told
+    assert "its code (loss" in told
     file.write_text(text.replace("mlp(64, 4, 10, seed=seed)", "mlp(64, 4, 10, seed=7)"))
     status, told = call("--resume")
     assert status == 2
-    assert "another model (initial" in told
+    assert "its model (initial" in told
 
 
 # ---- digits of code
@@ -460,7 +461,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("case", TEXTS)
+@each("case", TEXTS)
 def test_another_text_has_other_digits(case: str) -> None:
     one, other = TEXTS[case]
     assert code.digest(made(one)) == code.digest(made(one))
@@ -539,8 +540,8 @@ def test_a_rate_of_ones_own_and_a_method_of_ones_own() -> None:
 def test_digits_are_the_same_in_every_process() -> None:
     """Also under another seed of hashes, which orders sets otherwise."""
     text = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_same as t
+import sys; sys.path[:0] = {[str(p) for p in Path(__file__).parents[:2]]!r}
+import test_same_experiment as t
 from partita.engine import digest as code
 print(code.digest(t.calls_helper), code.digest(t.Doubled(1.0)), code.digest(t.weighted(2.0)),
       code.structure_digest(t.Net()), code.digest({{"a", "b", "c"}}), code.digest(t.uses_libraries))

@@ -16,6 +16,7 @@ from partita.capacity import depth, width
 from partita.core.types import Upload
 from partita.engine.devices import classes
 from partita.engine.devices.holders import forged_by_holders, held_by
+from support import each
 
 WEAK = depth({"strong": 0, "weak": 1}, KINDS)
 
@@ -143,10 +144,8 @@ def test_attacks_know_who_holds_what(liar: int) -> None:
     torch.testing.assert_close(lies.delta["y"], -0.5 * y[strong].mean(0) if kinds[liar] == 0 else y[liar])
 
 
-@pytest.mark.parametrize(
-    "attack", ["alie", "gaussian", "ipm", "malformed", "mimic", "nonfinite", "sign_flip"]
-)
-@pytest.mark.parametrize("capacity", ["depth", "width"])
+@each("attack", ["alie", "gaussian", "ipm", "malformed", "mimic", "nonfinite", "sign_flip"])
+@each("capacity", ["depth", "width"])
 def test_every_attack_runs_among_weak_devices(attack: str, capacity: str) -> None:
     made: Any = {
         "gaussian": lambda: pt.attack.gaussian(1.0),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from partita.core.metrics import LOSSES, METRICS, choose_loss, choose_metric, own
+from support import each
 
 X = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 5, (7,), generator=torch.Generator().manual_seed(1))
@@ -52,7 +53,7 @@ def test_own_function_per_sample() -> None:
     assert criterion.name == "cross_entropy"
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "target", "loss", "metric"),
     [
         (X, Y, "cross_entropy", "accuracy"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import partita as pt
 from partita.core.parts import Aggregator, Algorithm, Attack
 from partita.core.types import Tensors, Upload
+from support import each
 
 CLIENTS, LIARS, LR = 8, (1, 6), 0.1
 MEAN, VAR, COUNT = "1.running_mean", "1.running_var", "1.num_batches_tracked"
@@ -74,8 +75,8 @@ def federate(method: Any, **settings: Any) -> pt.Run:
     return pt.federate(model(), data(), method, **{**given, **settings})
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("aggregate", ROBUST)
+@each("lie", LIES)
+@each("aggregate", ROBUST)
 def test_statistics_stay_where_honest_ones_are(aggregate: str, lie: str) -> None:
     assert_honest(pt.fedavg(LR, aggregate=ROBUST[aggregate]()), *LIES[lie])
 
@@ -111,7 +112,7 @@ def assert_honest(rule: Algorithm, name: str, by: float) -> None:
         assert all(torch.isfinite(v).all() for v in run.shared.values())
 
 
-@pytest.mark.parametrize("aggregate", ROBUST)
+@each("aggregate", ROBUST)
 def test_a_lie_about_statistics_does_not_touch_the_parameters(aggregate: str) -> None:
     """The rule sees the parameters alone: in the first round they are those of an honest run."""
     rule = pt.fedavg(LR, aggregate=ROBUST[aggregate]())

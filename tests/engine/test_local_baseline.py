@@ -18,6 +18,7 @@ from partita.recipes.experiment import Experiment
 from partita.recipes.versus import versus
 from partita.report import figures, header, rows, time
 from partita.schedule import asynchronous, delays, exponential, synchronous
+from support import each
 
 CLIENTS = 10
 SLOW = delays(upload=exponential(2.0), dropout=0.2)
@@ -60,7 +61,7 @@ def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
     assert np.array_equal(found.scores("local"), alone.scores("local"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("rounds", "cohort", "schedule", "expected"),
     [
         (50, 2, synchronous(), 50),

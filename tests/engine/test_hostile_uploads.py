@@ -18,6 +18,7 @@ from partita.core import tree
 from partita.core.parts import Attack
 from partita.core.types import Upload
 from partita.engine.screen import screen
+from support import each
 
 BAD = RuntimeError("what now?")
 
@@ -200,7 +201,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
 quiet = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
-@pytest.mark.parametrize("what", GOOD)
+@each("what", GOOD)
 def test_what_has_the_right_form_is_taken(what: str) -> None:
     arrived, why = screen(expected(), [""] * 3, {1: GOOD[what]()})
     assert why == [""] * 3
@@ -217,7 +218,7 @@ def test_what_has_the_right_form_is_taken(what: str) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("what", HOSTILE)
+@each("what", HOSTILE)
 def test_what_has_not_is_set_aside(what: str) -> None:
     make, words = HOSTILE[what]
     arrived, why = screen(expected(), [""] * 3, {1: make()})
@@ -299,8 +300,8 @@ CASES: dict[str, Callable[[Upload], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", CASES)
-@pytest.mark.parametrize("devices", CAPACITIES)
+@each("what", CASES)
+@each("devices", CAPACITIES)
 def test_the_run_goes_on(what: str, devices: str) -> None:
     data = pt.data.digits(clients=4, test=0.4, seed=0)
     run = pt.federate(

@@ -10,6 +10,7 @@ import torch
 
 import partita as pt
 from partita.data import FederatedData
+from support import each
 
 CLIENT = [0, 0, 0, 1, 1, 1]
 LABELS = [0, 1, 0, 1, 0, 1]
@@ -67,7 +68,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_features_that_are_refused(name: str) -> None:
     values, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
@@ -96,7 +97,7 @@ def test_long_doubles() -> None:
         pt.data.from_arrays(np.full((6, 2), np.longdouble("1e4000")), LABELS, CLIENT)
 
 
-@pytest.mark.parametrize(
+@each(
     ("y", "message"),
     [
         (np.ma.masked_array(LABELS, [0, 0, 1, 0, 0, 0]), "^y='masked entries'"),
@@ -121,7 +122,7 @@ def test_labels_with_fractions_are_numbers_to_predict() -> None:
         pt.federate(pt.models.mlp(2, 3), data, pt.fedavg(lr=0.1), rounds=1, loss="cross_entropy")
 
 
-@pytest.mark.parametrize(
+@each(
     ("client", "message"),
     [
         (np.ma.masked_array(CLIENT, [0, 0, 1, 0, 0, 0]), "^client='masked entries'"),
@@ -140,7 +141,7 @@ def test_a_masked_choice_of_test_rows_is_refused() -> None:
         pt.data.from_arrays(X, LABELS, CLIENT, test=held)
 
 
-@pytest.mark.parametrize(
+@each(
     ("items", "message"),
     [
         (Items(np.ma.masked_array([1.0, 2.0], [False, True])), r"^x of datasets\['a'\]='masked entries'"),
@@ -157,7 +158,7 @@ def test_samples_of_a_dataset_that_are_refused(items: Items, message: str) -> No
         pt.data.from_datasets({"a": items})
 
 
-@pytest.mark.parametrize(
+@each(
     ("arrays", "message"),
     [
         ({"x": np.full((6, 2), BIG, np.uint64)}, rf"^x\[0\]={BIG}: expected whole numbers"),
@@ -172,7 +173,7 @@ def test_archives_that_are_refused(arrays: dict[str, Any], message: str, tmp_pat
         pt.data.from_npz(tmp_path / "some.npz")
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "stored"),
     [
         (np.ma.masked_array(X), torch.float32),  # nothing is masked

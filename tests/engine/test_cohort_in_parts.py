@@ -15,6 +15,7 @@ from partita import aggregate
 from partita.algorithms.base import aggregate_with
 from partita.core.types import Cohort, Upload
 from partita.engine import cohorts
+from support import each
 
 CLIENTS, FEATURES = 7, 5
 MEAN = aggregate_with(aggregate.mean(), "samples")
@@ -62,7 +63,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
+@each("method", METHODS.values(), ids=list(METHODS))
 def test_same_as_all_at_once(method, sizes) -> None:
     """Little memory: two clients at a time."""
     whole = run(method, "1GiB")
@@ -80,7 +81,7 @@ def test_same_as_all_at_once(method, sizes) -> None:
     assert last["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "options"),
     [
         (pt.fedavg(lr=0.1, aggregate=aggregate.trimmed_mean(1)), {}),
