@@ -329,7 +329,7 @@ def test_about_ten_evaluations_by_rounds_or_by_time() -> None:
 
 
 def test_a_robust_buffer_resists_what_the_mean_does_not() -> None:
-    """Asynchronous, partial, with a liar in every third buffer."""
+    """Asynchronous, partial, with a Byzantine client in every third buffer."""
     data = pt.data.digits(clients=12, partition=pt.data.label_skew(classes=5), seed=0)
     found = {}
     for name, aggregate in {"mean": pt.aggregate.mean(), "median": pt.aggregate.coordinate_median()}.items():
