@@ -161,7 +161,8 @@ def _try(run: Federation, measure: Measure, probe: Probe) -> None:
         _pass(run, x)
         run.problem.outputs(run.base, x, probe.blocks)
     except check.Refused as error:
-        raise error.within(f"measure {measure.name}") from error
+        field = f"measure {measure.name} {error.field}"
+        raise check.fail(field, error.value, error.allowed, error.reason) from error
 
 
 def _pass(run: Federation, x: torch.Tensor) -> None:
