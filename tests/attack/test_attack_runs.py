@@ -374,7 +374,7 @@ def test_resumed_equals_straight(
 def test_a_run_goes_on_under_the_same_attack_only(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         federate(out=tmp_path / "run", callbacks=[Stop(3, RuntimeError)], checkpoint_every=1)
-    with pytest.raises(ValueError, match="another attack"):
+    with pytest.raises(ValueError, match="its attack"):
         federate(out=tmp_path / "run", resume=True, attack=pt.attack.sign_flip(2.0))
-    with pytest.raises(ValueError, match=r"another settings .*byzantine"):
+    with pytest.raises(ValueError, match=r"its settings .*byzantine"):
         federate(out=tmp_path / "run", resume=True, byzantine=["bob"])

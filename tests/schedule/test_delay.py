@@ -369,5 +369,5 @@ def test_what_is_refused(make: Callable[[], object], says: str, allowed: str) ->
 def test_a_typo_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"^delays uplod=1: .* \(did you mean 'upload'\?\)"):
         delays(uplod=1)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"^asynchronous: .*'bufer' \(did you mean 'buffer'\?\)"):
+    with pytest.raises(ValueError, match=r"^bufer=1: .* \(did you mean 'buffer'\?\)"):
         pt.schedule.asynchronous(bufer=1)  # type: ignore[call-arg]

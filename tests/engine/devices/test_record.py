@@ -7,6 +7,7 @@ the model from the files in FOLDER, trains its blocks, writes them there and tel
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import weakref
@@ -253,9 +254,9 @@ def test_a_weak_client_never_needs_more_than_its_capacity(tmp_path) -> None:
     x, y = torch.rand(SAMPLES_OF_CLIENT, 3, 32, 32), torch.randint(10, (SAMPLES_OF_CLIENT,))
     save_file(tensors, tmp_path / "server.safetensors")
     save_file({"x": x, "y": y}, tmp_path / "client.safetensors")
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, __file__, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     strong = strong_client(tensors, x, y)
