@@ -23,7 +23,8 @@ from partita.cli import listing as commands
 from partita.cli.catalogue import KINDS, entries, facts, needed
 from partita.core.options import Option, checked, declared, signature, words
 from partita.recipes import RECIPES, find
-from partita.recipes.experiment import SCHEDULES, build, parse
+from partita.recipes.experiment import build
+from partita.recipes.expressions import SCHEDULES, parse
 
 Flag = Annotated[bool, Option("a switch")]
 

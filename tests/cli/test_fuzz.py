@@ -32,7 +32,7 @@ from partita.core.options import declared, members, signature
 from partita.engine.record import read
 from partita.engine.store import checkpoint
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import MODULES
+from partita.recipes.expressions import MODULES
 from partita.recipes.splits import splits
 from partita.recipes.study import run_study
 from partita.recipes.versus import separate, versus

@@ -13,7 +13,8 @@ from partita.recipes import RECIPES, Study, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.fedplus import stragglers, table_methods
 from partita.recipes.quadratic import error_table, errors
-from partita.recipes.study import Runs, Table, run_study
+from partita.recipes.study import run_study
+from partita.recipes.tables import Runs, Table
 from partita.schedule import Asynchronous
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")

@@ -21,7 +21,8 @@ from partita.engine.record import Record
 from partita.engine.stopping import Stopped, Terminated, terminable
 from partita.engine.store.files import json_text, plain
 from partita.recipes import Experiment, Study, Table, find
-from partita.recipes.experiment import build, parse
+from partita.recipes.experiment import build
+from partita.recipes.expressions import parse
 from partita.report import compare
 from partita.track import tracker
 

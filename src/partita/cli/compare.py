@@ -43,7 +43,7 @@ from partita.engine.folder import parts
 from partita.engine.record import Record, read
 from partita.engine.store.files import json_text
 from partita.recipes import Experiment, Study
-from partita.recipes.study import Runs, is_study, read_study, run_study, unfinished
+from partita.recipes.study import is_study, read_study, run_study, unfinished
 from partita.recipes.versus import separate, versus
 from partita.report import compare as figures
 from partita.report import write
@@ -161,9 +161,9 @@ def report(
         typer.echo(f"Wrote {page}")
 
 
-def _collect(folders: list[Path]) -> Runs:
+def _collect(folders: list[Path]) -> dict[str, list[Record]]:
     """Runs by label: a study's variants by name, single runs by method and, if that is not enough, folder."""
-    runs: Runs = {}
+    runs: dict[str, list[Record]] = {}
     for folder in folders:
         found = read_study(folder) if is_study(folder) else {_label(folder): [read(folder)]}
         for label, some in found.items():

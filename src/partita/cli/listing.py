@@ -18,7 +18,7 @@ from partita.cli import catalogue, screen
 from partita.cli.catalogue import KINDS, Facts
 from partita.engine.store.files import json_text
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import CAPACITIES, SCHEDULES
+from partita.recipes.expressions import CAPACITIES, SCHEDULES
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
 

@@ -51,7 +51,8 @@ from partita.recipes.advice import (
     text,
 )
 from partita.recipes.splits import candidates, names, splits
-from partita.recipes.study import Runs, run_study
+from partita.recipes.study import run_study
+from partita.recipes.tables import Runs
 from partita.recipes.versus import separate
 from partita.report import compare
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from partita.engine.record import Record, human_bytes
 from partita.recipes.gradient_left import left
-from partita.recipes.study import Table
+from partita.recipes.tables import Runs, Table
 from partita.recipes.versus import ALONE, GLOBAL
 from partita.report import compare
 from partita.report.rows import difference, mean, number
@@ -40,7 +40,6 @@ COLUMNS = (
     "left, start",
     "left, end",
 )
-Runs = Mapping[str, Sequence[Record]]
 
 
 class Split(NamedTuple):

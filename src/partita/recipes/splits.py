@@ -23,14 +23,15 @@ from partita.optim.rates import as_rate
 from partita.recipes.advice import (
     ALL,
     NONE,
-    Runs,
     advice,
     figures,
     table,
 )
-from partita.recipes.experiment import Experiment, expression
+from partita.recipes.experiment import Experiment
+from partita.recipes.expressions import expression
 from partita.recipes.gradient_left import Names, gradient_left
-from partita.recipes.study import Study, Table, Variant
+from partita.recipes.study import Study, Variant
+from partita.recipes.tables import Runs, Table
 from partita.recipes.versus import ALONE, GLOBAL, versus
 
 USUAL = ("input", "output", "adapter", "norm")

@@ -13,7 +13,8 @@ from partita.algorithms.baselines import baselines
 from partita.core import check
 from partita.core.parts import Algorithm, Stage
 from partita.engine.settings import as_alone, as_one, schedule_of
-from partita.recipes.experiment import Experiment, changed, expression, literal
+from partita.recipes.experiment import Experiment, changed
+from partita.recipes.expressions import expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
 
