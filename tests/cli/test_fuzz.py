@@ -26,7 +26,8 @@ from safetensors.torch import load_file, save_file
 
 import partita as pt
 from partita import cli
-from partita.cli.common import Ask
+from partita.cli.common import Request
+from partita.cli.options import RunOptions
 from partita.core import check, early
 from partita.core.options import declared, members, signature
 from partita.engine.record import read
@@ -555,7 +556,7 @@ def test_settings_of_any_text(cases: int) -> None:
         text = f"{r.choice(KEYS)}={value}" if r.random() < 0.9 else value
         what = f"{case}: {text[:60]!r}"
         with refused_or_done(what):
-            Ask.of("digits", [text], None, None, 1, None).build(0)
+            Request("digits", RunOptions(set_=[text])).build(0)
         with refused_or_done(what):
             versus(experiment(), separate(value))
         with refused_or_done(what):
