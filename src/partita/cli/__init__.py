@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import typer
 
-from partita.cli.bench.command import bench
-from partita.cli.compare import compare, report
-from partita.cli.listing import list_, show
-from partita.cli.run import demo, run
-from partita.cli.split import split
+from partita.cli import compare as comparing
+from partita.cli import listing
+from partita.cli import run as running
+from partita.cli import split as splitting
+from partita.cli.bench import command as benching
 from partita.core import early
 
 app = typer.Typer(
@@ -23,11 +23,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (demo, run, compare, split, report):
+for command in (running.demo, running.run, comparing.compare, splitting.split, comparing.report):
     app.command()(command)
-app.command("list")(list_)
-app.command()(show)
-app.command()(bench)
+app.command("list")(listing.list_)
+for command in (listing.show, benching.bench):
+    app.command()(command)
 
 
 def main() -> None:
