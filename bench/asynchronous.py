@@ -80,18 +80,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for _ in range(args.repeats):
         common = (args.device, args.executor, args.turns)
-        found.setdefault("synchronous", []).append(speed(S.synchronous(), WORK.cohort, *common))
+        speeds.setdefault("synchronous", []).append(speed(S.synchronous(), WORK.cohort, *common))
         for name, delays in DELAYS.items():
             schedule = S.asynchronous(concurrency=100, delays=delays)
-            found.setdefault(f"asynchronous, {name} delays", []).append(speed(schedule, 1, *common))
+            speeds.setdefault(f"asynchronous, {name} delays", []).append(speed(schedule, 1, *common))
         schedule = S.asynchronous(concurrency=100, buffer=10, delays=DELAYS["exponential"])
-        found.setdefault("asynchronous, exponential delays, buffer 10", []).append(
+        speeds.setdefault("asynchronous, exponential delays, buffer 10", []).append(
             speed(schedule, 10, *common)
         )
-    median = {k: statistics.median(v) for k, v in found.items()}
+    median = {k: statistics.median(v) for k, v in speeds.items()}
     ratio = {k: v / median["synchronous"] for k, v in median.items()}
     if args.json:
         print(json.dumps({"client_steps_per_second": median, "ratio": ratio}))

@@ -75,8 +75,8 @@ def main() -> None:
     for name in options.workloads:
         work = WORKLOADS[name].on(options.device)
         work = work._replace(clients=work.cohort, cohort=1)
-        found = work.data()
-        data = FederatedData.make(found.x, found.y, found.train, found.train)
+        pool = work.data()
+        data = FederatedData.make(pool.x, pool.y, pool.train, pool.train)
         samples = int(data.train[:, 1].sum())
         with torch.no_grad():
             plain = passes(work, data, options.device, options.times)

@@ -63,7 +63,7 @@ def split(
     request = Request(recipe, options)
     wanted = separate(parts or "")
     first = request.experiment(request.seeds[0])
-    found, remarks = candidates(first, wanted)
+    chosen, remarks = candidates(first, wanted)
     asked: dict[str, Any] = {"method": method, "rounds": rounds, "solver_steps": solver_steps}
     plan = splits(first, wanted, **asked)  # refuses what is wrong before anything is printed
 
@@ -74,7 +74,7 @@ def split(
     for remark in remarks:
         announce(remark)
     runs, _ = request.run_study(study, {"parts": wanted, **asked})
-    _show(runs, figures(runs, names(found)), remarks, options.as_json)
+    _show(runs, figures(runs, names(chosen)), remarks, options.as_json)
     if options.out is not None and not options.as_json:
         typer.echo(f"Results in {options.out}: open {options.out}/report.html; tables.md")
     leave_study(runs)

@@ -41,17 +41,8 @@ PAPER_WIDTHS = (  # Table 10
     ("52,874", "3,039,552", "0.43"),
     ("10,006", "1,302,848", "0.18"),
 )
-COLUMNS = (
-    "model",
-    "class",
-    "removed",
-    "parameters",
-    "activations",
-    "capacity",
-    "paper's p",
-    "paper's a",
-    "paper's capacity",
-)
+OURS = ("model", "class", "removed", "parameters", "activations", "capacity")
+COLUMNS = (*OURS, "paper's p", "paper's a", "paper's capacity")
 
 
 class Case(NamedTuple):

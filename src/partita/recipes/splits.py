@@ -63,26 +63,25 @@ def candidates(experiment: Experiment, parts: Sequence[str] = ()) -> tuple[list[
     two extremes are the study's baselines.
     """
     model = own_copy(experiment.model, experiment.seed)
-    found: list[Candidate] = []
+    chosen: list[Candidate] = []
     remarks: list[str] = []
-    extremes = {frozenset[str](): f"{NONE!r} (one global model)", _trainable(model): f"{ALL!r} (each alone)"}
+    by_names = {frozenset[str](): f"{NONE!r} (one global model)", _trainable(model): f"{ALL!r} (each alone)"}
     for part in dict.fromkeys(parts or DEFAULT):
         try:
-            candidate, remark = _candidate(experiment, model, part, found)
+            candidate, remark = _candidate(experiment, model, part, chosen)
         except ValueError as error:
             if parts:
                 raise
             remarks.append(_left_out(part, error))
             continue
-        same = extremes.get(candidate.names) or next(
-            (c.part for c in found if c.names == candidate.names), None
-        )
-        if same is None:
-            found.append(candidate)
+        if candidate.names not in by_names:
+            by_names[candidate.names] = part
+            chosen.append(candidate)
             remarks += [remark] if remark else []
         elif part not in (NONE, ALL):
+            same = by_names[candidate.names]
             remarks.append(f"{part}: the same parameters as {same}, which stands for both")
-    return found, remarks
+    return chosen, remarks
 
 
 def splits(
@@ -104,14 +103,14 @@ def splits(
     check.integer("solver_steps", solver_steps, low=1)
     if rounds is not None:
         check.integer("rounds", rounds, low=1)
-    found, _ = candidates(experiment, parts)
+    chosen, _ = candidates(experiment, parts)
     _with_part(method, [NONE])  # refused even if no candidate is left
     variants = dict(versus(experiment, [GLOBAL]).variants)
-    for candidate in found:
+    for candidate in chosen:
         *_, variant = versus(experiment, [_with_part(method, candidate.words)]).variants.values()
         model = candidate.model or variant.experiment.model
         variants[candidate.label] = replace(variant, experiment=replace(variant.experiment, model=model))
-    shared = {c.label: c.rest for c in found}
+    shared = {c.label: c.rest for c in chosen}
     for label, variant in variants.items():
         short = replace(variant.experiment, rounds=rounds or variant.experiment.rounds, measures=())
         if label != ALONE:  # which has nothing to share
@@ -119,15 +118,15 @@ def splits(
         variants[label] = replace(variant, experiment=short)
 
     def tables(runs: Runs) -> list[Table]:
-        rows = figures(runs, names(found))
+        rows = figures(runs, names(chosen))
         return [table(runs, rows, advice(runs, rows))]
 
     return Study(variants, tables)
 
 
-def names(found: Iterable[Candidate]) -> dict[str, str]:
+def names(chosen: Iterable[Candidate]) -> dict[str, str]:
     """Return the parts by the labels of their runs, from nothing to everything."""
-    return {GLOBAL: NONE, **{c.label: c.part for c in found}, ALONE: ALL}
+    return {GLOBAL: NONE, **{c.label: c.part for c in chosen}, ALONE: ALL}
 
 
 # ---- candidates
