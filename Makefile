@@ -24,7 +24,7 @@ lint: .venv/.dev
 	$(BIN)/mypy
 
 bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in the same run
-	$(BIN)/partita bench
+	$(BIN)/python bench/peers.py
 	$(BIN)/partita bench --methods
 	$(BIN)/python bench/aggregators.py
 	$(BIN)/python bench/asynchronous.py

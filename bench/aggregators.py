@@ -95,11 +95,11 @@ def measure(case: Case, byzfl: Any, stack: Tensor, repeat: int) -> dict[str, obj
         sides.append(lambda: theirs(x))
     seconds: list[list[float]] = [[] for _ in sides]
     for turn in range(repeat + 1):
-        for side, found in zip(sides, seconds):
+        for side, times in zip(sides, seconds):
             begin = time.perf_counter()
             side()
             if turn:
-                found.append(time.perf_counter() - begin)
+                times.append(time.perf_counter() - begin)
     fast, *slow = (statistics.median(s) for s in seconds)
     row: dict[str, object] = {"rows": len(x), "columns": x.shape[1], "ours_s": round(fast, 4)}
     return row | {

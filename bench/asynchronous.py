@@ -1,8 +1,9 @@
 """Client steps per second of an asynchronous run against a synchronous one, in the same run.
 
-Logistic regression, 1000 clients, 100 of them at work at any time. In step, 100 clients report at once and
-train as one batch. Asynchronously the server acts on every single arrival; those at work still train in
-batches, ahead of their arrival. The delays are those of PersA-FL: an upload takes 4 to 6 times a download.
+Logistic regression, 1000 clients, 100 of them in flight at any time. Synchronously, 100 clients report at
+once and train as one batch. Asynchronously, the server acts on every single arrival; clients in flight still
+train in batches, ahead of their arrival. The delays are those of PersA-FL: an upload takes 4 to 6 times as
+long as a download.
 
     python bench/asynchronous.py
     python bench/asynchronous.py --device cuda --json
@@ -30,15 +31,15 @@ DELAYS = {
 }
 
 
-class Marks(pt.callbacks.Callback):
-    """When the run was at certain server steps."""
+class Stopwatch(pt.callbacks.Callback):
+    """Note the time after the warm-up and at the end of a run."""
 
     def __init__(self, device: str, warm: int) -> None:
         self.device, self.warm = device, warm
         self.began = self.ended = 0.0
 
     def round(self, event: pt.callbacks.Event) -> None:
-        """Note the time after the warm-up, and the last one."""
+        """Note the time, where it counts."""
         if event.round == self.warm:
             wait(self.device)
             self.began = time.perf_counter()
@@ -48,9 +49,9 @@ class Marks(pt.callbacks.Callback):
 
 
 def speed(schedule: S.Schedule, uploads: int, device: str, executor: str, turns: int) -> float:
-    """Client steps per second, everything included but the first hundred turns."""
+    """Return client steps per second, after a warm-up of a hundred uploads."""
     steps = turns // uploads
-    marks = Marks(device, warm=100 // uploads)
+    stopwatch = Stopwatch(device, warm=100 // uploads)
     pt.federate(
         WORK.model(),
         WORK.data(),
@@ -65,9 +66,9 @@ def speed(schedule: S.Schedule, uploads: int, device: str, executor: str, turns:
         baselines=False,
         progress=False,
         evaluate_every=10**9,
-        callbacks=[marks],
+        callbacks=[stopwatch],
     )
-    return steps * uploads * WORK.steps / (marks.ended - marks.began)
+    return steps * uploads * WORK.steps / (stopwatch.ended - stopwatch.began)
 
 
 def main() -> None:
@@ -79,18 +80,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for _ in range(args.repeats):
         common = (args.device, args.executor, args.turns)
-        found.setdefault("synchronous", []).append(speed(S.synchronous(), WORK.cohort, *common))
+        speeds.setdefault("synchronous", []).append(speed(S.synchronous(), WORK.cohort, *common))
         for name, delays in DELAYS.items():
             schedule = S.asynchronous(concurrency=100, delays=delays)
-            found.setdefault(f"asynchronous, {name} delays", []).append(speed(schedule, 1, *common))
+            speeds.setdefault(f"asynchronous, {name} delays", []).append(speed(schedule, 1, *common))
         schedule = S.asynchronous(concurrency=100, buffer=10, delays=DELAYS["exponential"])
-        found.setdefault("asynchronous, exponential delays, buffer 10", []).append(
+        speeds.setdefault("asynchronous, exponential delays, buffer 10", []).append(
             speed(schedule, 10, *common)
         )
-    median = {k: statistics.median(v) for k, v in found.items()}
+    median = {k: statistics.median(v) for k, v in speeds.items()}
     ratio = {k: v / median["synchronous"] for k, v in median.items()}
     if args.json:
         print(json.dumps({"client_steps_per_second": median, "ratio": ratio}))

@@ -1,6 +1,6 @@
-"""How long does a round take, and what does it hold, as the cohort grows?
+"""How long does a round take, and how much memory, as the cohort grows?
 
-Logistic regression, 784 → 10, 20 local steps with batches of 20, everyone reports in every round.
+Logistic regression, 784 → 10, 20 local steps with batches of 20, all clients report in every round.
 
     python bench/cohort.py --device cuda
     python bench/cohort.py --cohorts 50 500 --memory 1GiB
@@ -13,25 +13,25 @@ import statistics
 
 import torch
 
-from partita.cli.bench.compare import rounds
+from partita.cli.bench.measure import rounds
 from partita.cli.bench.workloads import METHODS, WORKLOADS
 
 
-def measure(cohort: int, times: int, device: str, executor: str, memory: str | None) -> str:
-    """A line: seconds of a round but the first, steps of all clients per second, and memory of the GPU."""
-    work = WORKLOADS["logistic"]._replace(clients=cohort, cohort=cohort, rounds=times)
-    method = METHODS["fedavg"]._replace(options=lambda clients: {"memory": memory})  # noqa: ARG005
+def measure(cohort: int, count: int, device: str, executor: str, memory: str | None) -> str:
+    """Return a line: seconds of the median round, client steps per second, and memory of the GPU."""
+    work = WORKLOADS["logistic"]._replace(clients=cohort, cohort=cohort, rounds=count)
+    method = METHODS["fedavg"]._replace(settings=lambda clients: {"memory": memory})  # noqa: ARG005
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    found, run, _ = rounds(work, work.data(), method, device, executor, "tf32")
-    seconds = statistics.median(found)
+    times, run, _ = rounds(work, work.data(), method, device, executor, "tf32")
+    seconds = statistics.median(times)
     held = f", {torch.cuda.max_memory_allocated() / 2**20:,.0f} MiB" if device == "cuda" else ""
     picks = "; ".join(f"{p['picked']} ({p['why']})" for p in run.config["executor"]["picks"].values())
     return f"{cohort:,} clients: {seconds:.4f} s, {cohort * work.steps / seconds:,.0f} steps/s{held}. {picks}"
 
 
 def main() -> None:
-    """A line for each size."""
+    """Print a line for each size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

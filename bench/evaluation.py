@@ -17,7 +17,7 @@ import time
 import torch
 
 import partita as pt
-from partita.cli.bench.compare import Marks
+from partita.cli.bench.measure import RoundTimes
 from partita.cli.bench.textbook import wait
 from partita.cli.bench.workloads import METHODS, WORKLOADS, Workload
 from partita.core.device import arithmetic
@@ -42,7 +42,7 @@ def passes(work: Workload, data: FederatedData, device: str, times: int) -> floa
 
 def evaluations(work: Workload, data: FederatedData, device: str, times: int) -> tuple[float, str]:
     """Seconds of an evaluation of all clients, and what did it."""
-    marks = Marks(device)
+    round_times = RoundTimes(device)
     run = pt.federate(
         work.model(),
         data,
@@ -55,9 +55,9 @@ def evaluations(work: Workload, data: FederatedData, device: str, times: int) ->
         evaluate_every=1,
         baselines=False,
         progress=False,
-        callbacks=[marks],
+        callbacks=[round_times],
     )
-    spent = [p["evaluation"] for p in marks.phases]
+    spent = [p["evaluation"] for p in round_times.phases]
     picks = run.config["executor"]["picks"]
     used = [pick["picked"] for role, pick in picks.items() if "personal" in role]
     return min(b - a for a, b in itertools.pairwise(spent)), ", ".join(used)
@@ -75,8 +75,8 @@ def main() -> None:
     for name in options.workloads:
         work = WORKLOADS[name].on(options.device)
         work = work._replace(clients=work.cohort, cohort=1)
-        found = work.data()
-        data = FederatedData.make(found.x, found.y, found.train, found.train)
+        pool = work.data()
+        data = FederatedData.make(pool.x, pool.y, pool.train, pool.train)
         samples = int(data.train[:, 1].sum())
         with torch.no_grad():
             plain = passes(work, data, options.device, options.times)

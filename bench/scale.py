@@ -28,7 +28,7 @@ HIDDEN, CLASSES, FEATURES, SAMPLES = 255, 10, 32, 20  # 10 kB: an output layer o
 
 
 def make_data(clients: int, pool: int = 4096) -> pt.data.FederatedData:
-    """Every client reads a window of a fixed random pool."""
+    """Return data of which every client reads a window of a fixed random pool."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(pool + SAMPLES, FEATURES, generator=generator)
     y = torch.randint(0, CLASSES, (pool + SAMPLES,), generator=generator)
@@ -37,14 +37,14 @@ def make_data(clients: int, pool: int = 4096) -> pt.data.FederatedData:
 
 
 def peak() -> int:
-    """The most bytes that this process has held so far."""
+    """Return the most bytes that this process has held so far."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class Marks(pt.callbacks.Callback):
-    """When each round was over, and what the process held."""
+class Usage(pt.callbacks.Callback):
+    """Note the time, the work and the memory at the end of each round."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -52,15 +52,15 @@ class Marks(pt.callbacks.Callback):
         self.memory = 0
 
     def round(self, event: pt.callbacks.Event) -> None:  # noqa: ARG002
-        """Note the time."""
+        """Note all three."""
         self.times.append(time.perf_counter())
         self.work.append(time.process_time())
         self.memory = peak()
 
 
 def measure(clients: int, cohort: int, rounds: int, device: str) -> dict[str, float]:
-    """Seconds per round, of the whole run, and the peak of memory."""
-    marks = Marks()
+    """Return the seconds per round and of the whole run, and the peak of memory."""
+    usage = Usage()
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         pt.federate(
@@ -79,23 +79,23 @@ def measure(clients: int, cohort: int, rounds: int, device: str) -> dict[str, fl
             baselines=False,
             progress=False,
             report=False,
-            callbacks=[marks],
+            callbacks=[usage],
             out=f"{folder}/run",
         )
         whole = time.perf_counter() - begin
     return {
         "clients": clients,
-        "median": statistics.median(np.diff(marks.times)),
-        "mean": statistics.mean(np.diff(marks.times)),
-        "work": statistics.median(np.diff(marks.work)),
-        "memory": marks.memory,
+        "median": statistics.median(np.diff(usage.times)),
+        "mean": statistics.mean(np.diff(usage.times)),
+        "work": statistics.median(np.diff(usage.work)),
+        "memory": usage.memory,
         "memory_at_the_end": peak(),
         "seconds": whole,
     }
 
 
 def main() -> None:
-    """A line for each run, and the ratio of the last size to the first, by the medians of the repeats."""
+    """Print a line for each run, and the ratios of the last size to the first, by medians of the repeats."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

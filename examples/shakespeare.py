@@ -60,10 +60,10 @@ rows, author, held_out = [], [], []
 for name in data.names:
     cut = len(texts[name]) - round(0.2 * len(texts[name]))
     for part, is_test in ((texts[name][:cut], False), (texts[name][cut:], True)):
-        found = windows(part)
-        rows.append(found)
-        author += [name] * len(found)
-        held_out += [is_test] * len(found)
+        windows_of_part = windows(part)
+        rows.append(windows_of_part)
+        author += [name] * len(windows_of_part)
+        held_out += [is_test] * len(windows_of_part)
 rows = np.concatenate(rows)
 own = pt.data.from_arrays(rows[:, :-1], rows[:, 1:], author, test=np.array(held_out))
 assert sorted(own.sizes("train")) == sorted(data.sizes("train"))

@@ -147,7 +147,7 @@ def test_rounds_wait_for_the_device_at_the_end_of_their_steps_alone(name: str, m
             device="cuda",
             callbacks=[strict],
             **work,
-            **method.options(6),
+            **method.settings(6),
         )
     finally:
         torch.cuda.set_sync_debug_mode("default")

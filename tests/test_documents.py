@@ -32,7 +32,8 @@ from partita.algorithms import METHODS
 from partita.algorithms.known import KNOWN
 from partita.cli import app, catalogue
 from partita.recipes import RECIPES, find
-from partita.recipes.experiment import build, parse
+from partita.recipes.experiment import build
+from partita.recipes.expressions import parse
 from support import each
 
 ROOT = Path(__file__).parents[1]

@@ -25,7 +25,8 @@ from partita.cli import listing as commands
 from partita.cli.catalogue import KINDS, entries, facts, needed
 from partita.core.options import Option, checked, declared, signature, words
 from partita.recipes import RECIPES, find
-from partita.recipes.experiment import SCHEDULES, build, parse
+from partita.recipes.experiment import build
+from partita.recipes.expressions import SCHEDULES, parse
 from support import each
 
 Flag = Annotated[bool, Option("a switch")]
@@ -98,7 +99,9 @@ DECLARED = {
     f"{label} {p.name}": (part, p.name)
     for label, part in PARTS.items()
     for p in signature(part).parameters.values()
-    if declared(p.annotation)[1].text and p.kind is not p.VAR_POSITIONAL
+    if declared(p.annotation)[1].text
+    and p.kind is not p.VAR_POSITIONAL
+    and not label.startswith("recipes:")  # they would load their data
 }
 every_option = each(("part", "name"), DECLARED.values(), ids=DECLARED)
 
@@ -182,6 +185,17 @@ def test_examples_and_defaults_are_allowed(part: Any, name: str) -> None:
         make(part, name, parameter.default)
     else:
         assert option.example is not None or name == "algorithm"
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name.startswith(("partial-s", "persafl"))])
+def test_recipes_refuse_wrong_options_before_they_load_data(recipe: str) -> None:
+    part = RECIPES[recipe]
+    for name, parameter in signature(part).parameters.items():
+        option = declared(parameter.annotation)[1]
+        if option.choices:
+            refused(part, name, option.choices[0][:-1])
+        elif option.low is not None:
+            refused(part, name, option.low - 1)
 
 
 def test_a_suggestion_on_a_typo() -> None:

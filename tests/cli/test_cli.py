@@ -436,7 +436,7 @@ def test_a_wrong_tool_or_variant(tmp_path: Path, partita: Command, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     for arguments, words in [
         (["run", "digits", "--track", "tensorbord"], ["tensorbord", "did you mean 'tensorboard'?"]),
-        (["run", "digits", "--only", "fedalt"], ["--only", "not a study"]),
+        (["run", "digits", "--only", "fedalt"], ["--only", "no variants"]),
         (["run", "digits", "--size", "small"], ["size", "one of"]),
         (["run", "partial-memory", "--size", "smal"], ["smal", "did you mean 'small'?"]),
         (["run", "partial-memory", "--set", "rounds=3"], ["rounds", "size"]),

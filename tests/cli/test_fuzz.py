@@ -26,13 +26,14 @@ from safetensors.torch import load_file, save_file
 
 import partita as pt
 from partita import cli
-from partita.cli.common import Ask
+from partita.cli.common import Request
+from partita.cli.options import RunOptions
 from partita.core import check, early
 from partita.core.options import declared, members, signature
 from partita.engine.record import read
 from partita.engine.store import checkpoint
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import MODULES
+from partita.recipes.expressions import MODULES
 from partita.recipes.splits import splits
 from partita.recipes.study import run_study
 from partita.recipes.versus import separate, versus
@@ -554,7 +555,7 @@ def test_settings_of_any_text(cases: int) -> None:
         text = f"{r.choice(KEYS)}={value}" if r.random() < 0.9 else value
         what = f"{case}: {text[:60]!r}"
         with refused_or_done(what):
-            Ask.of("digits", [text], None, None, 1, None).build(0)
+            Request("digits", RunOptions(set_=[text])).build(0)
         with refused_or_done(what):
             versus(experiment(), separate(value))
         with refused_or_done(what):

@@ -1,4 +1,4 @@
-"""The recipes of the papers at their smallest: they run, their tables are filled, their profile show."""
+"""The recipes of the papers at their smallest: they run, and their tables are filled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from partita.recipes import RECIPES, Study, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.fedplus import stragglers, table_methods
 from partita.recipes.quadratic import error_table, errors
-from partita.recipes.study import Runs, Table, run_study
+from partita.recipes.study import run_study
+from partita.recipes.tables import Runs, Table
 from partita.schedule import Asynchronous
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
@@ -64,8 +65,8 @@ def test_tables_of_errors_are_filled() -> None:
 
 
 @pytest.mark.slow
-def test_liars_do_not_stop_a_robust_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figure 4: one θ* for all is found in spite of ten of 42 liars; the mean diverges when they shout."""
+def test_byzantine_clients_do_not_stop_a_robust_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figure 4: one θ* for all is found although ten of 42 flip signs; the mean diverges under large ones."""
     monkeypatch.setattr(quadratic, "POINTS", 2)
     some = ("same-flip-median", "same-flip4-*", "own-flip-median")
     runs, _ = run("ffgg-byzantine", *some, rounds=22)
@@ -94,10 +95,10 @@ def test_stale_gradients_converge_where_one_theta_fits_all(monkeypatch: pytest.M
 def test_arrivals_are_ahead_of_rounds_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persafl, "POINTS", 1)
     runs, _ = run("persafl-mnist", "fedavg", "fedasync", time=9.0, batch=2, tune=1)
-    in_step, at_once = runs["fedavg"][0].summary(), runs["fedasync"][0].summary()
-    assert (in_step["rounds"], at_once["rounds"] > 15) == (1, True)
-    assert at_once["clock"]["active"] > 3 * in_step["clock"]["active"]
-    assert all(s["clock"]["time"] <= 9.0 for s in (in_step, at_once))
+    synchronous, asynchronous = (runs[name][0].summary() for name in ("fedavg", "fedasync"))
+    assert (synchronous["rounds"], asynchronous["rounds"] > 15) == (1, True)
+    assert asynchronous["clock"]["active"] > 3 * synchronous["clock"]["active"]
+    assert all(s["clock"]["time"] <= 9.0 for s in (synchronous, asynchronous))
     assert len(persafl._table(runs).rows) == 2
 
 
@@ -167,13 +168,13 @@ def test_shifted_mnist_runs() -> None:
 
 
 @NEEDS_DATA
-def test_the_table_of_liars() -> None:
+def test_the_table_of_attacks() -> None:
     runs, (table,) = run("byzantine", clients=8, rounds=1)
     assert len(runs) == len(aggregators(2)) * len(attacks())
     assert len(table.rows) == len(aggregators(2))
     assert all(len(row) == 1 + len(attacks()) for row in table.rows)
-    lying = runs["mean-sign_flip"][0].clients
-    assert sum(row["byzantine"] for row in lying) == 2
+    clients = runs["mean-sign_flip"][0].clients
+    assert sum(row["byzantine"] for row in clients) == 2
 
 
 @NEEDS_DATA

@@ -17,7 +17,8 @@ from partita.engine.record import Record, Summary, read
 from partita.recipes import Experiment, Study, Variant
 from partita.recipes.memory import memory_tables
 from partita.recipes.partial import harm_tables, splits_tables
-from partita.recipes.study import Table, mean_std, read_study, run_study
+from partita.recipes.study import read_study, run_study
+from partita.recipes.tables import Table, mean_std
 from partita.recipes.tasks import with_dropout
 from partita.recipes.versus import separate, versus
 from support import each

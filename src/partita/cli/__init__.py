@@ -1,4 +1,4 @@
-"""The command line. Each file here holds a few commands; this one puts them together."""
+"""The command line: each file holds a few commands, and this one puts them together."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from partita.cli.process import keep_freed_memory
 from partita.core import early
 
 app = typer.Typer(
-    help="Personalized federated learning among clients that differ.",
+    help="Personalized federated learning among clients that differ in data, speed, device size and honesty. "
+    "Begin with `partita demo`; `partita COMMAND --help` explains a command and has an example.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
-app.command()(running.demo)
-app.command()(running.run)
-app.command()(comparing.compare)
-app.command()(splitting.split)
-app.command()(comparing.report)
+for command in (running.demo, running.run, comparing.compare, splitting.split, comparing.report):
+    app.command()(command)
 app.command("list")(listing.list_)
-app.command()(listing.show)
-app.command()(benching.bench)
+for command in (listing.show, benching.bench):
+    app.command()(command)
 
 
 def main() -> None:
-    """Entry point: errors of the user are one line and exit code 2."""
+    """Run a command; an error of the user is one line, with exit code 2."""
     early.loaded()
     keep_freed_memory()
     warnings.showwarning = _warning  # type: ignore[assignment]
@@ -47,15 +45,15 @@ def main() -> None:
 
 
 def _refuse(error: Exception) -> NoReturn:
-    """What typer finds wrong with the arguments knows its message; its class has no public name."""
-    message = getattr(error, "format_message", None)
+    """Print an error of the user and exit with code 2; raise any other."""
+    message = getattr(error, "format_message", None)  # of typer's own, whose class has no public name
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
     elif message is not None:
         typer.echo(f"partita: {' '.join(message().split())} (try --help)", err=True)
     elif isinstance(error, MemoryError) or "allocate memory" in str(error):
         typer.echo(
-            "partita: not enough memory for what was asked: fewer clients, or a smaller model", err=True
+            "partita: not enough memory: try fewer clients, a smaller cohort or a smaller model", err=True
         )
     elif isinstance(error, ValueError | OSError):
         text = " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""What there is: methods, recipes, models, data and the other parts, described by their own code.
+"""The catalogue of methods, recipes, models, data and other parts, described by their own code.
 
-The line, the equation, the paper and the advice are taken from docstrings, the options from signatures: what
-is said here is what is run.
+The line, the equation, the paper and the advice are taken from docstrings, the options from signatures: the
+description is of what is run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,34 @@ from partita.recipes import RECIPES
 Facts = dict[str, Any]
 Parts = Mapping[str, Callable[..., Any]]
 
-RUN = """import partita as pt
+FEDALT = 'pt.fedalt(personal="output", lr=0.1)'
 
-data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
-method = {}
-run = pt.federate(pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16)
-print(run.summary())"""
+
+def _program(
+    method: str = "{}", settings: str = "", printed: str = "run.summary()", before: tuple[str, ...] = ()
+) -> str:
+    """Return a program with a place for the call; `before` are lines above the run."""
+    work = "pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16"
+    lines = (
+        "import partita as pt\n",
+        "data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))",
+        f"method = {method}",
+        *before,
+        f"run = pt.federate(\n    {work}, {settings}\n)" if settings else f"run = pt.federate({work})",
+        f"print({printed})",
+    )
+    return "\n".join(lines)
+
+
+RUN = _program()
+ATTACKED = _program(
+    "pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())", "attack={}, byzantine=0.2"
+)
+MEASURED = _program(FEDALT, "measures=[{}]", 'run.metrics[-1]["measures"]')
+WEAK = _program(FEDALT, "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]')
+TIMED = _program(
+    FEDALT, "cohort=5, schedule=schedule", 'run.summary()["clock"]', before=("schedule = {}",)
+).replace("as pt\n", "as pt\nfrom partita.schedule import {}\n")
 LEAST_SQUARES = """import partita as pt
 
 problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=200, d_theta=20, d_w=10)
@@ -51,40 +73,6 @@ run = pt.federate(
     problem.model(), problem.data, method, rounds=20, loss=problem.loss, metric="loss", baselines=False
 )
 print(run.summary())"""
-LYING = """import partita as pt
-
-data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
-method = pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())
-run = pt.federate(
-    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, attack={}, byzantine=0.2
-)
-print(run.summary())"""
-MEASURED = """import partita as pt
-
-data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
-method = pt.fedalt(personal="output", lr=0.1)
-run = pt.federate(
-    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, measures=[{}]
-)
-print(run.metrics[-1]["measures"])"""
-TIMED = """import partita as pt
-from partita.schedule import {}
-
-data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
-method = pt.fedalt(personal="output", lr=0.1)
-schedule = {}
-run = pt.federate(
-    pt.models.mlp(64, 64, 10), data, method, rounds=20, cohort=5, steps=5, batch=16, schedule=schedule
-)
-print(run.summary()["clock"])"""
-WEAK = """import partita as pt
-
-data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))
-method = pt.fedalt(personal="output", lr=0.1)
-run = pt.federate(
-    pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16, capacity={}
-)
-print(run.clients[0]["class"], run.summary()["classes"])"""
 DATA = "import partita as pt\n\ndata = {}\nprint(data)"
 MODEL = "import partita as pt\n\nmodel = {}\nprint(model)"
 STAGES = """pt.pipeline(
@@ -97,8 +85,8 @@ FINETUNED = """pt.pipeline(
     pt.stage(pt.finetune(personal="output", lr=0.1), epochs=5),
 )"""
 TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
-AROUND = ("pipeline", "stage", "tuned")  # methods that are made of methods: written in Python only
-# calls that say more than their arguments' examples, as the command line has them
+COMPOSED = ("pipeline", "stage", "tuned")  # made of methods: written in Python only
+# calls that show more than examples of their arguments would
 CALLS = {
     "asynchronous": "asynchronous(concurrency=5, buffer=2, delays=delays(upload=exponential(2.0)))",
     "synchronous": "synchronous(delays=delays(upload=exponential(2.0)), deadline=3.0, quorum=0.5)",
@@ -107,8 +95,8 @@ CALLS = {
     "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
     "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
 }
-# arguments that have no default, for the examples
-GIVEN: dict[str, Any] = {
+# values for arguments without a default
+VALUES: dict[str, Any] = {
     "alpha": 0.5,
     "classes": 3,
     "fraction": 0.5,
@@ -121,11 +109,11 @@ GIVEN: dict[str, Any] = {
 class Kind(NamedTuple):
     """One chapter of the catalogue.
 
-    parts    what is in it, by name
+    parts    its parts, by name
     example  a program with a place for the call
-    call     how a part is called, `{}` being its name and arguments
+    call     how a part is called in it; `{}` is its name and arguments
     command  the settings of `partita run digits` that use it
-    within   what a call stands in
+    within   the call that a part stands in
     """
 
     title: str
@@ -137,7 +125,7 @@ class Kind(NamedTuple):
 
 
 def _public(module: ModuleType, *files: str) -> Parts:
-    """What a package offers to call, of some of its files."""
+    """Return the functions that a package offers, of all or some of its files."""
     return {n: f for n, f in constructors(module).items() if not files or _file(f).stem in files}
 
 
@@ -222,7 +210,7 @@ KINDS = {
     "attacks": Kind(
         "attacks",
         lambda: _public(attack),
-        LYING,
+        ATTACKED,
         "pt.attack.{}",
         "attack={}' --set 'byzantine=0.2",
     ),
@@ -244,23 +232,21 @@ KINDS = {
 
 
 ELSEWHERE = "methods by other names"
-"""Title of the methods that are expressions of others; there is nothing more to be shown of them."""
+"""Title of the methods of the literature that are expressions of others here."""
 
 
 def known() -> list[Facts]:
-    """Methods of the literature, and the expressions under which they run here."""
-    return [
-        {"name": name, **one._asdict(), "line": f"{_written(one)}: {one.note}. {one.paper}"}
-        for name, one in KNOWN.items()
-    ]
+    """Return methods of the literature, and the expressions under which they run here."""
 
+    def line(method: Known) -> str:
+        settings = f" with {method.settings}" if method.settings else ""
+        return f"{method.expression}{settings}: {method.note}. {method.paper}"
 
-def _written(one: Known) -> str:
-    return one.expression + (f" with {one.settings}" if one.settings else "")
+    return [{"name": name, **method._asdict(), "line": line(method)} for name, method in KNOWN.items()]
 
 
 def entries(kind: str | None = None) -> list[Facts]:
-    """Kind, name and one line of everything, or of one kind."""
+    """Return kind, name and one line of all parts, or of one kind."""
     chosen = KINDS if kind is None else {kind: KINDS[check.choice("kind", kind, KINDS)]}
     return [
         {"kind": k, "name": name, "line": _line(name, part)}
@@ -270,40 +256,40 @@ def entries(kind: str | None = None) -> list[Facts]:
 
 
 def facts(name: str) -> list[Facts]:
-    """Everything about a name: an entry for each kind that has it, most often one."""
+    """Return everything about a name: an entry for each kind that has it, most often one."""
     names = [entry["name"] for entry in entries()]
     if name not in names:
         raise check.fail("name", name, f"a name that `partita list` prints{check.meant(name, names)}")
-    found = [(k, c, c.parts()[name]) for k, c in KINDS.items() if name in c.parts()]
-    return [_facts(kind, chapter, name, part) for kind, chapter, part in found]
+    chapters = [(kind, chapter, chapter.parts()) for kind, chapter in KINDS.items()]
+    return [_facts(kind, chapter, name, parts[name]) for kind, chapter, parts in chapters if name in parts]
 
 
 def options(part: Callable[..., Any]) -> list[Facts]:
-    """The arguments of a function: name, type, default, range and meaning."""
+    """Return the arguments of a function: name, type, default, range and meaning."""
     written = inspect.signature(part).parameters  # types as the author wrote them
-    told = _told(_doc(part), part)
-    found = []
+    meanings = _meanings(_doc(part), part)
+    rows = []
     for p in signature(part).parameters.values():
         kind, option = declared(p.annotation)
-        found.append(
+        rows.append(
             {
                 "name": p.name,
                 "type": words(kind if option.text else written[p.name].annotation),
                 "required": p.default is p.empty and p.kind is not p.VAR_KEYWORD,
                 "default": None if p.default is p.empty else _plain(p.default),
                 "range": option.range,
-                "text": option.text or told.get(p.name, ""),
+                "text": option.text or meanings.get(p.name, ""),
             }
         )
-    return found[1:] if _is_real(part) else found  # the path is `real`'s own business
+    return rows[1:] if _is_real(part) else rows  # the path is `real`'s own business
 
 
 def call(name: str, part: Callable[..., Any]) -> str | None:
-    """The call with an example for every argument that must be given; None if there is none for one."""
+    """Return the call with an example for every needed argument, or None where one has no example."""
     arguments = []
     for p in needed(part):
         example = declared(p.annotation)[1].example
-        example = GIVEN.get(p.name) if example is None else example
+        example = VALUES.get(p.name) if example is None else example
         if example is None:
             return None
         if p.kind is p.VAR_POSITIONAL:
@@ -314,28 +300,28 @@ def call(name: str, part: Callable[..., Any]) -> str | None:
 
 
 def needed(part: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The arguments that an example must give: those without a default, or with None and an example."""
-    found = [p for p in signature(part).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    """Return the arguments that an example must give: without a default, or with None and an example."""
     return [
         p
-        for p in found
-        if p.default is p.empty or (p.default is None and declared(p.annotation)[1].example is not None)
+        for p in signature(part).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+        and (p.default is p.empty or (p.default is None and declared(p.annotation)[1].example is not None))
     ]
 
 
 def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Facts:
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-    own = ABOUT.get(name) if kind == "methods" else None
+    method = ABOUT.get(name) if kind == "methods" else None
     about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
     return {
         "kind": kind,
         "name": name,
         "line": _line(name, part),
         "about": "" if _is_real(part) else _about(text, part),
-        "when": own.use if own else " ".join(when[0].split()) if when else None,
+        "when": method.use if method else " ".join(when[0].split()) if when else None,
         "equation": _equation(module, name if kind == "delays" else "") if about_module else None,
-        "paper": own.paper if own else _paper(module) if about_module else None,
+        "paper": method.paper if method else _paper(module) if about_module else None,
         "options": options(part),
         "file": str(_file(part)),
         "python": _python(chapter, name, part),
@@ -346,52 +332,52 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
 def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     if name == "tuned":
         return chapter.example.format(TUNED)
-    if name in AROUND or part is finetune:
+    if name in COMPOSED or part is finetune:
         stages = FINETUNED if part is finetune else STAGES
         return chapter.example.replace(" rounds=20,", "").format(stages)
-    made = f'real("{name}", clients=4)' if _is_real(part) else _call(chapter, name, part)
-    if made is None or not chapter.example:
+    inner = f'real("{name}", clients=4)' if _is_real(part) else _call(chapter, name, part)
+    if inner is None or not chapter.example:
         return None
-    made = chapter.call.format(made)
+    written = chapter.call.format(inner)
     if chapter.example == TIMED:
-        return TIMED.format(", ".join(sorted({*re.findall(r"\w+(?=\()", made)})), made)
-    return chapter.example.format(made)
+        return TIMED.format(", ".join(sorted({*re.findall(r"\w+(?=\()", written)})), written)
+    return chapter.example.format(written)
 
 
 def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
-    """As the command line has it."""
+    """Return the call of a part as the command line has it."""
     if part is getattr(schedule, name, None) and name in CALLS:
         return CALLS[name]
-    made = call(name, part)
-    return made and chapter.within.format(made)
+    written = call(name, part)
+    return written and chapter.within.format(written)
 
 
 def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
-    """A line for the shell, where there is one."""
+    """Return a line for the shell, or None where there is none."""
     if kind == "recipes":
         return f"partita run {name}"
-    if kind == "methods" and name not in AROUND:
-        given = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed(part)]
-        settings = [shlex.quote(s) for s in (f"algorithm={name}", *given)]
-        return " ".join(["partita run digits", *(f"--set {s}" for s in settings)])
-    made = _call(chapter, name, part)
-    return f"partita run digits --set '{chapter.command.format(made)}'" if made and chapter.command else None
+    if kind == "methods" and name not in COMPOSED:
+        options = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed(part)]
+        settings = [f"--set {shlex.quote(s)}" for s in (f"algorithm={name}", *options)]
+        return " ".join(["partita run digits", *settings])
+    written = _call(chapter, name, part) if chapter.command else None
+    return written and f"partita run digits --set '{chapter.command.format(written)}'"
 
 
 def _equation(module: str, name: str) -> str | None:
-    """The indented lines of a module's docstring; with a name, only those that begin with it."""
+    """Return the indented lines of a module's docstring; with a name, only those that begin with it."""
     lines = [line for line in module.splitlines() if re.match(rf"    {name and rf'{name} '}", line)]
     return textwrap.dedent("\n".join(lines)) or None
 
 
 def _paper(module: str) -> str | None:
-    """The first line of a module's docstring, if it refers to a paper or says that there is none."""
+    """Return the first line of a module's docstring, if it refers to a paper or says that there is none."""
     line = module.partition("\n")[0]
     return line.replace("*", "").rstrip(".") if re.search(r"\((19|20)\d\d\)|no paper", line) else None
 
 
 def _line(name: str, part: Callable[..., Any]) -> str:
-    """The first sentence of the docstring; for real data, what `real` says about its clients."""
+    """Return the first sentence of the docstring; for real data, what `real` says about its clients."""
     if _is_real(part):
         row = re.search(rf"^{name} +(\w+)", inspect.getdoc(real) or "", re.MULTILINE)
         return f"Real data; clients of its own: {row[1] if row else 'none'}."
@@ -399,28 +385,30 @@ def _line(name: str, part: Callable[..., Any]) -> str:
 
 
 def _about(text: str, part: Callable[..., Any]) -> str:
-    """The rest of a docstring: without its first sentence, the advice, doctests and lists of arguments."""
-    rest = [p for p in text.split("\n\n")[1:] if not p.startswith(("Use it", ">>>")) and not _told(p, part)]
+    """Return a docstring without its first sentence, the advice, doctests and lists of arguments."""
+    rest = [
+        p for p in text.split("\n\n")[1:] if not p.startswith(("Use it", ">>>")) and not _meanings(p, part)
+    ]
     return "\n\n".join(rest)
 
 
-def _told(text: str, part: Callable[..., Any]) -> dict[str, str]:
-    """Meanings from a docstring's lists of arguments: `name   meaning` or `name, name`, and what is below."""
-    known = inspect.signature(part).parameters
-    found: dict[str, str] = {}
+def _meanings(text: str, part: Callable[..., Any]) -> dict[str, str]:
+    """Read a docstring's lists of arguments: `name   meaning` or `name, name`, and the lines below."""
+    parameters = inspect.signature(part).parameters
+    meanings: dict[str, str] = {}
     for paragraph in text.split("\n\n"):
         rows: list[tuple[str, str]] = []
         for line in paragraph.splitlines():
             row = re.match(r"(\w+(?:, \w+)*)(?:(?:: +| {2,})(\S.*)|$)", line)
-            if row and all(name in known for name in row[1].split(", ")):
+            if row and all(name in parameters for name in row[1].split(", ")):
                 rows.append((row[1], row[2] or ""))
             elif rows and line.startswith(" "):
                 rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}".strip())
             else:
                 rows = []
                 break
-        found |= {name: meaning for names, meaning in rows for name in names.split(", ")}
-    return found
+        meanings |= {name: meaning for names, meaning in rows for name in names.split(", ")}
+    return meanings
 
 
 def _doc(part: Callable[..., Any]) -> str:
@@ -428,12 +416,12 @@ def _doc(part: Callable[..., Any]) -> str:
 
 
 def _file(part: Callable[..., Any]) -> Path:
-    """Relative to the package."""
+    """Return the file of a part, relative to the package."""
     return Path(inspect.getfile(inspect.unwrap(part))).relative_to(Path(__file__).parents[1])
 
 
 def _is_real(part: Callable[..., Any]) -> bool:
-    """Whether it reads one of the datasets of `real`."""
+    """Return whether a part reads one of the datasets of `real`."""
     return part.__name__.startswith("_") and part.__module__ == real.__module__
 
 
@@ -444,7 +432,7 @@ def _quoted(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Return a default as JSON has it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return list(value) if isinstance(value, list | tuple) else repr(value)

@@ -1,11 +1,11 @@
-"""What `run` and `compare` have in common: what was asked for, and how to show what came of it."""
+"""What `run`, `compare` and `split` have in common: a request, its runs, and how they are shown."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from partita.cli import screen, tables
+from partita.cli.options import RunOptions
 from partita.core import check
 from partita.engine.callbacks import Callback
 from partita.engine.description import describe
@@ -21,7 +22,10 @@ from partita.engine.record import Record
 from partita.engine.stopping import Stopped, Terminated, terminable
 from partita.engine.store.files import json_text, plain
 from partita.recipes import Experiment, Study, Table, find
-from partita.recipes.experiment import build, parse
+from partita.recipes.experiment import build
+from partita.recipes.expressions import parse
+from partita.recipes.study import run_study
+from partita.recipes.tables import Runs
 from partita.report import compare
 from partita.track import tracker
 
@@ -30,67 +34,77 @@ NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 MOST_SEEDS = 10_000
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A recipe, its settings and its seeds."""
+class Request:
+    """A recipe with the options of a command."""
 
-    recipe: str
-    make: Callable[..., Any]
-    settings: Mapping[str, Any]
-    seeds: tuple[int, ...]
-
-    @staticmethod
-    def of(
-        recipe: str,
-        assignments: Sequence[str] | None,
-        size: str | None,
-        seed: int | None,
-        seeds: int,
-        data_dir: Path | None,
-    ) -> Ask:
-        """From the options of a command."""
-        if data_dir is not None:
-            if not data_dir.is_dir():
-                raise check.fail("--data-dir", str(data_dir), "a folder that exists")
-            os.environ["PARTITA_DATA"] = str(data_dir)
-        settings = parse(list(assignments or ()))
-        if size is not None:
-            settings["size"] = size
-        first = settings.pop("seed", 0) if seed is None else seed
-        check.integer("--seeds", seeds, low=1, high=MOST_SEEDS)
-        check.integer("seed", first, low=0, high=check.LARGEST - seeds)
-        return Ask(recipe, find(recipe), settings, tuple(range(first, first + seeds)))
+    def __init__(self, recipe: str, options: RunOptions) -> None:
+        if options.data_dir is not None:
+            if not options.data_dir.is_dir():
+                raise check.fail("--data-dir", str(options.data_dir), "a folder that exists")
+            os.environ["PARTITA_DATA"] = str(options.data_dir)
+        settings = parse(options.set_ or [])
+        if options.size is not None:
+            settings["size"] = options.size
+        first = settings.pop("seed", 0) if options.seed is None else options.seed
+        check.integer("--seeds", options.seeds, low=1, high=MOST_SEEDS)
+        check.integer("seed", first, low=0, high=check.LARGEST - options.seeds)
+        self.recipe, self.options, self.settings = recipe, options, settings
+        self.seeds = tuple(range(first, first + options.seeds))
+        self._make = find(recipe)
 
     def build(self, seed: int) -> Experiment | Study:
-        """What the recipe makes of the settings, for a seed."""
-        made: Experiment | Study = build(self.make, {**self.settings, "seed": seed})
+        """Return what the recipe makes of the settings, for a seed."""
+        made: Experiment | Study = build(self._make, {**self.settings, "seed": seed})
         return made
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """For study.json."""
-        return {"recipe": self.recipe, "settings": plain(describe(self.settings))}
+    def experiment(self, seed: int) -> Experiment:
+        """Return the recipe's experiment; refuse a study."""
+        made = self.build(seed)
+        if not isinstance(made, Experiment):
+            allowed = "a recipe of one experiment; a study is run by `partita run`"
+            raise check.fail("recipe", self.recipe, allowed)
+        return made
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `federate` that the options are."""
+        names = ("device", "executor", "memory", "precision", "deterministic", "resume", "out", "max_time")
+        return {"progress": self.options.progress, **{name: getattr(self.options, name) for name in names}}
+
+    def run_study(
+        self, study: Callable[[int], Study], about: Mapping[str, Any], **arguments: Any
+    ) -> tuple[Runs, Sequence[Table]]:
+        """Run a study for all seeds; `about` is written to study.json, beside recipe and settings."""
+        options = self.options
+        asked = {"recipe": self.recipe, "settings": plain(describe(self.settings)), **about}
+        with stoppable(options.out, options.max_time):
+            return run_study(
+                study,
+                self.seeds,
+                about=asked,
+                announce=announcer(options.as_json, options.quiet),
+                listen=partial(trackers, options.track),
+                **self.arguments(),
+                **arguments,
+            )
 
 
 def trackers(names: Sequence[str] | None, folder: Path | None) -> list[Callback]:
-    """The callbacks of --track."""
+    """Return the callbacks of --track."""
     return [tracker(name, folder) for name in names or ()]
 
 
 def announcer(as_json: bool, quiet: bool) -> Callable[[str], None]:
-    """Says which run of a study begins."""
-    return (lambda text: None) if as_json or quiet else (lambda text: typer.echo(text, err=True))  # noqa: ARG005
+    """Return a function that prints progress to the error stream, or nothing."""
+    return (lambda text: None) if as_json or quiet else partial(typer.echo, err=True)  # noqa: ARG005
 
 
-def show_study(
-    runs: Mapping[str, Sequence[Record]], figures: Sequence[Table], *, as_json: bool, out: Path | None
-) -> None:
-    """Scores of all variants, the comparison client by client, the study's own tables."""
+def show_study(runs: Runs, figures: Sequence[Table], options: RunOptions) -> None:
+    """Print the scores of all variants, the comparison client by client, and the study's own tables."""
     rows, pairs = (compare.table(runs), compare.paired(runs)) if runs else ([], [])
-    told = show_diverged(runs, as_json)
-    if as_json:
-        found = {"diverged": told, "table": rows, "paired": pairs, "tables": [t._asdict() for t in figures]}
-        typer.echo(json_text(found))
+    diverged = show_diverged(runs, options.as_json)
+    if options.as_json:
+        content = {"diverged": diverged, "table": rows, "paired": pairs}
+        typer.echo(json_text({**content, "tables": [table._asdict() for table in figures]}))
         return
     console = screen.console()
     if runs:
@@ -99,51 +113,51 @@ def show_study(
             console.print(tables.pairs(pairs))
     for figure in figures:
         console.print(tables.figure(figure))
-    if out is not None:
-        typer.echo(f"Results in {out}: " + (f"open {out}/report.html" if runs else "tables.md"))
+    if options.out is not None:
+        typer.echo(
+            f"Results in {options.out}: " + (f"open {options.out}/report.html" if runs else "tables.md")
+        )
 
 
-def bar(as_json: bool, quiet: bool) -> bool | None:
-    """No progress bar for machines; else whatever the terminal can show."""
-    return False if as_json or quiet else None
-
-
-def show_diverged(runs: Mapping[str, Sequence[Record]], as_json: bool) -> list[str]:
-    """What must be read before all figures: that training diverged. Beside JSON, on the error stream."""
-    told = headlines(runs)
+def show_diverged(runs: Runs, as_json: bool) -> list[str]:
+    """Print before all figures that training diverged; beside JSON, to the error stream."""
+    lines = headlines(runs)
     console = screen.console(stderr=as_json)
-    for words in told:
-        console.print(Text(words, style="bold red"))
-    return told
+    for line in lines:
+        console.print(Text(line, style="bold red"))
+    return lines
 
 
 def leave(runs: Iterable[Record]) -> None:
-    """End the command; a run that has learned nothing does not look like success."""
+    """End the command with an exit code of its own if a run has learned nothing."""
     if learned_nothing(runs):
         raise typer.Exit(NOTHING_LEARNED)
 
 
+def leave_study(runs: Runs) -> None:
+    """End the command, as `leave`."""
+    leave(run for seeds in runs.values() for run in seeds)
+
+
 @contextlib.contextmanager
 def stoppable(out: Path | None, max_time: str | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM, SIGHUP and the end of --max-time say how to go on."""
-    left = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
+    """Say how to continue after Ctrl-C, SIGTERM, SIGHUP and the end of --max-time."""
+    hint = "nothing was kept: no --out" if out is None else f"go on with --out {out} --resume"
     try:
         with terminable():
             yield
     except KeyboardInterrupt:
-        _say(f"partita: stopped; {left}")
-        raise typer.Exit(130) from None
+        _stop("stopped", hint, 130)
     except Terminated as end:
-        _say(f"partita: stopped by a signal; {left}")
-        raise typer.Exit(int(end.code or 0)) from None
+        _stop("stopped by a signal", hint, int(end.code or 0))
     except Stopped as end:
-        _say(f"partita: stopped {end.where} after --max-time {max_time}; {left}")
-        raise typer.Exit(OUT_OF_TIME) from None
+        _stop(f"stopped {end.where} after --max-time {max_time}", hint, OUT_OF_TIME)
 
 
-def _say(text: str) -> None:
-    """To whoever still reads it: after SIGHUP there may be no terminal, which is no reason to fail."""
+def _stop(event: str, hint: str, code: int) -> None:
+    """Print a line and exit. After SIGHUP there may be no terminal, which is no reason to fail."""
     try:
-        typer.echo(text, err=True)
+        typer.echo(f"partita: {event}; {hint}", err=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is left to flush at the end goes nowhere
+    raise typer.Exit(code) from None

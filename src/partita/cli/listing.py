@@ -1,4 +1,4 @@
-"""`partita list` and `partita show`, and what the shell completes."""
+"""`partita list`, `partita show`, and the completion of the shell."""
 
 from __future__ import annotations
 
@@ -18,64 +18,66 @@ from partita.cli import catalogue, screen
 from partita.cli.catalogue import KINDS, Facts
 from partita.engine.store.files import json_text
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.experiment import CAPACITIES, SCHEDULES
+from partita.recipes.expressions import CAPACITIES, SCHEDULES
 
-Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")]
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Names for `partita show`."""
+    """Complete names for `partita show`."""
     return sorted({e["name"] for e in catalogue.entries() if e["name"].startswith(incomplete)})
 
 
 def complete_kind(incomplete: str) -> list[str]:
-    """Kinds for `partita list`."""
+    """Complete kinds for `partita list`."""
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Recipes and Python files for `partita run`."""
+    """Complete recipes and Python files for `partita run`."""
     files = [str(path) for path in Path().glob(f"{incomplete}*.py")] if ".." not in incomplete else []
     return [name for name in RECIPES if name.startswith(incomplete)] + sorted(files)
 
 
 def complete_set(incomplete: str) -> list[str]:
-    """Keys for `--set`, and what may follow `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
-    methods = [f"algorithm={name}" for name in METHODS if name != "pipeline"]
-    attacks = [f"attack={name}" for name in attack.__all__]
-    schedules = [f"schedule={name}" for name in SCHEDULES]
-    capacities = [f"capacity={name}" for name in CAPACITIES]
-    of_methods = [f"algorithm.{k}=" for m in METHODS.values() for k in inspect.signature(m).parameters]
-    of_recipes = [f"{k}=" for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]
-    fields = [f"{f.name}=" for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
-    words = (*sorted(methods), *attacks, *schedules, *capacities)
-    found = dict.fromkeys([*fields, *of_recipes, *sorted(of_methods), *words])
-    return [key for key in found if key.startswith(incomplete) and key != "algorithm.stages="]
+    """Complete keys for `--set`, and values of `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
+    choices = {
+        "algorithm": sorted(name for name in METHODS if name != "pipeline"),
+        "attack": attack.__all__,
+        "schedule": SCHEDULES,
+        "capacity": CAPACITIES,
+    }
+    fields = [f.name for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
+    of_recipes = [k for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]
+    of_methods = sorted(f"algorithm.{k}" for m in METHODS.values() for k in inspect.signature(m).parameters)
+    keys = [f"{key}=" for key in (*fields, *of_recipes, *of_methods) if key != "algorithm.stages"]
+    values = [f"{key}={name}" for key, names in choices.items() for name in names]
+    return [text for text in dict.fromkeys([*keys, *values]) if text.startswith(incomplete)]
 
 
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help=f"One of: {', '.join(KINDS)}.", autocompletion=complete_kind),
+        typer.Argument(help=f"One of {', '.join(KINDS)}. Default: all.", autocompletion=complete_kind),
     ] = None,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the names, one per line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the names, one per line.")] = False,
 ) -> None:
-    """What there is: methods, recipes, models, data, and the parts that methods are made of.
+    """List all methods, recipes, models, data, and the parts that methods are made of.
 
     Example: `partita list methods`
     """
-    found = catalogue.entries(kind)
+    entries = catalogue.entries(kind)
     if as_json:
-        typer.echo(json_text(found))
+        typer.echo(json_text(entries))
     elif quiet:
-        typer.echo("\n".join(entry["name"] for entry in found))
+        typer.echo("\n".join(entry["name"] for entry in entries))
     else:
-        console, wide = screen.console(), max(len(entry["name"]) for entry in found)
-        for each in dict.fromkeys(entry["kind"] for entry in found):
-            console.print(_table([e for e in found if e["kind"] == each], KINDS[each].title, wide))
+        console, width = screen.console(), max(len(entry["name"]) for entry in entries)
+        for each in dict.fromkeys(entry["kind"] for entry in entries):
+            console.print(_table([e for e in entries if e["kind"] == each], KINDS[each].title, width))
             if each == "methods":
-                console.print(_table(catalogue.known(), catalogue.ELSEWHERE, wide))
+                console.print(_table(catalogue.known(), catalogue.ELSEWHERE, width))
         console.print("More about one of them: [bold]partita show NAME[/bold]")
 
 
@@ -84,17 +86,17 @@ def show(
         str, typer.Argument(help="A name that `partita list` prints.", autocompletion=complete_name)
     ],
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the options, one per line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the options, one per line.")] = False,
 ) -> None:
-    """What a method or another part is: its equation, its paper, when to use it, all its options, an example.
+    """Explain a method or another part: equation, paper, when to use it, all options, an example.
 
     Example: `partita show fedalt`
     """
-    found = catalogue.facts(name)
+    pages = catalogue.facts(name)
     if as_json:
-        typer.echo(json_text(found))
+        typer.echo(json_text(pages))
         return
-    for facts in found:
+    for facts in pages:
         if quiet:
             for option in facts["options"]:
                 typer.echo(option["name"] + ("" if option["required"] else f"={option['default']!r}"))
@@ -102,18 +104,18 @@ def show(
             _page(screen.console(), facts)
 
 
-def _table(found: list[Facts], title: str, wide: int) -> Table:
+def _table(entries: list[Facts], title: str, width: int) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(min_width=wide, no_wrap=True, style="bold")
+    table.add_column(min_width=width, no_wrap=True, style="bold")
     table.add_column()
-    for entry in found:
+    for entry in entries:
         table.add_row(entry["name"], Text(entry["line"]))
     table.add_row("", "")
     return table
 
 
 def _page(console: Console, facts: Facts) -> None:
-    """Everything about one part; what can be copied is never broken into lines."""
+    """Print everything about one part; what can be copied is never broken into lines."""
     title = KINDS[facts["kind"]].title.removesuffix("s")
     console.print(Text.assemble((facts["name"], "bold"), f"  {title}, {facts['file']}\n"), soft_wrap=True)
     for text in (facts["line"], facts["when"], _reflowed(facts["about"])):
@@ -125,13 +127,13 @@ def _page(console: Console, facts: Facts) -> None:
     if facts["options"]:
         console.print(_options(facts["options"]))
         console.print()
-    for heading, shown in (("python", "in Python"), ("command", "on the command line")):
-        if facts[heading]:
-            _block(console, shown, facts[heading])
+    for key, heading in (("python", "in Python"), ("command", "on the command line")):
+        if facts[key]:
+            _block(console, heading, facts[key])
 
 
 def _reflowed(text: str) -> str:
-    """Paragraphs as one line each, except where columns are aligned."""
+    """Return paragraphs as one line each, except where columns are aligned."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(p if "  " in p else " ".join(p.splitlines()) for p in paragraphs)
 

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from partita.api import Run
-from partita.cli import screen, tables
-from partita.cli.common import (
-    Ask,
-    announcer,
-    bar,
-    leave,
-    show_diverged,
-    show_study,
-    stoppable,
-    trackers,
-)
+from partita.cli import listing, screen, tables
+from partita.cli.common import Request, leave, leave_study, show_diverged, show_study, stoppable, trackers
 from partita.cli.options import (
-    DataDir,
-    Deterministic,
     Device,
     Executor,
     Json,
-    MaxTime,
-    Memory,
     Out,
-    Precision,
     Profile,
     Quiet,
-    Recipe,
     Resume,
+    RunOptions,
     Seed,
-    Seeds,
-    Set,
-    Size,
-    Track,
-    told,
+    takes_run_options,
 )
-from partita.core import check
 from partita.engine.store.files import json_text
 from partita.engine.store.places import new_page
-from partita.recipes import Experiment, Study, find
+from partita.recipes import RECIPES, Study, find
 from partita.recipes.experiment import build
-from partita.recipes.study import run_study
 from partita.recipes.versus import versus
 
 NEXT = "partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
@@ -62,20 +41,20 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Who gains from personalization and who loses? The answer on embedded data, in under a minute.
+    """Show who gains from personalization and who loses, on embedded data, in under a minute.
 
     40 clients see 3 of the 10 digits each. Every client trains alone, all of them train one global model
-    (FedAvg), and all of them train a shared model with a personal output layer (FedAlt). The page
-    partita-demo.html (with --out: report.html there) shows every client.
+    (FedAvg), and all of them train a shared model with a personal output layer (FedAlt). A page shows every
+    client: partita-demo.html, or report.html in --out.
 
     Example: `partita demo --seed 1 --out runs/demo`
     """
-    experiment = build(find("digits"), {"seed": seed})
     if out is None:
         new_page("page", PAGE)
     with stoppable(out):
-        run = experiment.run(
-            out=out, device=device, executor=executor, resume=resume, progress=bar(as_json, quiet)
+        progress = False if as_json or quiet else None
+        run = build(find("digits"), {"seed": seed}).run(
+            out=out, device=device, executor=executor, resume=resume, progress=progress
         )
         page = run.report(PAGE) if out is None else out / "report.html"
     _show(run, as_json)
@@ -90,74 +69,58 @@ def demo(
     leave([run])
 
 
+@takes_run_options
 def run(
-    recipe: Recipe,
-    set_: Set = None,
-    size: Size = None,
-    seed: Annotated[int | None, typer.Option(help=told("seed"))] = None,
-    seeds: Seeds = 1,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(RECIPES)}; or a Python file with a function experiment().",
+            autocompletion=listing.complete_recipe,
+        ),
+    ],
     only: Annotated[
         list[str] | None,
-        typer.Option(help="For a study: only variants of this name or pattern; may be given several times."),
+        typer.Option(help="Run only the variants of a study with this name or pattern. Repeatable."),
     ] = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    executor: Executor = "auto",
-    memory: Memory = None,
-    precision: Precision = "tf32",
-    deterministic: Deterministic = False,
     profile: Profile = False,
-    track: Track = None,
-    resume: Resume = False,
-    max_time: MaxTime = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    *,
+    options: RunOptions,
 ) -> None:
-    """Run a recipe, or your own file with a function `experiment()` that returns an Experiment.
+    """Run a recipe, or your own Python file with a function experiment() that returns an Experiment.
 
-    KEY is an argument of the recipe, a field of the experiment (rounds, cohort, steps, epochs, batch, seed,
-    state, norm, capacity, schedule, attack, evaluate_every, ...), `algorithm` (the name of another method) or
-    `algorithm.OPTION`. Some recipes are studies: many runs, compared in tables and one report.
+    A KEY of --set is an argument of the recipe (`partita show RECIPE` lists them), a setting of the
+    experiment (rounds, cohort, steps, epochs, batch, state, norm, capacity, schedule, attack, ...),
+    `algorithm` (the name of another method) or `algorithm.OPTION`.
 
-    Exit code 1: it ran, but nothing was learned (the learning rate is too high); 124: --max-time is over.
+    Some recipes are studies: several variants, compared in tables and in one report. So are several seeds.
+
+    Exit codes: 0 if it ran; 1 if nothing was learned, as with a learning rate that is too high; 2 if the
+    request is wrong; 124 if --max-time is over.
 
     Example: `partita run digits --set rounds=20 --set algorithm.lr=0.05 --out runs/digits`
     """
-    ask = Ask.of(recipe, set_, size, seed, seeds, data_dir)
-    made = ask.build(ask.seeds[0])
-    common: dict[str, Any] = {"device": device, "executor": executor, "memory": memory}
-    common |= {"precision": precision, "deterministic": deterministic}
-    common |= {"profile": profile, "progress": bar(as_json, quiet), "max_time": max_time}
-    with stoppable(out, max_time):
-        if isinstance(made, Study) or len(ask.seeds) > 1:
-            study = partial(_as_study, ask, made)
-            shown = run_study(
-                study,
-                ask.seeds,
-                about=ask.about,
-                out=out,
-                resume=resume,
-                only=only or (),
-                announce=announcer(as_json, quiet),
-                listen=partial(trackers, track),
-                **common,
-            )
-            show_study(*shown, as_json=as_json, out=out)
-            leave(run for seeds in shown[0].values() for run in seeds)
-            return
-        if only:
-            raise check.fail("--only", only[0], "nothing: this recipe is one run, not a study")
-        result = made.run(out=out, resume=resume, callbacks=trackers(track, out), **common)
-    _show(result, as_json)
-    if out is not None and not as_json:
-        typer.echo(f"Results in {out}: open {out}/report.html; summary.json, clients.csv, metrics.jsonl, ...")
+    request = Request(recipe, options)
+    made = request.build(request.seeds[0])
+    if isinstance(made, Study) or len(request.seeds) > 1:
+
+        def study(seed: int) -> Study:
+            built = made if seed == request.seeds[0] else request.build(seed)
+            return built if isinstance(built, Study) else versus(built)
+
+        runs, figures = request.run_study(study, {}, only=only or (), profile=profile)
+        show_study(runs, figures, options)
+        leave_study(runs)
+        return
+    if only:
+        raise ValueError(f"--only={only[0]!r}: this recipe is a single run and has no variants to select")
+    with stoppable(options.out, options.max_time):
+        callbacks = trackers(options.track, options.out)
+        result = made.run(callbacks=callbacks, profile=profile, **request.arguments())
+    _show(result, options.as_json)
+    if options.out is not None and not options.as_json:
+        files = "summary.json, clients.csv, metrics.jsonl, ..."
+        typer.echo(f"Results in {options.out}: open {options.out}/report.html; {files}")
     leave([result])
-
-
-def _as_study(ask: Ask, made: Experiment | Study, seed: int) -> Study:
-    found = made if seed == ask.seeds[0] else ask.build(seed)
-    return found if isinstance(found, Study) else versus(found)
 
 
 def _show(run: Run, as_json: bool) -> None:

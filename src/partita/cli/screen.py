@@ -1,4 +1,4 @@
-"""The terminal, which shows what users named as they named it."""
+"""The terminal, which shows names as users wrote them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rich.console import Console
 
 
 def console(stderr: bool = False) -> Console:
-    """For tables: `:smile:` in a name is no picture. Names in them go through `rich.markup.escape`."""
+    """Return a console on which `:smile:` stays text. Names in tables go through `rich.markup.escape`."""
     return Console(emoji=False, stderr=stderr)

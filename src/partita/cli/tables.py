@@ -1,4 +1,4 @@
-"""What the commands print: tables for people."""
+"""Tables that the commands print."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from partita.recipes import Table as Figure
 
 
 def scores(run: Record, summary: Summary) -> Table:
-    """Local, global and personal score; how many clients the personal model hurts."""
+    """Return the local, global and personal scores, and how many clients the personal model hurts."""
     part = personal_part(summary)
     table = Table(
         title=f"{escape(summary['algorithm'])}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"seed {summary['seed']}",
         caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
-        f"{summary['client_steps_per_second']:,.0f} client steps per second{_liars(summary)}"
+        f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned()),
     )
     table.add_column("model")
@@ -43,18 +43,16 @@ def scores(run: Record, summary: Summary) -> Table:
     return table
 
 
-def _liars(summary: Summary) -> str:
-    lying = summary.get("byzantine")
-    if not lying:
+def _byzantine(summary: Summary) -> str:
+    attack = summary.get("byzantine")
+    if not attack:
         return ""
-    return (
-        f"; {lying['clients']} of {summary['clients']} clients lie ({escape(str(lying['attack']))}): "
-        "scores of the others"
-    )
+    count = f"{attack['clients']} of {summary['clients']} clients are Byzantine"
+    return f"; {count} ({escape(str(attack['attack']))}): scores of the others"
 
 
 def gains(run: Record, rows: int = 3) -> Table:
-    """The clients that gain and lose most by their personal model, against the better of the two others."""
+    """Return the clients whose personal model gains and loses most, against the better of the two others."""
     table = Table(title="Who gains and who loses most")
     for column in ("client", "training samples", "alone", "global", "personal", "gain"):
         table.add_column(column, justify="right")
@@ -75,7 +73,7 @@ def gains(run: Record, rows: int = 3) -> Table:
 
 
 def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
-    """A row for each method or variant, the best one marked; deviations as far as the terminal is wide."""
+    """Return a row for each method or variant, the best one marked, with as many columns as fit."""
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
@@ -88,12 +86,12 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     for least, name in ((100, "seconds"), (80, "worst\ntenth"), (80, "hurt vs\nalone"), (60, "alone")):
         if width < least:
             del columns[name]
-    shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
-    for name in shown:
+    filled = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    for name in filled:
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
-        gone = " [red](diverged)[/red]" if row["diverged"] else ""
-        table.add_row(escape(row["label"]) + gone, *(cells[i] for cells in shown.values()))
+        mark = " [red](diverged)[/red]" if row["diverged"] else ""
+        table.add_row(escape(row["label"]) + mark, *(cells[i] for cells in filled.values()))
     return table
 
 
@@ -117,16 +115,15 @@ def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
 
 
 def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Every method against the best, client by client."""
+    """Return every method against the best, client by client."""
     against = escape(rows[0]["against"])
     table = Table(
         title=f"Personal models client by client, against {against}",
-        caption="clients (of each seed, where seeds have other ones); differences: up is better",
+        caption="clients (of each seed, where seeds have different ones); differences: positive is better",
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
-    columns = ("better", "equal", "worse", "median", "mean", "Wilcoxon p")
-    for column in columns:
+    for column in ("better", "equal", "worse", "median", "mean", "Wilcoxon p"):
         table.add_column(column, justify="right")
     for row in rows:
         counts = [str(row[k]) for k in ("better", "equal", "worse")]
@@ -135,17 +132,17 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def figure(given: Figure) -> Table:
-    """A table of a study."""
-    table = Table(title=escape(given.title), caption=escape(given.note) or None, box=SIMPLE_HEAD)
-    for i, column in enumerate(given.columns):
+def figure(source: Figure) -> Table:
+    """Return a table of a study."""
+    table = Table(title=escape(source.title), caption=escape(source.note) or None, box=SIMPLE_HEAD)
+    for i, column in enumerate(source.columns):
         table.add_column(escape(column), justify="left" if i == 0 else "right")
-    for row in given.rows:
+    for row in source.rows:
         table.add_row(*map(escape, row))
     return table
 
 
-def _spread(found: Mapping[str, float] | None, both: bool) -> str:
-    if found is None:
+def _spread(score: Mapping[str, float] | None, with_std: bool) -> str:
+    if score is None:
         return "-"
-    return f"{found['mean']:.4f}" + (f" ± {found['std']:.4f}" if both and found["std"] else "")
+    return f"{score['mean']:.4f}" + (f" ± {score['std']:.4f}" if with_std and score["std"] else "")

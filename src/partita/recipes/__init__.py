@@ -1,7 +1,7 @@
-"""Experiments ready to run: each a function that returns an `Experiment`.
+"""Experiments ready to run: each is a function that returns an `Experiment` or a `Study`.
 
-A new one is a file here with its function, and a line in RECIPES. A user's own Python file with a function
-`experiment()` works the same.
+To add one, write a file with its function here, and a line in RECIPES. A user's own Python file with a
+function `experiment()` works in the same way.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partita.core import check
-from partita.recipes import experiment
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
-from partita.recipes.experiment import Experiment
+from partita.recipes.experiment import Experiment, blamed
 from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
 from partita.recipes.memory import partial_memory
 from partita.recipes.partial import partial_harm, partial_splits
@@ -30,7 +29,8 @@ from partita.recipes.quadratic import (
 )
 from partita.recipes.real import ffgg_real
 from partita.recipes.similarity import embracing_svcca
-from partita.recipes.study import Study, Table, Variant
+from partita.recipes.study import Study, Variant
+from partita.recipes.tables import Table
 from partita.recipes.weak import embracing_mix, embracing_norm, embracing_scaling
 
 Recipe = Callable[..., Experiment | Study]
@@ -63,19 +63,18 @@ __all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find
 
 
 def find(name: str) -> Recipe:
-    """The recipe of this name, or the function `experiment` of this Python file."""
+    """Return the recipe of this name, or the function `experiment` of this Python file."""
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)
     if path.suffix != ".py":
-        raise check.fail(
-            "recipe", name, f"one of {', '.join(RECIPES)}, or a Python file{check.meant(name, RECIPES)}"
-        )
+        names = ", ".join(RECIPES)
+        raise check.fail("recipe", name, f"one of {names}, or a Python file{check.meant(name, RECIPES)}")
     if not path.is_file():
         raise check.fail("recipe", name, "a Python file that exists")
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
-    with experiment.blamed(name):
-        made = runpy.run_path(str(path)).get("experiment")
-    if not callable(made):
+    with blamed(name):
+        recipe = runpy.run_path(str(path)).get("experiment")
+    if not callable(recipe):
         raise check.fail("recipe", name, "a file with a function experiment() that returns an Experiment")
-    return made  # type: ignore[no-any-return]
+    return recipe  # type: ignore[no-any-return]

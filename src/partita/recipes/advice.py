@@ -1,4 +1,4 @@
-"""Which split to take, and why: a pure function of what the runs of `splits` left.
+"""Which split to take: a pure function of the records of `splits`.
 
 The best mean score decides. Splits that come within one standard error of it, client by client, count as
 equally good (the one-standard-error rule of Breiman et al. 1984, on paired differences); of those the one
@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from partita.engine.record import Record, gain, human_bytes, mean
 from partita.recipes.gradient_left import left
-from partita.recipes.study import Table
+from partita.recipes.tables import Runs, Table
 from partita.recipes.versus import ALONE, GLOBAL
 from partita.report import compare
 
 NONE, ALL = "none", "all"
-NEAR_ZERO = 0.1  # of what is asked of the same parameters where nothing is personal
+NEAR_ZERO = 0.1  # of the gradient of the same parameters where nothing is personal
 FEW_CLIENTS, FEW_SAMPLES = 10, 10
 LEGEND = (
     "none: one global model; all: each client alone. hurt: clients that do worse than with one of these. "
-    "share, memory: of the parameters that are personal; of a client in training. "
-    "left: mean ‖F_m(θ)‖, what clients still ask of the shared part θ once each has fitted its own part, by "
-    "what they ask of the same parameters in the global model; for the untrained θ (start) and at the end. "
-    "Near zero at the start: personalize less."
+    "share: of the parameters that are personal; memory: of a client in training. "
+    "left: mean ‖F_m(θ)‖, the gradient of the shared part θ once each client has fitted its own part, "
+    "relative to that of the same parameters in the global model; for the untrained θ (start) and at the end."
+    " Near zero at the start: personalize less."
 )
 COLUMNS = (
     "part",
@@ -39,11 +39,10 @@ COLUMNS = (
     "left, start",
     "left, end",
 )
-Runs = Mapping[str, Sequence[Record]]
 
 
 class Split(NamedTuple):
-    """What a split came to; means over the seeds, None where there is nothing to count.
+    """The figures of a split; means over the seeds, None where nothing was counted.
 
     part, label     as it was asked for, and its name among the runs
     score           {'mean', 'std'} of the clients' own models, over all test samples
@@ -51,8 +50,9 @@ class Split(NamedTuple):
     hurt_vs_global  clients that do worse than with one global model
     hurt_vs_local   clients that do worse than alone
     clients         how many have a score
-    share, memory   of the parameters that are personal; bytes in training on a client
-    left            ‖F_m(θ)‖ at the start and the end, and by what the global model has: see `gradient_left`
+    share           of the parameters that are personal
+    memory          bytes of a client in training
+    left            ‖F_m(θ)‖ at the start and the end, bare and relative to the global model: `gradient_left`
     """
 
     part: str
@@ -68,22 +68,21 @@ class Split(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """The score."""
+        """The mean score."""
         return None if self.score is None else self.score["mean"]
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """The smaller, the better, among splits of equal score: those personalize least.
+        """What decides among splits of equal score: the least personalization, then the least memory.
 
-        Not by clients hurt: a split of the same score has some by chance, the two ends none against
+        Not the clients hurt: a split of the same score hurts some by chance, the two extremes none against
         themselves.
         """
-        share, memory = (math.inf if x is None else x for x in (self.share, self.memory))
-        return share, memory
+        return tuple(math.inf if x is None else x for x in (self.share, self.memory))
 
 
 class Advice(NamedTuple):
-    """The part to take (None: the runs do not say), why, and what else should be known."""
+    """The recommended part, the reason, and notes of caution."""
 
     part: str | None
     reason: str
@@ -91,41 +90,41 @@ class Advice(NamedTuple):
 
 
 def figures(runs: Runs, parts: Mapping[str, str]) -> list[Split]:
-    """A row for each split; `parts` are their names by the labels of the runs."""
+    """Return a row for each split; `parts` are their names by the labels of the runs."""
     rows = {row["label"]: row for row in compare.table(runs)}
     return [_figures(runs, label, part, rows[label]) for label, part in parts.items()]
 
 
 def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
-    """What to take, and why."""
-    higher = _higher(runs)
+    """Return which split to take, and the reason."""
+    better = max if _higher(runs) else min
     scored = [row for row in rows if row.mean is not None]
     if not scored:
         return Advice(None, "No split has a score: no client has test samples, or all runs failed.", [])
-    best = (max if higher else min)(scored, key=lambda row: row.mean or 0.0)
+    best = better(scored, key=lambda row: row.mean or 0.0)
     tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label)]
     taken = min(tied, key=lambda row: row.cost)
-    reason = f"{_first(taken, runs)} {_second(taken, best, scored, higher)}".strip()
+    reason = f"{_reached(taken, runs)} {_rival(taken, best, scored, better)}".strip()
     return Advice(taken.part, reason, [*_little_left(rows, taken), *_too_few(runs)])
 
 
-def table(runs: Runs, rows: Sequence[Split], found: Advice) -> Table:
-    """For people."""
+def table(runs: Runs, rows: Sequence[Split], advised: Advice) -> Table:
+    """Return the figures for people, with the advice below."""
     first = next(iter(runs.values()))
     over = f"{rows[0].clients or 0:g} clients, {len(first)} seed{'s' * (len(first) > 1)}"
     title = f"Candidate splits: test {first[0].summary()['metric']}, {over}"
-    shown = [_cells(row, row.part == found.part) for row in rows]
-    return Table(title, COLUMNS, shown, f"{text(found)}\n\n{LEGEND}")
+    cells = [_cells(row, row.part == advised.part) for row in rows]
+    return Table(title, COLUMNS, cells, f"{text(advised)}\n\n{LEGEND}")
 
 
-def text(found: Advice) -> str:
-    """The advice as a paragraph and a list."""
-    head = "No recommendation." if found.part is None else f"Recommended: {found.part}."
-    notes = "".join(f"\n- {note}" for note in found.notes)
-    return f"{head} {found.reason}" + (f"\n{notes}" if notes else "")
+def text(advised: Advice) -> str:
+    """Return the advice as a paragraph and a list."""
+    head = "No recommendation." if advised.part is None else f"Recommended: {advised.part}."
+    notes = "".join(f"\n- {note}" for note in advised.notes)
+    return f"{head} {advised.reason}" + (f"\n{notes}" if notes else "")
 
 
-# ---- a row
+# ---- figures of a split
 
 
 def _figures(runs: Runs, label: str, part: str, row: Mapping[str, Any]) -> Split:
@@ -147,22 +146,22 @@ def _figures(runs: Runs, label: str, part: str, row: Mapping[str, Any]) -> Split
 
 
 def _left(runs: Runs, label: str) -> list[dict[str, float]]:
-    """One for each seed that has them."""
+    """Return what is left to learn, for each seed that has measured it."""
     within = None if label == GLOBAL else label
     pairs = [(a, b) for a, b in zip(runs[label], runs[GLOBAL]) if a.metrics and b.metrics]
-    found = [left(a.metrics[-1], b.metrics[-1], within) for a, b in pairs]
-    return [x for x in found if x is not None]
+    measured = [left(a.metrics[-1], b.metrics[-1], within) for a, b in pairs]
+    return [values for values in measured if values is not None]
 
 
 def _hurt(runs: Runs, label: str, reference: str) -> float | None:
-    """Clients that do worse than in the reference's run of the same seed; a mean over the seeds."""
+    """Return how many clients do worse than in the reference's run of the same seed, a mean over seeds."""
     if label == reference:
         return None
-    gaps = [list(_gaps(a, b).values()) for a, b in zip(runs[label], runs[reference])]
-    return mean(sum(gap < 0 for gap in some) for some in gaps if some)
+    leads = [list(_leads(a, b).values()) for a, b in zip(runs[label], runs[reference])]
+    return mean(sum(lead < 0 for lead in seed) for seed in leads if seed)
 
 
-def _gaps(ours: Record, theirs: Record) -> dict[str, float]:
+def _leads(ours: Record, theirs: Record) -> dict[str, float]:
     """Return by client how much better our personal model is."""
     others = dict(zip(theirs.names, theirs.scores()))
     pairs = {name: (score, others[name]) for name, score in zip(ours.names, ours.scores()) if name in others}
@@ -174,30 +173,28 @@ def _higher(runs: Runs) -> bool:
     return next(iter(runs.values()))[0].higher_is_better
 
 
-# ---- who is as good as the best
-
-
 def _within_noise(runs: Runs, best: str, label: str) -> bool:
-    """The mean lead of the best, client by client, is no more than its standard error."""
-    leads: dict[str, list[float]] = {}
+    """Return whether the mean lead of the best, client by client, is at most its standard error."""
+    by_client: dict[str, list[float]] = {}
     for ours, theirs in zip(runs[best], runs[label]):
-        for client, gap in _gaps(ours, theirs).items():
-            leads.setdefault(client, []).append(gap)
-    found = [statistics.fmean(some) for some in leads.values()]
-    if not found:
+        for client, lead in _leads(ours, theirs).items():
+            by_client.setdefault(client, []).append(lead)
+    leads = [statistics.fmean(seeds) for seeds in by_client.values()]
+    if not leads:
         return False
-    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
-    return statistics.fmean(found) <= error
+    error = statistics.stdev(leads) / math.sqrt(len(leads)) if len(leads) > 1 else 0.0
+    return statistics.fmean(leads) <= error
 
 
 # ---- words
 
 
-def _first(taken: Split, runs: Runs) -> str:
-    """What it reaches."""
-    ends = {part: _score(runs, label) for part, label in ((NONE, GLOBAL), (ALL, ALONE)) if part != taken.part}
-    words = {NONE: "with one global model", ALL: "alone"}
-    against = " and ".join(f"{shown} {words[part]}" for part, shown in ends.items())
+def _reached(taken: Split, runs: Runs) -> str:
+    """Say what the split reaches, against the two extremes."""
+    extremes = {NONE: (GLOBAL, "with one global model"), ALL: (ALONE, "alone")}
+    against = " and ".join(
+        f"{_score(runs, label)} {words}" for part, (label, words) in extremes.items() if part != taken.part
+    )
     metric = next(iter(runs.values()))[0].summary()["metric"]
     head = {
         NONE: "Do not personalize: one global model has",
@@ -206,92 +203,86 @@ def _first(taken: Split, runs: Runs) -> str:
     return f"{head} a test {metric} of {taken.mean:.4f}, against {against}{_harm(taken)}."
 
 
+def _score(runs: Runs, label: str) -> str:
+    score = mean(run.summary()["test"]["personal"] for run in runs[label])
+    return "no score" if score is None else f"{score:.4f}"
+
+
 def _harm(taken: Split) -> str:
     counts = {"with the global model": taken.hurt_vs_global, "alone": taken.hurt_vs_local}
-    said = [f"{n:.3g} would do better {other}" for other, n in counts.items() if n is not None]
-    return f"; of {taken.clients:g} clients {' and '.join(said)}" if said and taken.clients else ""
+    phrases = [f"{n:.3g} would do better {other}" for other, n in counts.items() if n is not None]
+    return f"; of {taken.clients:g} clients {' and '.join(phrases)}" if phrases and taken.clients else ""
 
 
-def _second(taken: Split, best: Split, scored: Sequence[Split], higher: bool) -> str:
-    """Why not another one."""
+def _rival(taken: Split, best: Split, scored: Sequence[Split], better: Callable[..., Split]) -> str:
+    """Say why no other split is taken."""
     if taken is not best:
-        return (
-            f"{_name(best)} ({best.mean:.4f}) is ahead by no more than the noise, and {_dearer(best, taken)}."
-        )
+        more = f"makes more personal ({best.share or 0:.1%} against {taken.share or 0:.1%} of the parameters)"
+        price = more if (best.share or 0) > (taken.share or 0) else "needs more memory"
+        return f"{_name(best)} ({best.mean:.4f}) is ahead by no more than the noise, and {price}."
     rest = [row for row in scored if row is not best]
     if not rest:
         return ""
-    second = (max if higher else min)(rest, key=lambda row: row.mean or 0.0)
+    second = better(rest, key=lambda row: row.mean or 0.0)
     return f"The next best is {_name(second)} with {second.mean:.4f}."
-
-
-def _dearer(best: Split, taken: Split) -> str:
-    if (best.share or 0) > (taken.share or 0):
-        return f"makes more personal ({best.share or 0:.1%} against {taken.share or 0:.1%} of the parameters)"
-    return "needs more memory"
 
 
 def _name(row: Split) -> str:
     return {NONE: "one global model", ALL: "training alone"}.get(row.part, row.part)
 
 
-def _score(runs: Runs, label: str) -> str:
-    found = mean(run.summary()["test"]["personal"] for run in runs[label])
-    return "no score" if found is None else f"{found:.4f}"
-
-
 def _little_left(rows: Sequence[Split], taken: Split) -> list[str]:
-    """‖F_m(θ)‖ near zero: of any split at the start, of the one that is taken at the end."""
-    found = [
+    """Note where ‖F_m(θ)‖ is near zero: of any split at the start, of the one that is taken at the end."""
+    notes = [
         f"{row.part}: even beside an untrained shared part the personal part alone fits every client (left "
         f"at the start: {row.left['start']:.2g}), so the shared part has nothing to learn. Personalize less."
         for row in rows
         if row.left is not None and row.left["start"] < NEAR_ZERO
     ]
-    if not found and taken.left is not None and taken.left["end"] < NEAR_ZERO:
-        found.append(
+    if not notes and taken.left is not None and taken.left["end"] < NEAR_ZERO:
+        notes.append(
             f"{taken.part}: at the end every client is fitted (left: {taken.left['end']:.2g}); a smaller "
             "personal part may do as well."
         )
-    return found
+    return notes
 
 
 def _too_few(runs: Runs) -> list[str]:
+    """Note where there are too few clients, test samples or seeds to be sure."""
     first = next(iter(runs.values()))
     sizes = [row["n_test"] for row in first[0].clients if row["n_test"]]
-    found = []
+    notes = []
     if len(sizes) < FEW_CLIENTS:
-        found.append(
+        notes.append(
             f"Only {len(sizes)} clients have test samples: too few to tell the splits apart for sure."
         )
     if sizes and statistics.median(sizes) < FEW_SAMPLES:
-        found.append(
-            f"Half of the clients have {statistics.median(sizes):g} test samples or fewer: too few to tell "
-            "who is hurt."
-        )
+        median = f"{statistics.median(sizes):g}"
+        notes.append(f"Half of the clients have {median} test samples or fewer: too few to tell who is hurt.")
     if len(first) == 1:
-        found.append("One seed: another draw may end otherwise, and --seeds 3 would say.")
-    return found
+        notes.append("One seed: another draw may end differently; --seeds 3 would show it.")
+    return notes
+
+
+# ---- cells
 
 
 def _cells(row: Split, taken: bool) -> tuple[str, ...]:
+    start, end = (None if row.left is None else row.left[time] for time in ("start", "end"))
+    worst = None if row.worst_tenth is None else row.worst_tenth["mean"]
+    spread = f" ± {row.score['std']:.4f}" if row.score is not None and row.score["std"] else ""
     return (
         f"→ {row.part}" if taken else row.part,
-        _spread(row.score),
-        _cell(None if row.worst_tenth is None else row.worst_tenth["mean"], ".4f"),
+        _cell(row.mean, ".4f") + spread,
+        _cell(worst, ".4f"),
         _cell(row.hurt_vs_global, ".3g"),
         _cell(row.hurt_vs_local, ".3g"),
         _cell(row.share, ".1%"),
         "-" if row.memory is None else human_bytes(row.memory),
-        *(_cell(None if row.left is None else row.left[time], ".3f") for time in ("start", "end")),
+        _cell(start, ".3f"),
+        _cell(end, ".3f"),
     )
 
 
-def _cell(value: float | None, shown: str) -> str:
-    return "-" if value is None else format(value, shown)
-
-
-def _spread(found: Mapping[str, float] | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found['mean']:.4f}" + (f" ± {found['std']:.4f}" if found["std"] else "")
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from partita import models
 from partita.capacity.memory import Left, Memory, memory
-from partita.recipes.study import Study, Table
+from partita.recipes.study import Study
+from partita.recipes.tables import Table
 
 CLASSES = ("strong", "moderate", "weak")
 WIDTHS = (1.0, 0.45, 0.2)
@@ -40,8 +41,8 @@ PAPER_WIDTHS = (  # Table 10
     ("52,874", "3,039,552", "0.43"),
     ("10,006", "1,302,848", "0.18"),
 )
-COLUMNS = ("model", "class", "removed", "parameters", "activations", "capacity")
-THEIRS = ("paper's p", "paper's a", "paper's capacity")
+OURS = ("model", "class", "removed", "parameters", "activations", "capacity")
+COLUMNS = (*OURS, "paper's p", "paper's a", "paper's capacity")
 
 
 class Case(NamedTuple):
@@ -60,7 +61,7 @@ def embracing_capacity(seed: int = 0) -> Study:
 
 
 def capacity_tables(seed: int) -> list[Table]:
-    """Both tables, ours and the paper's side by side."""
+    """Return both tables, ours and the paper's side by side."""
     deep = {
         RESNET: _cuts(memory(models.resnet20(seed=seed), IMAGE, batch=32), (0, 4, 7)),
         "CNN (FEMNIST)": _cuts(memory(models.leaf_cnn(seed=seed), LETTER), (0, 2, 3)),
@@ -69,7 +70,7 @@ def capacity_tables(seed: int) -> list[Table]:
     return [
         Table(
             "What is left without the first blocks (Table 1)",
-            (*COLUMNS, *THEIRS),
+            COLUMNS,
             [row for name, cases in deep.items() for row in _rows(name, cases, PAPER[name])],
             "Activations are the outputs of convolutions and linear layers, and 10 numbers for each word, "
             "direction and unit of an LSTM, for a batch of 32 (ResNet-20) and of 1 (the others). As in the "
@@ -77,19 +78,19 @@ def capacity_tables(seed: int) -> list[Table]:
         ),
         Table(
             "What is left of narrower models (Table 10)",
-            (*COLUMNS, *THEIRS),
+            COLUMNS,
             _rows(RESNET, _widths(seed), PAPER_WIDTHS),
             "Of the C channels of each layer the first ⌊width · C⌋ are kept.",
         ),
     ]
 
 
-def _cuts(found: Memory, cuts: tuple[int, ...]) -> list[Case]:
-    return [Case(_removed(found, cut), found.after(cut)) for cut in cuts]
+def _cuts(model: Memory, cuts: tuple[int, ...]) -> list[Case]:
+    return [Case(_removed(model, cut), model.after(cut)) for cut in cuts]
 
 
 def _words(seed: int) -> list[Case]:
-    """The weak train what follows the embedding, on the second half of the words."""
+    """Weak devices train what follows the embedding, on the second half of the words."""
     model = models.bilstm(seed=seed)
     whole, half = (_without_output(memory(model, (n,))) for n in (WORDS, WORDS // 2))
     weak = Case(f"{_removed(half, 1)}, {WORDS // 2} of {WORDS} words", half.after(1))
@@ -97,24 +98,28 @@ def _words(seed: int) -> list[Case]:
 
 
 def _widths(seed: int) -> list[Case]:
-    found = [memory(models.resnet20(width=width, seed=seed), IMAGE, batch=32) for width in WIDTHS]
-    removed = ["-" if width == 1 else f"{1 - width:.0%} of channels" for width in WIDTHS]
-    return [Case(words, one.total) for words, one in zip(removed, found)]
+    return [
+        Case(
+            "-" if width == 1 else f"{1 - width:.0%} of channels",
+            memory(models.resnet20(width=width, seed=seed), IMAGE, batch=32).total,
+        )
+        for width in WIDTHS
+    ]
 
 
-def _without_output(found: Memory) -> Memory:
-    """Without the activations of the last block."""
-    *others, last = found.rows
-    return replace(found, rows=(*others, last._replace(activations=0)))
+def _without_output(model: Memory) -> Memory:
+    """Leave out the activations of the last block."""
+    *others, last = model.rows
+    return replace(model, rows=(*others, last._replace(activations=0)))
 
 
-def _removed(found: Memory, cut: int) -> str:
-    names = [row.name for row in found.rows[:cut]]
+def _removed(model: Memory, cut: int) -> str:
+    names = [row.name for row in model.rows[:cut]]
     return f"{names[0]} to {names[-1]}" if len(names) > 1 else "".join(names) or "-"
 
 
 def _rows(name: str, cases: list[Case], paper: tuple[tuple[str, ...], ...]) -> list[tuple[str, ...]]:
-    """The first case is the whole model, of which the others are a share."""
+    """Return the rows of a model. The first case is the whole model, of which the others are a share."""
     whole = cases[0].left
     rows = []
     for kind, (removed, (p, a, _)), theirs in zip(CLASSES, cases, paper):

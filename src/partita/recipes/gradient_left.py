@@ -1,15 +1,15 @@
 """How much is left to learn for the shared part of a split, in numbers that compare across splits.
 
-Mishchenko et al. (2023), section 4.3, judge a split by ‖F_m(θ)‖: what client m still asks of the shared part
-θ once it has fitted its own part w. Another split has another θ, of another size, so the bare norm says
-little. Here it is divided by what the same parameters are asked for where nothing is personal:
+Mishchenko et al. (2023), section 4.3, judge a split by ‖F_m(θ)‖: the gradient that client m has for the
+shared part θ once it has fitted its own part w. Another split has another θ, of another size, so the bare
+norm says little. Here it is divided by the gradient of the same parameters where nothing is personal:
 
     left(t) = mean_m ‖∇₁f_m(θᵗ, w_m*(θᵗ))‖ / mean_m ‖∇₁f_m(xᵗ)‖      ∇₁: by the names of θ in both
 
-xᵗ is the whole model of fedavg after the same rounds t, so with nothing personal it is 1. It is asked for
+xᵗ is the whole model of fedavg after the same rounds t, so with nothing personal it is 1. It is measured
 twice. At the start, where θ is untrained (and x⁰ is the same model), it says what fitting w alone leaves for
-θ to learn: near zero, θ would never move, and a smaller personal part does. At the end it says how much of
-the clients' disagreement about θ is left; there θ has learned too, so a small value is no reproach.
+θ to learn: near zero, θ would never move, and a smaller personal part suffices. At the end it says how much
+of the clients' disagreement about θ is left; θ has learned by then, so that a small value is no flaw.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ Names = Mapping[str, Sequence[str]]
 
 
 def gradient_left(model: nn.Module, solver: Solver, parts: Names | None = None) -> tuple[Measure, ...]:
-    """Measures of a run that begins with this model, made after its last round: at its end and at its start.
+    """Return measures of a run that begins with this model: at its end and at its start.
 
-    `parts` are names of parameters by label, whose norms are wanted apart.
+    Both are taken after the last round. `parts` are names of parameters by label, for norms of their own.
     """
-    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    initial = {k: v.detach().clone() for k, v in there.items()}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    initial = {k: v.detach().clone() for k, v in tensors.items()}
     at_start = _measure(TIMES["start"], solver, parts or {}, lambda rule: _at(initial, rule))
     return _measure(TIMES["end"], solver, parts or {}, lambda rule: rule), at_start
 
 
 def left(row: Mapping[str, Any], reference: Mapping[str, Any], label: str | None) -> dict[str, float] | None:
-    """From the last rows of a split's run and of fedavg's: `norm_start`, `norm_end` as they are, and `start`,
-    `end` by those of the same parameters under fedavg (the split's `label` there; None: all of them)."""
-    found: dict[str, float] = {}
+    """Return the norms from the last rows of a split's run and of fedavg's.
+
+    `norm_start` and `norm_end` are bare, `start` and `end` relative to those of the same parameters under
+    fedavg: of the split's `label` there, or of all where it is None.
+    """
+    values: dict[str, float] = {}
     for time, name in TIMES.items():
         ours = number(row.get("measures", {}).get(name, {}).get(_key(None)))
         theirs = number(reference.get("measures", {}).get(name, {}).get(_key(label)))
         if ours is None or not theirs:
             return None
-        found |= {f"norm_{time}": ours, time: ours / theirs}
-    return found
+        values |= {f"norm_{time}": ours, time: ours / theirs}
+    return values
 
 
 def _key(label: str | None) -> str:
@@ -59,11 +62,11 @@ def _key(label: str | None) -> str:
 
 
 def _measure(name: str, solver: Solver, parts: Names, change: Callable[[LocalRule], LocalRule]) -> Measure:
-    """Means of the clients' norms, after the last round only: everyone takes part, which is much work."""
-    given = gradient_norm(solver=solver)
+    """Average the clients' norms, after the last round only: all clients take part, which is much work."""
+    norm = gradient_norm(solver=solver)
 
     def client(problem: Problem, algorithm: Algorithm) -> LocalRule:
-        rule = change(given.client(problem, algorithm))
+        rule = change(norm.client(problem, algorithm))
         wanted = {_key(label): names for label, names in parts.items()}
         return LocalRule(rule.start, tuple(map(_at_the_end, rule.phases)), _norms(rule, wanted))
 
@@ -72,7 +75,7 @@ def _measure(name: str, solver: Solver, parts: Names, change: Callable[[LocalRul
         done = metrics.pop("steps").any()
         return {k: float(v.mean()) for k, v in metrics.items()} if done else {}
 
-    return Measure(name, client, summarize, given.options)
+    return Measure(name, client, summarize, norm.options)
 
 
 def _at_the_end(phase: Phase) -> Phase:
@@ -87,7 +90,7 @@ def _at_the_end(phase: Phase) -> Phase:
 def _norms(
     rule: LocalRule, wanted: Names
 ) -> Callable[[Any, Download, ClientState], tuple[Upload, ClientState]]:
-    """Numbers in place of gradients: those of all clients would not fit."""
+    """Upload norms in place of gradients: those of all clients would not fit into memory."""
 
     def finish(carry: Any, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
         upload, state = rule.finish(carry, download, state)
@@ -100,7 +103,7 @@ def _norms(
 
 
 def _at(initial: Tensors, rule: LocalRule) -> LocalRule:
-    """The rule as if the server had never moved."""
+    """Return the rule as if the server had never moved."""
 
     def first(download: Download) -> Download:
         shared = {k: initial[k].to(v.device, v.dtype) for k, v in download.shared.items()}

@@ -18,14 +18,16 @@ from partita.capacity.client_memory import client_memory
 from partita.core import check
 from partita.data import FederatedData
 from partita.engine.execute import examine
-from partita.recipes.study import Study, Table
-from partita.recipes.tasks import ADAPTERS, SIZES, network
+from partita.recipes.sizes import SIZES
+from partita.recipes.study import Study
+from partita.recipes.tables import Table
+from partita.recipes.tasks import ADAPTERS, network
 
 PARTS = ("input", "output", "adapter")
 
 
 class Case(NamedTuple):
-    """A model, what it takes, and the paper's figures: parameters of the parts, and megabytes."""
+    """A model, samples for it, and the paper's figures: parameters of the parts, and megabytes."""
 
     name: str
     model: nn.Module
@@ -47,7 +49,7 @@ def partial_memory(size: str = "paper", seed: int = 0) -> Study:
 
 
 def memory_tables(size: str, seed: int) -> list[Table]:
-    """Both tables; a cell is ours / the paper's."""
+    """Return both tables; a cell is ours / the paper's."""
     counts: list[tuple[str, ...]] = []
     memory: list[tuple[str, ...]] = []
     for case in _cases(size, seed):
@@ -78,41 +80,40 @@ def memory_tables(size: str, seed: int) -> list[Table]:
 
 
 def _cases(size: str, seed: int) -> list[Case]:
-    digits = "free_spoken_digits"
-    image, speech, text = (
-        torch.zeros(4, 28, 28),
-        torch.zeros(4, 32, 32),
-        torch.zeros(4, 80, dtype=torch.int64),
+    def case(name: str, task: str, x: Tensor) -> Case:
+        return Case(name, network(task, size, seed), ADAPTERS[task], x)
+
+    text = torch.zeros(4, 80, dtype=torch.int64)
+    letters = case("EMNIST ResNet-18", "femnist", torch.zeros(4, 28, 28))
+    ours = [
+        case("Shakespeare transformer", "shakespeare", text),
+        case("spoken digits ResNet-20", "free_spoken_digits", torch.zeros(4, 32, 32)),
+    ]
+    if size != "paper":
+        return [letters, *ours]
+    letters = letters._replace(
+        parameters=("0.7K", "0.03M", "1.4M"), megabytes=("142", "142", "142", "159", "232")
     )
     words = Case(
         "StackOverflow transformer",
         models.transformer(seed=seed),
         "bottleneck",
         text[:, :20],
-        ("0.8M", "0.8M", "0.07M"),
-        ("71", "67", "67", "72", "116"),
+        parameters=("0.8M", "0.8M", "0.07M"),
+        megabytes=("71", "67", "67", "72", "116"),
     )
-    letters = Case("EMNIST ResNet-18", network("femnist", size, seed), ADAPTERS["femnist"], image)
-    if size == "paper":
-        theirs = ("0.7K", "0.03M", "1.4M"), ("142", "142", "142", "159", "232")
-        letters = letters._replace(parameters=theirs[0], megabytes=theirs[1])
-    return [
-        letters,
-        *([words] if size == "paper" else []),
-        Case("Shakespeare transformer", network("shakespeare", size, seed), ADAPTERS["shakespeare"], text),
-        Case("spoken digits ResNet-20", network(digits, size, seed), ADAPTERS[digits], speech),
-    ]
+    return [letters, words, *ours]
 
 
 def _sizes(model: nn.Module, part: str) -> tuple[int, int]:
-    """Parameters of u and of v."""
+    """Return the numbers of parameters of u and of v."""
     sizes = {n: p.numel() for n, p in model.named_parameters()}
     u, v = (sum(sizes[n] for n in names) for names in split(model, list(sizes), part))
     return u, v
 
 
 def _memory(model: nn.Module, part: str, x: Tensor) -> int:
-    """Bytes; full personalization holds a whole personal model beside the shared one."""
+    """Return the bytes; full personalization holds a whole personal model beside the shared one."""
     u, v = _sizes(model, "none" if part == "full" else part)
     backprop = examine(
         model, FederatedData.make(x, _targets(model, x), [(0, len(x))]), None, None

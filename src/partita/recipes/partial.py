@@ -10,45 +10,35 @@ every client's change (Figures 5, 7-11).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
+from partita import models
 from partita.algorithms import METHODS, fedavg, finetune, pipeline, stage
+from partita.core.options import checked
 from partita.core.parts import Algorithm
 from partita.engine.record import Record
 from partita.recipes.experiment import Experiment
-from partita.recipes.study import Study, Table, Variant, mean_std
-from partita.recipes.tasks import Task, task, with_dropout
+from partita.recipes.study import Study, Variant
+from partita.recipes.tables import Runs, Table, mean_std, score
+from partita.recipes.tasks import Task, TaskOptions, task, with_dropout
 
 SPLITS = ("input", "output", "adapter")
-Runs = Mapping[str, Sequence[Record]]
 
 
-def partial_splits(
-    data: str = "femnist",
-    size: str = "small",
-    stateless: bool = False,
-    clients: int | None = None,
-    rounds: int | None = None,
-    personal_rounds: int | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-) -> Study:
+@checked()
+def partial_splits(stateless: bool = False, seed: int = 0, **options: Unpack[TaskOptions]) -> Study:
     """Which part should be personal, and how to train it? Partial against full personalization.
 
-    data       femnist, shakespeare or free_spoken_digits
-    size       small (minutes on two cores), medium (minutes on a GPU) or paper
     stateless  also train clients that forget their personal part between rounds (Tables 13 and 14)
-    clients, rounds, personal_rounds, epochs
-               in place of the task's own: how many clients, rounds of stages (a) and (b), epochs of (c)
 
     pFedMe is not among the full-personalization baselines yet; "ditto" is fine-tuning with an ℓ2 pull, as in
     the paper.
     """
-    t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
+    t = task(seed, **options)
     variants = {
         "fedavg": Variant(first_stage(t, seed)),
         "finetune": later(t, seed, "all", tuned(t, "all")),
@@ -64,28 +54,16 @@ def partial_splits(
     return Study(variants, tables=lambda runs: splits_tables(runs, stateless))
 
 
-def partial_harm(
-    data: str = "femnist",
-    size: str = "small",
-    clients: int | None = None,
-    rounds: int | None = None,
-    personal_rounds: int | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-) -> Study:
+@checked()
+def partial_harm(seed: int = 0, **options: Unpack[TaskOptions]) -> Study:
     """Whom does personalization hurt? Each client's change on its training and its test data.
 
     Full fine-tuning, a personal output part and adapters; adapters also with weight decay, the output part
     also with dropout, which the paper found not to help. Weight decay acts on the shared part too, and on
     shakespeare dropout acts in the shared layers; the authors' code has both in the personal part only, so
     those variants do not repeat the paper's comparison.
-
-    data       femnist, shakespeare or free_spoken_digits
-    size       small (minutes on two cores), medium (minutes on a GPU) or paper
-    clients, rounds, personal_rounds, epochs
-               in place of the task's own: how many clients, rounds of stages (a) and (b), epochs of (c)
     """
-    t = task(data, size, seed, clients=clients, rounds=rounds, personal_rounds=personal_rounds, epochs=epochs)
+    t = task(seed, **options)
     variants = {
         "fedavg": Variant(first_stage(t, seed)),
         "finetune": later(t, seed, "all", tuned(t, "all")),
@@ -93,12 +71,12 @@ def partial_harm(
     for part in ("output", "adapter"):
         variants[f"fedalt-{part}"] = later(t, seed, part, trained(t, "fedalt", part))
     for decay in (1e-3, 1e-1):
-        rule = trained(t, "fedalt", "adapter", weight_decay=decay)
-        variants[f"fedalt-adapter-decay-{decay:g}"] = later(t, seed, "adapter", rule)
+        method = trained(t, "fedalt", "adapter", weight_decay=decay)
+        variants[f"fedalt-adapter-decay-{decay:g}"] = later(t, seed, "adapter", method)
     for p in (0.3, 0.6):
         dropped = replace(t, model=with_dropout(t.model, p))
-        found = later(dropped, seed, "output", trained(t, "fedalt", "output"))
-        variants[f"fedalt-output-dropout-{p:g}"] = found
+        method = trained(t, "fedalt", "output")
+        variants[f"fedalt-output-dropout-{p:g}"] = later(dropped, seed, "output", method)
     return Study(variants, tables=harm_tables)
 
 
@@ -106,11 +84,11 @@ def partial_harm(
 
 
 def first_stage(t: Task, seed: int) -> Experiment:
-    rule = fedavg(t.lr[0], server=t.server[0], max_grad_norm=t.max_grad_norm)
+    """Return stage (a)."""
     return Experiment(
         model=t.model,
         data=t.data,
-        algorithm=rule,
+        algorithm=fedavg(t.lr[0], server=t.server[0], max_grad_norm=t.max_grad_norm),
         rounds=t.rounds[0],
         cohort=t.cohort,
         epochs=1,
@@ -122,9 +100,10 @@ def first_stage(t: Task, seed: int) -> Experiment:
 
 
 def trained(t: Task, method: str, part: str, state: str = "keep", weight_decay: float = 0.0) -> Algorithm:
-    """Stage (b), and (c) on the same part."""
-    options: dict[str, Any] = {"max_grad_norm": t.max_grad_norm, "weight_decay": weight_decay}
-    train = METHODS[method](part, t.lr[1], server=t.server[1], **options)
+    """Return stage (b), and (c) on the same part."""
+    train = METHODS[method](
+        part, t.lr[1], server=t.server[1], max_grad_norm=t.max_grad_norm, weight_decay=weight_decay
+    )
     return pipeline(
         stage(train, rounds=t.rounds[1], state=state),
         stage(tuned(t, part, weight_decay=weight_decay), epochs=t.epochs),
@@ -132,29 +111,19 @@ def trained(t: Task, method: str, part: str, state: str = "keep", weight_decay: 
 
 
 def tuned(t: Task, part: str, l2: float = 0.0, weight_decay: float = 0.0) -> Algorithm:
-    """Stage (c)."""
+    """Return the method of stage (c)."""
     return finetune(part, t.lr[2], l2, max_grad_norm=t.max_grad_norm, weight_decay=weight_decay)
 
 
-def later(
-    t: Task,
-    seed: int,
-    part: str,
-    rule: Algorithm,
-) -> Variant:
-    """What begins with stage (a)'s model and is compared with it."""
-    if not rule.stages:
-        rule = pipeline(stage(rule, epochs=t.epochs))
-    experiment = Experiment(
-        model=t.adapted(seed) if part == "adapter" else t.model,
-        data=t.data,
-        algorithm=rule,
-        cohort=t.cohort,
-        epochs=1,
-        batch=t.batch,
-        seed=seed,
+def later(t: Task, seed: int, part: str, method: Algorithm) -> Variant:
+    """Return what begins with stage (a)'s model and is compared with it."""
+    experiment = replace(
+        first_stage(t, seed),
+        model=models.add_adapters(t.model, t.adapters, seed=seed) if part == "adapter" else t.model,
+        algorithm=method if method.stages else pipeline(stage(method, epochs=t.epochs)),
+        rounds=None,
         evaluate_every=max(1, t.rounds[1] // 5),
-        train_scores=True,
+        baselines=True,
     )
     return Variant(experiment, start="fedavg", baselines={"global": "fedavg"})
 
@@ -163,36 +132,33 @@ def later(
 
 
 def splits_tables(runs: Runs, stateless: bool) -> list[Table]:
-    """Tables 2, 4 and 12 of the paper, and 13 and 14 for stateless clients."""
+    """Return Tables 2, 4 and 12 of the paper, and 13 and 14 for stateless clients."""
 
-    def score(name: str) -> str:
-        found = [r.summary()["test"]["personal"] for r in runs[name]]
-        return mean_std(found, 100)
+    def accuracy(name: str) -> str:
+        return score(runs[name], digits=2)
 
     def gained(name: str) -> str:
-        return mean_std(
-            [r.metrics[-1]["test.personal"] - r.metrics[-2]["test.personal"] for r in runs[name]], 100
-        )
+        last = [[row["test.personal"] for row in run.metrics[-2:]] for run in runs[name]]
+        return mean_std([after - before for before, after in last], 100)
 
-    whole = ("fedavg", "finetune", "ditto", *(f"fedalt-{part}" for part in SPLITS))
+    names = ("fedavg", "finetune", "ditto", *(f"fedalt-{part}" for part in SPLITS))
     titles = ("FedAvg", "Finetune", "Ditto", "Input", "Output", "Adapter")
-    tables = [
-        Table(
-            "Full and partial personalization (Table 2): test accuracy, %", titles, [tuple(map(score, whole))]
-        )
-    ]
-    for ending, numbers, who in [("", (4, 12), "stateful")] + [
-        ("-stateless", (13, 14), "stateless")
-    ] * stateless:
-        methods = ("fedalt", "fedsim")
+    title = "Full and partial personalization (Table 2): test accuracy, %"
+    tables = [Table(title, titles, [tuple(map(accuracy, names))])]
+    kinds = [("", "stateful", 4, 12), ("-stateless", "stateless", 13, 14)]
+    methods = ("fedalt", "fedsim")
+    for ending, kind, first, second in kinds if stateless else kinds[:1]:
         tables += [
             Table(
-                f"Methods by personal part, {who} clients (Table {numbers[0]}): test accuracy, %",
+                f"Methods by personal part, {kind} clients (Table {first}): test accuracy, %",
                 ("personal part", "FT (part.)", "FedAlt", "FedSim"),
-                [(p, score(f"finetune-{p}"), *(score(f"{m}-{p}{ending}") for m in methods)) for p in SPLITS],
+                [
+                    (p, accuracy(f"finetune-{p}"), *(accuracy(f"{m}-{p}{ending}") for m in methods))
+                    for p in SPLITS
+                ],
             ),
             Table(
-                f"What the final fine-tuning adds, {who} clients (Table {numbers[1]}): percentage points",
+                f"What the final fine-tuning adds, {kind} clients (Table {second}): percentage points",
                 ("personal part", "FedAlt", "FedSim"),
                 [(p, *(gained(f"{m}-{p}{ending}") for m in methods)) for p in SPLITS],
             ),
@@ -201,7 +167,7 @@ def splits_tables(runs: Runs, stateless: bool) -> list[Table]:
 
 
 def harm_tables(runs: Runs) -> list[Table]:
-    """The scatter and violin plots of the paper in figures; the report has the pictures."""
+    """Return the scatter and violin plots of the paper in figures; the report has the pictures."""
     columns = (
         "variant",
         "train, mean change",
@@ -212,29 +178,24 @@ def harm_tables(runs: Runs) -> list[Table]:
         "of the larger half, %",
         "worse under some seeds only, %",
     )
-    rows: list[tuple[str, ...]] = []
-    for name, seeds in runs.items():
-        if name == "fedavg":
-            continue
-        train, test = ([r.gains("global", part) for r in seeds] for part in ("train", "test"))
-        small = [_smaller_half(r) for r in seeds]
-        sides = [(t[s], t[~s]) for t, s in zip(test, small)]
-        rows.append(
-            (
-                name,
-                mean_std((np.nanmean(c) for c in train), 100),
-                mean_std((np.nanmean(c) for c in test), 100),
-                mean_std(map(_worse, train), 100, 1),
-                mean_std(map(_worse, test), 100, 1),
-                mean_std((_worse(a) for a, _ in sides), 100, 1),
-                mean_std((_worse(b) for _, b in sides), 100, 1),
-                _undecided(seeds, test),
-            )
-        )
+    rows = [(name, *_harm(seeds)) for name, seeds in runs.items() if name != "fedavg"]
     note = (
         "Changes are against the global model of stage (a), in percentage points, each client counting once."
     )
     return [Table("Each client's change by personalization (Figures 5, 7-11)", columns, rows, note)]
+
+
+def _harm(seeds: Sequence[Record]) -> list[str]:
+    train, test = ([run.gains("global", split) for run in seeds] for split in ("train", "test"))
+    small = [_smaller_half(run) for run in seeds]
+    shares = {
+        "train": map(_worse, train),
+        "test": map(_worse, test),
+        "small": (_worse(change[half]) for change, half in zip(test, small)),
+        "large": (_worse(change[~half]) for change, half in zip(test, small)),
+    }
+    means = [mean_std((np.nanmean(change) for change in changes), 100) for changes in (train, test)]
+    return [*means, *(mean_std(share, 100, 1) for share in shares.values()), _undecided(seeds, test)]
 
 
 def _worse(change: np.ndarray) -> float:
@@ -244,12 +205,12 @@ def _worse(change: np.ndarray) -> float:
 
 def _smaller_half(run: Record) -> np.ndarray:
     sizes = np.array([row["n_train"] for row in run.clients])
-    found: np.ndarray = sizes <= np.median(sizes)
-    return found
+    half: np.ndarray = sizes <= np.median(sizes)
+    return half
 
 
 def _undecided(runs: Sequence[Record], changes: Iterable[np.ndarray]) -> str:
-    """Clients that some seeds hurt and others do not (Figure 11), where all seeds have the same clients."""
+    """Return the share of clients that only some seeds hurt (Figure 11), if all seeds have the same ones."""
     if len(runs) < 2 or any(r.names != runs[0].names for r in runs):
         return "-"
     hurt = np.stack([c < 0 for c in changes])

@@ -20,21 +20,17 @@ from partita.engine.execute import names_of
 from partita.engine.initial import own_copy
 from partita.models import add_adapters
 from partita.optim.rates import as_rate
-from partita.recipes.advice import (
-    ALL,
-    NONE,
-    Runs,
-    advice,
-    figures,
-    table,
-)
-from partita.recipes.experiment import Experiment, expression
+from partita.recipes.advice import ALL, NONE, advice, figures, table
+from partita.recipes.experiment import Experiment
+from partita.recipes.expressions import expression
 from partita.recipes.gradient_left import Names, gradient_left
-from partita.recipes.study import Study, Table, Variant
+from partita.recipes.study import Study
+from partita.recipes.tables import Runs, Table
 from partita.recipes.versus import ALONE, GLOBAL, versus
 
-USUAL = ("input", "output", "adapter", "norm")
-RANK, LOOKED_AT = 16, 100_000  # of an adapter; rounds in which a rate is looked up
+DEFAULT = ("input", "output", "adapter", "norm")
+LARGEST_RANK = 16  # of adapters that are added
+MOST_ROUNDS = 100_000  # in which a rate is looked up
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,9 @@ class Candidate:
 
     part   as it is written: 'output', 'head.*', 'input+norm'
     label  the name of its variant
-    names  the parameters that it has
-    rest   those that are shared beside it
-    model  where it is not the experiment's own: with adapters
+    names  its parameters
+    rest   the parameters that are shared beside it
+    model  the model with adapters, where the experiment's own has none
     """
 
     part: str
@@ -56,35 +52,36 @@ class Candidate:
 
     @property
     def words(self) -> list[str]:
-        """For the method's option `personal`."""
+        """The value of the method's option `personal`."""
         return _words(self.part)
 
 
 def candidates(experiment: Experiment, parts: Sequence[str] = ()) -> tuple[list[Candidate], list[str]]:
-    """The splits to try, and remarks on those that are left out or stand for several.
+    """Return the splits to try, and remarks on those that are left out or stand for several.
 
-    Without `parts`: the usual ones, as far as the model has them. 'none' and 'all' are never among them: the
-    study's baselines are those two ends.
+    The default is DEFAULT, as far as the model has those parts. 'none' and 'all' are never among them: these
+    two extremes are the study's baselines.
     """
     model = own_copy(experiment.model, experiment.seed)
-    found: list[Candidate] = []
+    chosen: list[Candidate] = []
     remarks: list[str] = []
-    ends = {frozenset[str](): f"{NONE!r} (one global model)", _trainable(model): f"{ALL!r} (each alone)"}
-    for part in dict.fromkeys(parts or USUAL):
+    by_names = {frozenset[str](): f"{NONE!r} (one global model)", _trainable(model): f"{ALL!r} (each alone)"}
+    for part in dict.fromkeys(parts or DEFAULT):
         try:
-            candidate, remark = _candidate(experiment, model, part, found)
+            candidate, remark = _candidate(experiment, model, part, chosen)
         except ValueError as error:
             if parts:
                 raise
             remarks.append(_left_out(part, error))
             continue
-        same = ends.get(candidate.names) or next((c.part for c in found if c.names == candidate.names), None)
-        if same is None:
-            found.append(candidate)
+        if candidate.names not in by_names:
+            by_names[candidate.names] = part
+            chosen.append(candidate)
             remarks += [remark] if remark else []
         elif part not in (NONE, ALL):
+            same = by_names[candidate.names]
             remarks.append(f"{part}: the same parameters as {same}, which stands for both")
-    return found, remarks
+    return chosen, remarks
 
 
 def splits(
@@ -95,24 +92,25 @@ def splits(
     rounds: int | None = None,
     solver_steps: int = 20,
 ) -> Study:
-    """The experiment under one method for each split, after the two ends: everything and nothing personal.
+    """Return the experiment under one method for each split, after the extremes: all and nothing personal.
 
     parts         as the option `personal` of a method; 'input+norm' are both together
     method        one with a personal part, perhaps with options: 'fedsim', 'ffgg(solver=gd(10, 0.1))'; others
-                  are taken from the experiment's own method
-    rounds        in place of the experiment's
+                  are those of the experiment's own method
+    rounds        default: those of the experiment
     solver_steps  gradient steps with which a client fits its part when ‖F_m(θ)‖ is measured
     """
     check.integer("solver_steps", solver_steps, low=1)
     if rounds is not None:
         check.integer("rounds", rounds, low=1)
-    found, _ = candidates(experiment, parts)
+    chosen, _ = candidates(experiment, parts)
     _with_part(method, [NONE])  # refused even if no candidate is left
     variants = dict(versus(experiment, [GLOBAL]).variants)
-    for candidate in found:
-        made = versus(experiment, [_with_part(method, candidate.words)]).variants
-        variants[candidate.label] = _on(list(made.values())[-1], candidate.model)
-    shared = {c.label: c.rest for c in found}
+    for candidate in chosen:
+        *_, variant = versus(experiment, [_with_part(method, candidate.words)]).variants.values()
+        model = candidate.model or variant.experiment.model
+        variants[candidate.label] = replace(variant, experiment=replace(variant.experiment, model=model))
+    shared = {c.label: c.rest for c in chosen}
     for label, variant in variants.items():
         short = replace(variant.experiment, rounds=rounds or variant.experiment.rounds, measures=())
         if label != ALONE:  # which has nothing to share
@@ -120,15 +118,15 @@ def splits(
         variants[label] = replace(variant, experiment=short)
 
     def tables(runs: Runs) -> list[Table]:
-        rows = figures(runs, names(found))
+        rows = figures(runs, names(chosen))
         return [table(runs, rows, advice(runs, rows))]
 
     return Study(variants, tables)
 
 
-def names(found: Iterable[Candidate]) -> dict[str, str]:
-    """The parts by the labels of their runs, from nothing to everything."""
-    return {GLOBAL: NONE, **{c.label: c.part for c in found}, ALONE: ALL}
+def names(chosen: Iterable[Candidate]) -> dict[str, str]:
+    """Return the parts by the labels of their runs, from nothing to everything."""
+    return {GLOBAL: NONE, **{c.label: c.part for c in chosen}, ALONE: ALL}
 
 
 # ---- candidates
@@ -158,7 +156,7 @@ def _words(part: str) -> list[str]:
 
 
 def _label(part: str, taken: set[str]) -> str:
-    """A name that can be a folder's."""
+    """Return a name that can be a folder's and is not taken."""
     label = re.sub(r"[^\w.=+-]+", "_", part)
     label = f"_{label}" if label.startswith(".") else label
     return next(x for x in (label, *(f"{label}-{i}" for i in range(2, len(taken) + 3))) if x not in taken)
@@ -169,32 +167,30 @@ def _trainable(model: nn.Module) -> frozenset[str]:
 
 
 def _with_adapters(model: nn.Module, seed: int) -> tuple[nn.Module, str]:
-    """With adapters of the first kind that suits it."""
+    """Return the model with adapters of the first kind that suits it, and a remark."""
     rank = _rank(model)
     for kind in ("residual", "bottleneck", "lora"):
         try:
-            made = add_adapters(model, kind, rank=rank, seed=seed)
+            adapted = add_adapters(model, kind, rank=rank, seed=seed)
         except ValueError:
             continue
-        shown = "" if kind == "residual" else f" of rank {rank}"
-        return made, f"adapter: the model has none; {kind!r} adapters{shown} were added for this split"
-    raise check.fail(
-        "parts", "adapter", "a part of this model: it has no adapters and no layer to add them to"
-    )
+        size = "" if kind == "residual" else f" of rank {rank}"
+        return adapted, f"adapter: the model has none; {kind!r} adapters{size} were added for this split"
+    allowed = "a part of this model: it has no adapters and no layer to add them to"
+    raise check.fail("parts", "adapter", allowed)
 
 
 def _rank(model: nn.Module) -> int:
-    """A quarter of the narrowest linear layer but the last, up to RANK: smaller than what it adapts."""
+    """Return a quarter of the narrowest linear layer but the last: smaller than what it adapts."""
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)][:-1]
     widths = [min(m.in_features, m.out_features) for m in linear]
-    return max(1, min([RANK, *(w // 4 for w in widths)]))
+    return max(1, min([LARGEST_RANK, *(w // 4 for w in widths)]))
 
 
 def _left_out(part: str, error: ValueError) -> str:
     if part in ("adapter", "norm"):
-        return f"{part}: left out, the model has no such layers" + (
-            " and none to add them to" if part == "adapter" else ""
-        )
+        more = " and none to add them to" if part == "adapter" else ""
+        return f"{part}: left out, the model has no such layers{more}"
     return f"{part}: left out ({error})"
 
 
@@ -202,7 +198,7 @@ def _left_out(part: str, error: ValueError) -> str:
 
 
 def _with_part(method: str, words: list[str]) -> str:
-    """The method as `versus` reads it, with this personal part."""
+    """Return the method as `versus` reads it, with this personal part."""
     node = expression("method", method.strip())
     call = ast.Call(node, [], []) if isinstance(node, ast.Name) else node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -213,26 +209,20 @@ def _with_part(method: str, words: list[str]) -> str:
     check.choice("method", call.func.id, able)
     if any(word.arg == "personal" for word in call.keywords):
         raise check.fail("method", method, "a method without personal=, which the parts decide")
-    given = [*call.keywords, ast.keyword("personal", ast.List([ast.Constant(w) for w in words], ast.Load()))]
-    return ast.unparse(ast.Call(call.func, [], given))
-
-
-def _on(variant: Variant, model: nn.Module | None) -> Variant:
-    if model is None:
-        return variant
-    return replace(variant, experiment=replace(variant.experiment, model=model))
+    personal = ast.keyword("personal", ast.List([ast.Constant(w) for w in words], ast.Load()))
+    return ast.unparse(ast.Call(call.func, [], [*call.keywords, personal]))
 
 
 def _measured(experiment: Experiment, solver_steps: int, parts: Names) -> Experiment:
-    """With ‖F_m(θ)‖ at the end; other measures may not suit every split."""
+    """Return the experiment with ‖F_m(θ)‖ as its only measure: others may not suit every split."""
     model = own_copy(experiment.model, experiment.seed)
     solver = gd(solver_steps, _largest_rate(experiment.algorithm, experiment.rounds or 1))
     return replace(experiment, measures=gradient_left(model, solver, parts))
 
 
 def _largest_rate(algorithm: Algorithm, rounds: int) -> float:
-    """Of the personal part; a schedule that has ended at zero would fit nothing."""
+    """Return the largest rate of the personal part: one that has fallen to zero would fit nothing."""
     options = algorithm.options
     lr = options.get("personal_lr")
     rate = as_rate(options["lr"] if lr is None else lr)
-    return max(rate(t, rounds) for t in range(0, rounds, 1 + rounds // LOOKED_AT))
+    return max(rate(t, rounds) for t in range(0, rounds, 1 + rounds // MOST_ROUNDS))

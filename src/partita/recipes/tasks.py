@@ -1,9 +1,9 @@
 """The tasks of partial personalization: data, model and training, after Pillutla et al. (2022), appendix B.
 
-| task | the paper's | here |
+| task | in the paper | here |
 | --- | --- | --- |
-| femnist | EMNIST, 1114 writers, ResNet-18 | 272 writers with at least 100 images, the same |
-| shakespeare | StackOverflow, next word, 1000 users, transformer | next character, 266 roles, the same |
+| femnist | EMNIST, 1114 writers, ResNet-18 | 272 writers with at least 100 images, ResNet-18 |
+| shakespeare | StackOverflow, next word, 1000 users, transformer | next character, 266 roles, transformer |
 | free_spoken_digits | LibriSpeech, 902 narrators, transformer + CTC | ten digits, 6 speakers, ResNet-20 |
 """
 
@@ -12,16 +12,35 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated, TypedDict, Unpack
 
 from torch import Tensor, nn
 
 from partita import data, models, optim
-from partita.core import check
+from partita.core.options import Option, checked
 from partita.core.parts import Optimizer, Rate
 from partita.data import FederatedData
+from partita.recipes.sizes import SIZES, by_size
 
-SIZES = ("small", "medium", "paper")
 ADAPTERS = {"femnist": "residual", "shakespeare": "bottleneck", "free_spoken_digits": "residual"}
+
+
+class TaskOptions(TypedDict, total=False):
+    """The arguments of `task`, which are those of the recipes."""
+
+    data: Annotated[str, Option("the task", choices=tuple(ADAPTERS), default="femnist")]
+    size: Annotated[
+        str,
+        Option(
+            "small: minutes on two cores, medium: minutes on a GPU, or as in the paper",
+            choices=SIZES,
+            default="small",
+        ),
+    ]
+    clients: Annotated[int | None, Option("number of clients; default: that of the task", low=1)]
+    rounds: Annotated[int | None, Option("rounds of stage (a); default: those of the task", low=1)]
+    personal_rounds: Annotated[int | None, Option("rounds of stage (b); default: those of the task", low=1)]
+    epochs: Annotated[int | None, Option("epochs of stage (c); default: those of the task", low=1)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,7 @@ class Task:
     """One dataset with its model and the settings of the three stages of the paper's pipeline (Table 9).
 
     Stages: (a) a global model, (b) shared and personal parts, (c) fine-tuning of the personal parts.
-    `lr` and `server_lr` have a value for each stage that uses one; `adapters` is the kind of adapter.
+    `lr` and `server` have a value for each stage that uses one; `adapters` is the kind of adapter.
     """
 
     data: FederatedData
@@ -44,13 +63,9 @@ class Task:
     max_grad_norm: float | None = None
     ditto: float = 0.1  # ℓ2 pull of the "Ditto" baseline
 
-    def adapted(self, seed: int) -> nn.Module:
-        """The model with adapters, the same ones for every client."""
-        return models.add_adapters(self.model, self.adapters, seed=seed)
-
 
 def with_dropout(model: nn.Module, p: float) -> nn.Module:
-    """A copy that drops with probability p: in its dropout layers or, without any, before its last layer."""
+    """Return a copy with dropout p in its dropout layers or, if it has none, before its last layer."""
     model = copy.deepcopy(model)
     layers = [m for m in model.modules() if isinstance(m, nn.Dropout)]
     for layer in layers:
@@ -66,77 +81,64 @@ def _drop_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
     return (layer.get_submodule("dropout")(inputs[0]),)
 
 
-def task(
-    name: str,
-    size: str = "small",
-    seed: int = 0,
-    *,
-    clients: int | None = None,
-    rounds: int | None = None,
-    personal_rounds: int | None = None,
-    epochs: int | None = None,
-) -> Task:
-    """A task by its name; the other arguments replace its own number of clients, rounds and epochs."""
-    check.choice("data", name, TASKS)
-    check.choice("size", size, SIZES)
-    found = TASKS[name](size, seed, clients)
-    a, b = found.rounds
-    wanted = {"rounds": rounds, "personal_rounds": personal_rounds, "epochs": epochs}
-    for field, value in wanted.items():
-        if value is not None:
-            check.integer(field, value, low=1)
+@checked()
+def task(seed: int = 0, **options: Unpack[TaskOptions]) -> Task:
+    """Return a task; its number of clients, rounds and epochs may be replaced."""
+    made = TASKS[options["data"]](options["size"], seed, options["clients"])
+    first, second = made.rounds
     return replace(
-        found,
-        rounds=(rounds or a, personal_rounds or b),
-        epochs=epochs or found.epochs,
-        cohort=min(found.cohort, found.data.clients),
+        made,
+        rounds=(options["rounds"] or first, options["personal_rounds"] or second),
+        epochs=options["epochs"] or made.epochs,
+        cohort=min(made.cohort, made.data.clients),
     )
 
 
 def network(name: str, size: str, seed: int) -> nn.Module:
-    """The model of a task; smaller sizes have fewer channels."""
-    i = SIZES.index(size)
+    """Return the model of a task; smaller sizes have fewer channels."""
     if name == "femnist":
-        return models.resnet18(62, width=(0.125, 0.5, 1.0)[i], seed=seed)
+        return models.resnet18(62, width=by_size(size, 0.125, 0.5, 1.0), seed=seed)
     if name == "free_spoken_digits":
-        return models.resnet20(10, norm="group", width=(0.5, 1.0, 1.0)[i], channels=1, seed=seed)
-    width, depth = ((64, 2), (128, 4), (256, 4))[i]
+        width = by_size(size, 0.5, 1.0, 1.0)
+        return models.resnet20(10, norm="group", width=width, channels=1, seed=seed)
+    width, depth = by_size(size, (64, 2), (128, 4), (256, 4))
     return models.transformer(76, length=80, width=width, hidden=4 * width, depth=depth, seed=seed)
 
 
 def _femnist(size: str, seed: int, clients: int | None) -> Task:
     """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01."""
-    i = SIZES.index(size)
+    clients = clients or by_size(size, 30, 100, None)
+    rates: tuple[Rate, ...] = (
+        optim.constant(0.2),
+        optim.halving(0.5, every=100),
+        optim.halving(0.5, every=500),
+    )
     return Task(
-        data=data.real("femnist", min_samples=100, clients=clients or (30, 100, None)[i], seed=seed),
+        data=data.real("femnist", min_samples=100, clients=clients, seed=seed),
         model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
-        rounds=((50, 10), (400, 100), (2000, 500))[i],
-        epochs=(2, 5, 5)[i],
+        rounds=by_size(size, (50, 10), (400, 100), (2000, 500)),
+        epochs=by_size(size, 2, 5, 5),
         cohort=10,
         batch=32,
-        lr=(
-            (optim.constant(0.2), optim.halving(0.5, every=100), optim.halving(0.5, every=500))[i],
-            _LR,
-            0.01,
-        ),
+        lr=(by_size(size, *rates), optim.constant(0.01), 0.01),
         server=(optim.sgd(), optim.sgd()),
     )
 
 
 def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
     """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay."""
-    i = SIZES.index(size)
+    clients = clients or by_size(size, 30, 100, None)
     return Task(
-        data=data.real("shakespeare", min_characters=5000, clients=clients or (30, 100, None)[i], seed=seed),
+        data=data.real("shakespeare", min_characters=5000, clients=clients, seed=seed),
         model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
-        rounds=((50, 10), (300, 100), (1000, 500))[i],
-        epochs=(2, 5, 5)[i],
-        cohort=(10, 20, 50)[i],
-        batch=(16, 32, 64)[i],
+        rounds=by_size(size, (50, 10), (300, 100), (1000, 500)),
+        epochs=by_size(size, 2, 5, 5),
+        cohort=by_size(size, 10, 20, 50),
+        batch=by_size(size, 16, 32, 64),
         lr=(optim.linear(1.0, warmup=0.1), optim.linear(0.1, warmup=0.1), 0.1),
-        server=tuple(optim.adam(lr * (10, 10, 1)[i]) for lr in (5e-4, 5e-5)),
+        server=tuple(optim.adam(lr * by_size(size, 10, 10, 1)) for lr in (5e-4, 5e-5)),
         max_grad_norm=0.1,
         ditto=1e-3,
     )
@@ -144,21 +146,19 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
 
 def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
     """Spoken digits by speaker: 6 clients, all of them in every round."""
-    i = SIZES.index(size)
     return Task(
         data=data.real("free_spoken_digits", clients=clients, seed=seed),
         model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
-        rounds=((15, 8), (60, 20), (200, 100))[i],
-        epochs=(2, 5, 5)[i],
+        rounds=by_size(size, (15, 8), (60, 20), (200, 100)),
+        epochs=by_size(size, 2, 5, 5),
         cohort=6,
         batch=32,
-        lr=(optim.linear(0.1, warmup=0.1), _LR, 0.01),
+        lr=(optim.linear(0.1, warmup=0.1), optim.constant(0.01), 0.01),
         server=(optim.sgd(), optim.sgd()),
     )
 
 
-_LR = optim.constant(0.01)
 TASKS: dict[str, Callable[[str, int, int | None], Task]] = {
     "femnist": _femnist,
     "shakespeare": _shakespeare,

@@ -13,7 +13,8 @@ from partita.algorithms.baselines import baselines
 from partita.core import check
 from partita.core.parts import Algorithm, StagePlan
 from partita.engine.settings import as_alone, as_one, schedule_of
-from partita.recipes.experiment import Experiment, changed, expression, literal
+from partita.recipes.experiment import Experiment, changed
+from partita.recipes.expressions import expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
 
@@ -21,11 +22,11 @@ ALONE, GLOBAL = "local", "fedavg"
 
 
 def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
-    """The experiment under each of these methods, after the two that all are compared with.
+    """Return the experiment under each of these methods, after the two that all are compared with.
 
-    A method is a name, or a call with options: 'fedprox(mu=0.1)', 'fedalt(personal=input, lr=0.05)'; options
-    that it shares with the experiment's own method are taken from there. Without any: the experiment's own.
-    All run under the experiment's schedule; without one, each under what it wants.
+    A method is a name, or a call with options: 'fedprox(mu=0.1)', 'fedalt(personal=input, lr=0.05)'; other
+    options that it takes are those of the experiment's own method. By default that method is the only one.
+    All run under the experiment's schedule; if it has none, each under the one that it prefers.
     """
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
     whole = replace(experiment, baselines=False)
@@ -39,14 +40,14 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     }
     for label, options in chosen.items():
         if options or label not in variants:
-            rule = _changed(experiment.algorithm, label, options)
-            made = replace(whole if rule.stages else plain, algorithm=rule)
-            variants[label] = Variant(made, baselines={"local": ALONE, "global": GLOBAL})
+            method = _changed(experiment.algorithm, label, options)
+            variant = replace(whole if method.stages else plain, algorithm=method)
+            variants[label] = Variant(variant, baselines={"local": ALONE, "global": GLOBAL})
     return Study(variants)
 
 
 def _alone(experiment: Experiment, stages: Sequence[StagePlan]) -> dict[str, Any]:
-    """How much every client trains alone, and without any schedule."""
+    """Return the settings of training alone: as many steps, and no delays."""
     chosen = check.schedule("schedule", experiment.schedule)
     schedules = [schedule_of(stage, chosen) for stage in stages]
     amount = as_alone(stages, schedules, experiment.data.clients, experiment.evaluate_every)
@@ -61,7 +62,7 @@ def _changed(algorithm: Algorithm, label: str, options: Mapping[str, Any]) -> Al
 
 
 def _method(text: str) -> tuple[str, dict[str, Any]]:
-    """A label that can be a folder's name, and the options."""
+    """Return a label that can be a folder's name, and the options."""
     node = expression("algorithm", text.strip())
     if isinstance(node, ast.Name):
         return check.choice("algorithm", node.id, METHODS), {}
@@ -71,11 +72,8 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
         or node.args
         or any(word.arg is None for word in node.keywords)
     ):
-        raise check.fail(
-            "algorithm",
-            text,
-            "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')",
-        )
+        allowed = "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')"
+        raise check.fail("algorithm", text, allowed)
     name = check.choice("algorithm", node.func.id, METHODS)
     options = {word.arg: literal(word.value, word.arg) for word in node.keywords if word.arg}
     written = ",".join(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)
@@ -83,7 +81,7 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def separate(text: str) -> list[str]:
-    """'fedavg,fedprox(mu=0.1, lr=0.2)' at the commas outside of brackets."""
+    """Split such as 'fedavg,fedprox(mu=0.1, lr=0.2)' at the commas outside of brackets."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "([{") - (c in ")]}")

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.cli.bench import plot
-from partita.cli.bench.picture import _marked
 from partita.engine.store.places import MARK
 from partita.recipes import Experiment
 from partita.recipes.study import run_study
 from partita.recipes.versus import versus
-from partita.report import write
 from support import Command, each
 
 
@@ -178,7 +175,6 @@ def test_a_copy_is_not_made_inside_of_what_is_copied(home: Path, run: pt.Run) ->
         ("demo", "--out", ""),
         ("report", ".", "--out", ""),
         ("report", ""),
-        ("bench", "--plot", ""),
         ("run", "digits", "--data-dir", ""),
     ],
     ids=" ".join,
@@ -260,31 +256,6 @@ def test_a_page_of_somebody_else_in_ones_own_folder_is_found_before_training(tmp
         experiment().run(out=tmp_path / "run", resume=True)
     experiment().run(out=tmp_path / "run", resume=True, report=False)
     assert (tmp_path / "run" / "report.html").read_text() == "mine"
-
-
-def test_pictures_of_a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.cli.bench.picture.browser", lambda: "a browser")
-    white = bytes.fromhex(
-        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
-        "0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
-    )
-    contents = {
-        "a.svg": b"<svg xmlns>theirs</svg>",
-        "a.png": white,
-        "a.html": b"theirs",
-    }
-    ours = {
-        "b.svg": f"<svg xmlns>\n<!-- {MARK} --></svg>".encode(),
-        "b.png": _marked(white),
-    }
-    for name, content in (contents | ours).items():
-        (tmp_path / name).write_bytes(content)
-    for name in contents:
-        with pytest.raises(ValueError, match=r"^--plot=.*something else is there"):
-            plot.checked(tmp_path / name)
-    for name in (*ours, "new.png", "new.html"):
-        plot.checked(tmp_path / name)
-    assert write({"a": [experiment().run()]}, tmp_path / "p.html") == plot.checked(tmp_path / "p.html")
 
 
 @pytest.mark.parametrize("name", ["x[/bold]y", "a\nb", "[red]", "ü 試", "a b'c\"d", ":smile:"])

@@ -13,7 +13,7 @@ from partita.data import FederatedData
 
 
 def textbook(work: Workload, data: FederatedData, device: str, rounds: int) -> list[float]:
-    """Seconds of each round. `data` are on the device."""
+    """Return the seconds of each round. `data` are on the device."""
     model = work.model().to(device)
     state = {k: v.detach().clone() for k, v in model.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
@@ -43,6 +43,6 @@ def textbook(work: Workload, data: FederatedData, device: str, rounds: int) -> l
 
 
 def wait(device: str) -> None:
-    """Until the GPU has done all that it was told."""
+    """Wait until the GPU has done all its work."""
     if device != "cpu":
         torch.cuda.synchronize()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from partita.cli.bench.peers.job import Declined, Job, samples
+from adapters.job import Declined, Job, samples
 from partita.cli.bench.workloads import LR
 
 CNNS = {"mnist_cnn": ("VALID", 512), "leaf_cnn": ("SAME", 2048)}  # padding, width of the dense layer
 
 
 def rounds(job: Job) -> list[float]:
-    """When each round was over."""
+    """Return the time at the end of each round."""
     if job.workload not in ("logistic", *CNNS):
         raise Declined(f"no {job.workload} is written in Haiku here")
     import fedjax
@@ -40,11 +40,11 @@ def _clients(job: Job) -> Any:
     import fedjax
 
     data = job.work.data()
-    found = {}
+    clients = {}
     for i in range(job.work.clients):
         x, y = samples(data, i)
-        found[str(i).encode()] = {"x": x.numpy(), "y": y.numpy()}
-    return fedjax.InMemoryFederatedData(found)
+        clients[str(i).encode()] = {"x": x.numpy(), "y": y.numpy()}
+    return fedjax.InMemoryFederatedData(clients)
 
 
 def _model(job: Job) -> Any:
@@ -64,18 +64,18 @@ def _model(job: Job) -> Any:
 
 
 def _layers(workload: str) -> list[Any]:
-    """All but the last layer."""
+    """Return all layers but the last."""
     import haiku as hk
     import jax
 
     if workload not in CNNS:
         return [hk.Flatten()]
     padding, width = CNNS[workload]
-    found: list[Any] = [lambda x: x[..., None]]  # one channel, the last axis
+    layers: list[Any] = [lambda x: x[..., None]]  # one channel, the last axis
     for channels in (32, 64):
-        found += [
+        layers += [
             hk.Conv2D(channels, 5, padding=padding),
             jax.nn.relu,
             hk.MaxPool((2, 2, 1), (2, 2, 1), "VALID"),
         ]
-    return [*found, hk.Flatten(), hk.Linear(width), jax.nn.relu]
+    return [*layers, hk.Flatten(), hk.Linear(width), jax.nn.relu]

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from partita.cli.bench.peers.job import ClassesSecond, Job, samples
+from adapters.job import ClassesSecond, Job, samples
 from partita.cli.bench.textbook import wait
 from partita.cli.bench.workloads import LR
 
 
 def rounds(job: Job) -> list[float]:
-    """When each round was over."""
+    """Return the time at the end of each round."""
     from fluke import FlukeENV
     from fluke.algorithms import CentralizedFL
     from fluke.server import Server
@@ -23,23 +23,23 @@ def rounds(job: Job) -> list[float]:
     settings.set_device(job.device)
     settings.set_inmemory(True)
     settings.set_eval_cfg(server=False)
-    clients, marks = _clients(job), Marks(job.device)
+    clients, observer = _clients(job), Observer(job.device)
     server = Server(ClassesSecond(job.work.model()), None, clients, weighted=True)
     federation = CentralizedFL(len(clients), None, {}, clients, server)
-    federation.attach(marks)
+    federation.attach(observer)
     federation.run(job.rounds + 1, job.share)
-    return marks.times
+    return observer.times
 
 
-class Marks:
-    """When each round was over; has the method of an observer of fluke."""
+class Observer:
+    """Observer of fluke that notes when each round ended."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.times: list[float] = []
 
     def end_round(self, round: int) -> None:  # noqa: ARG002
-        """Note the time."""
+        """Note the time at the end of a round."""
         wait(self._device)
         self.times.append(time.perf_counter())
 

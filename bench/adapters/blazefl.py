@@ -9,25 +9,25 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from partita.cli.bench.peers.job import ClassesSecond, Job, samples
+from adapters.job import ClassesSecond, Job, samples
 from partita.cli.bench.textbook import wait
 from partita.cli.bench.workloads import LR
 
 
 def rounds(job: Job) -> list[float]:
-    """When each round was over, with the faster of two trainers: clients in turn, or one on each core.
+    """Return the time at the end of each round, by the faster of two trainers: in turn, or one on each core.
 
-    Its trainer of processes starts them anew in every round, and is left out.
+    Its trainer with processes is left out: it starts them anew in every round.
     """
     from blazefl.contrib import fedavg
 
     cores = torch.get_num_threads()
-    found = [_rounds(job, fedavg.FedAvgBaseClientTrainer(**_common(job), epochs=1, lr=LR))]
+    trainers = [_rounds(job, fedavg.FedAvgBaseClientTrainer(**_common(job), epochs=1, lr=LR))]
     torch.set_num_threads(1)
     threads = fedavg.FedAvgThreadPoolClientTrainer(**_common(job), epochs=1, lr=LR, num_parallels=cores)
-    found.append(_rounds(job, threads))
+    trainers.append(_rounds(job, threads))
     torch.set_num_threads(cores)
-    return min(found, key=lambda times: times[-1] - times[0])
+    return min(trainers, key=lambda times: times[-1] - times[0])
 
 
 def _rounds(job: Job, clients: Any) -> list[float]:
@@ -59,18 +59,18 @@ def _common(job: Job) -> dict[str, Any]:
 
 
 class Models:
-    """Makes the model; has the method of a selector of BlazeFL."""
+    """Selector of BlazeFL that makes the workload's model."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def select_model(self, model_name: str) -> nn.Module:  # noqa: ARG002
-        """The workload's."""
+        """Return the workload's model."""
         return ClassesSecond(self._job.work.model())
 
 
 class Partitions:
-    """Clients' samples; has the method of a partitioned dataset of BlazeFL that training calls."""
+    """Partitioned dataset of BlazeFL: the clients' samples, as far as training asks for them."""
 
     def __init__(self, job: Job) -> None:
         data = job.data()
@@ -83,5 +83,5 @@ class Partitions:
         batch_size: int,
         generator: torch.Generator,
     ) -> DataLoader[Any]:
-        """Batches of a client in a new order."""
+        """Return the batches of a client in a new order."""
         return DataLoader(self._parts[cid], batch_size=batch_size, shuffle=True, generator=generator)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from partita.cli.bench.compare import Marks
+from partita.cli.bench.measure import RoundTimes
 from partita.engine.callbacks import Event
 from partita.engine.counters import Timer
 
@@ -50,8 +50,8 @@ def test_a_phase_that_fails_ends(clock: Callable[..., None]) -> None:
 
 def test_shares_are_of_the_whole_time_without_evaluations(clock: Callable[..., None]) -> None:
     clock(10.0, 20.0, 30.0)
-    marks = Marks("cpu")
+    times = RoundTimes("cpu")
     for i in range(3):
         spent = {"steps": 6.0 * i, "cohort": 1.0 * i, "evaluation": 2.0 * i, "files": 0.0}
-        marks.round(Event("x", i + 1, 3, None, (), spent))
-    assert marks.shares() == pytest.approx({"steps": 12 / 16, "cohort": 2 / 16, "other": 2 / 16})
+        times.round(Event("x", i + 1, 3, None, (), spent))
+    assert times.shares() == pytest.approx({"steps": 12 / 16, "cohort": 2 / 16, "other": 2 / 16})

@@ -1,4 +1,4 @@
-"""What a peer is asked to do, in words that fit on a command line."""
+"""The job that a peer is given, in words that fit on a command line."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Job(NamedTuple):
 
     @property
     def work(self) -> Workload:
-        """The work on this device."""
+        """The workload for this device."""
         return WORKLOADS[self.workload].on(self.device)
 
     @property
     def share(self) -> float:
-        """Of the clients in a round, so that rounding down gives the cohort whatever the numbers are."""
+        """The share of clients in a round, such that rounding down gives the cohort."""
         return (self.work.cohort + 0.5) / self.work.clients
 
     def data(self) -> FederatedData:
-        """The samples, on the device."""
+        """Return the samples, on the device."""
         return self.work.data().to(self.device)
 
 
 Adapter = Callable[[Job], Sequence[float]]
-"""When each round was over, the one that warms up included."""
+"""Returns the time at the end of each round, the first one included."""
 
 
 class Declined(Exception):
-    """The peer cannot do this work, and why."""
+    """The peer cannot do this work; the message says why."""
 
 
 class ClassesSecond(nn.Module):
@@ -50,12 +50,12 @@ class ClassesSecond(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores."""
+        """Return the scores."""
         out: Tensor = self.model(x)
         return out.movedim(-1, 1)
 
 
 def samples(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a client."""
+    """Return the inputs and labels of a client."""
     first, n = data.train[client].tolist()
     return data.x[first : first + n], data.y[first : first + n]

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from partita.cli.bench.peers.job import Job, samples
+from adapters.job import Job, samples
 from partita.cli.bench.textbook import wait
 from partita.cli.bench.workloads import LR
 
 
 def rounds(job: Job) -> list[float]:
-    """When each round was over."""
+    """Return the time at the end of each round."""
     os.environ["PFL_PYTORCH_DEVICE"] = job.device  # read when the framework is chosen
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
     from pfl.hyperparam import NNTrainHyperParams
 
-    work, marks = job.work, Marks(job.device)
+    work, callback = job.work, RoundCallback(job.device)
     users = _users(job)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
@@ -37,20 +37,20 @@ def rounds(job: Job) -> list[float]:
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch
         ),
-        callbacks=[marks],
+        callbacks=[callback],
     )
-    return marks.times
+    return callback.times
 
 
-class Marks:
-    """When each round was over; has the methods of a callback of pfl."""
+class RoundCallback:
+    """Callback of pfl that notes when each round ended."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.times: list[float] = []
 
     def on_train_begin(self, *, model: Any) -> Any:  # noqa: ARG002
-        """Nothing to do."""
+        """Do nothing."""
         from pfl.metrics import Metrics
 
         return Metrics()
@@ -70,7 +70,7 @@ class Marks:
         return False, Metrics()
 
     def on_train_end(self, *, model: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _users(job: Job) -> Any:
@@ -80,8 +80,8 @@ def _users(job: Job) -> Any:
 
     data = job.data()
     ids = list(range(job.work.clients))
-    kept = {i: Dataset(samples(data, i), user_id=str(i)) for i in ids}
-    return FederatedDataset(kept.__getitem__, get_user_sampler("random", ids))
+    users = {i: Dataset(samples(data, i), user_id=str(i)) for i in ids}
+    return FederatedDataset(users.__getitem__, get_user_sampler("random", ids))
 
 
 def _model(job: Job) -> Any:

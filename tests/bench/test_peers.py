@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
-from partita import cli
+import peers
+from adapters import PEERS, Peer, choose, worker
+from adapters.job import ClassesSecond, Job, samples
+from adapters.process import Speed, Turns, measured
 from partita.cli.bench import WORKLOADS
-from partita.cli.bench.peers import PEERS, Peer, alone, choose
-from partita.cli.bench.peers.apart import Speed, Turns, measured
-from partita.cli.bench.peers.job import ClassesSecond, Job, samples
 from support import each
 
 JOB = Job("logistic", "cpu", "tf32", 2)
@@ -48,7 +47,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(tmp_path: Path, adapter: str, job: Job = JOB) -> dict[str, object]:
     """What the process of a peer writes, without the process."""
-    alone.main(adapter, json.dumps(job), str(tmp_path / "found.json"))
+    worker.main(adapter, json.dumps(job), str(tmp_path / "found.json"))
     return dict(json.loads((tmp_path / "found.json").read_text()))
 
 
@@ -112,8 +111,7 @@ def test_seconds_are_those_between_the_ends_of_rounds(make: Make, tmp_path: Path
         ("def rounds(job):\n    raise SystemExit", "SystemExit"),
         ("def rounds(job):\n    return [1.0]", "RuntimeError: it ended after 1 of 3 rounds"),
         (
-            "from partita.cli.bench.peers import job\n"
-            "def rounds(_):\n    raise job.Declined('no such model')",
+            "from adapters import job\ndef rounds(_):\n    raise job.Declined('no such model')",
             "no such model",
         ),
     ],
@@ -124,7 +122,7 @@ def test_what_goes_wrong_is_told(make: Make, tmp_path: Path, text: str, error: s
 
 
 def test_fedjax_declines_models_that_it_has_not(tmp_path: Path) -> None:
-    found = told(tmp_path, "partita.cli.bench.peers.fedjax", Job("resnet20", "cpu", "tf32", 1))
+    found = told(tmp_path, "adapters.fedjax", Job("resnet20", "cpu", "tf32", 1))
     assert found == {"error": "no resnet20 is written in Haiku here"}
 
 
@@ -150,49 +148,53 @@ def test_too_long_is_an_error(make: Make) -> None:
 
 # ---- the command
 
+Command = Callable[..., str]
+
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command, with as little work as there can be."""
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """What `python bench/peers.py` prints, with as little work as there can be."""
     little = WORKLOADS["logistic"]._replace(cohort=2, steps=1, batch=2, rounds=1, clients=4)
     monkeypatch.setitem(WORKLOADS, "logistic", little)
     monkeypatch.setenv("COLUMNS", "160")
 
-    def call(*words: str) -> Result:
-        fixed = ("--device", "cpu", "--executor", "loop", "--repeats", "1", "--quiet")
-        return CliRunner().invoke(cli.app, ["bench", "logistic", *fixed, *words])
+    def call(*words: str) -> str:
+        fixed = ("--device", "cpu", "--executor", "loop", "--repeats", "1")
+        peers.main(["logistic", *fixed, *words])
+        return capsys.readouterr().out
 
     return call
 
 
 @pytest.mark.usefixtures("only")
 def test_the_command_shows_speeds_and_errors_and_who_is_missing(
-    make: Make, bench: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    make: Make, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("good_peer", GOOD)
     make("broken_peer", BROKEN)
     monkeypatch.setitem(PEERS, "absent", Peer("Absent", ("no_such_module_anywhere",), "absent"))
-    shown = bench()
-    assert shown.exit_code == 0, shown.output
-    assert "Good_Peer" in shown.stdout
-    assert "ValueError: a [very] bad day" in " ".join(shown.stdout.split())
-    assert "not installed, so left out: absent" in shown.stdout
-    row = json.loads(bench("--json").stdout)
+    shown = command()
+    assert "Good_Peer" in shown
+    assert "ValueError: a [very] bad day" in " ".join(shown.split())
+    assert "not installed, so left out: absent" in shown
+    row = json.loads(command("--json"))
     assert row["peers"]["good_peer"] == {"steps": 2 / 0.5, "error": None}
     assert row["peers"]["broken_peer"] == {"steps": None, "error": "ValueError: a [very] bad day"}
     assert row["not_installed"] == ["absent"]
 
 
 @pytest.mark.usefixtures("only")
-def test_none_means_none(make: Make, bench: Callable[..., Result]) -> None:
+def test_none_means_none(make: Make, command: Command) -> None:
     make("good_peer", GOOD)
-    shown = bench("--peers", "none")
-    assert shown.exit_code == 0
-    assert "Good_Peer" not in shown.stdout
-    assert "left out" not in shown.stdout
-    assert json.loads(bench("--peers", "none", "--json").stdout)["peers"] == {}
+    shown = command("--peers", "none")
+    assert "Good_Peer" not in shown
+    assert "left out" not in shown
+    assert json.loads(command("--peers", "none", "--json"))["peers"] == {}
 
 
-def test_peers_go_with_workloads_alone(bench: Callable[..., Result]) -> None:
-    for words in (("--peers", "pfl", "--methods"), ("--peers", "nobody")):
-        assert isinstance(bench(*words).exception, ValueError)
+def test_wrong_words_end_with_code_2(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--peers", "nobody"), ("resnet",), ("--repeats", "0")):
+        with pytest.raises(SystemExit) as end:
+            command(*words)
+        assert end.value.code == 2
+        assert words[-1] in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The figures of a bench as a picture: a browser that is installed draws them, as it would for a reader."""
+"""The figures of a bench as a picture, drawn by a browser that is installed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from html import escape, unescape
 from pathlib import Path
 from urllib.parse import unquote
 
-from partita.cli.bench import figures as draw
-from partita.cli.bench.compare import Row
-from partita.cli.bench.page import failures, verdict
+from drawing import figures as draw
+from drawing.figures import Bench
+from drawing.page import failures, verdict
 from partita.engine.store.places import MARK
 from partita.report.figures import kept
 from partita.report.html import figure, join
@@ -35,22 +35,23 @@ Promise.all([...document.querySelectorAll("[data-figure]")].map((place) => Plotl
 
 
 def browser() -> str | None:
-    """One that is installed."""
-    return next((found for found in map(shutil.which, BROWSERS) if found), None)
+    """Return the path of a browser that is installed, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def svg(rows: Sequence[Row], machine: str, other: str) -> str:
-    """Both figures below each other, with a title."""
-    heights = {"speeds": draw.height(rows, len(draw.others(rows, other)) + 1), "phases": draw.height(rows, 2)}
-    shown = kept({"speeds": draw.speeds(rows, other), "phases": draw.phases(rows)})
-    places = join([figure(name, name, heights[name]) for name in shown])
-    drawn = _drawn(document("bench", places, shown, DRAWN))
+def svg(bench: Bench) -> str:
+    """Return both figures below each other, with a title."""
+    rows = bench.rows
+    heights = {"speeds": draw.height(rows, len(draw.others(bench)) + 1), "phases": draw.height(rows, 2)}
+    figures = kept({"speeds": draw.speeds(bench), "phases": draw.phases(rows)})
+    places = join([figure(name, name, heights[name]) for name in figures])
+    drawn = _drawn(document("bench", places, figures, DRAWN))
     notes = [f"No bar for {shorten(line, LONGEST)}." for line in failures(rows)]
-    return _together(drawn, [heights[name] for name in shown], verdict(rows, other), machine, notes)
+    return _together(drawn, [heights[name] for name in figures], verdict(bench), bench.machine, notes)
 
 
 def png(picture: str) -> bytes:
-    """An SVG as pixels, two for each of its own."""
+    """Return an SVG as pixels, at twice its size."""
     width, height = re.search(r'width="(\d+)" height="(\d+)"', picture).groups()  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(prefix="partita-") as folder:
         source, target = Path(folder) / "bench.svg", Path(folder) / "bench.png"
@@ -61,20 +62,20 @@ def png(picture: str) -> bytes:
 
 
 def _marked(picture: bytes) -> bytes:
-    """With a chunk of text before the last one, which ends a PNG file."""
+    """Add a chunk of text that says who wrote the file, before the last chunk, which ends a PNG file."""
     body = b"tEXtSoftware\0" + MARK.encode()
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return picture[:-12] + chunk + picture[-12:]
 
 
 def _drawn(page: str) -> list[str]:
-    """The figures of a page as SVG."""
+    """Return the figures of a page as SVG."""
     with tempfile.TemporaryDirectory(prefix="partita-") as folder:
         source = Path(folder) / "bench.html"
         source.write_text(page, encoding="utf-8")
         size = f"--window-size={WIDTH},2000"
-        found = _browse(source, "--dump-dom", "--virtual-time-budget=20000", size)
-    body = re.search(r"<body>(\[.*\])\s*</body>", found, re.DOTALL)
+        page_after = _browse(source, "--dump-dom", "--virtual-time-budget=20000", size)
+    body = re.search(r"<body>(\[.*\])\s*</body>", page_after, re.DOTALL)
     if body is None:
         raise OSError(f"{browser()} has not drawn the figures: a .html file shows them")
     return [unquote(url.partition(",")[2]) for url in json.loads(unescape(body[1]))]
@@ -85,8 +86,8 @@ def _together(
 ) -> str:
     parts = [_line(title, 42, 20, "#1d2126", "600"), _line(machine, 64)]
     y = TITLE
-    for one, height in zip(drawn, heights):
-        parts.append(one.replace("<svg ", f'<svg x="{EDGE}" y="{y}" ', 1))
+    for image, height in zip(drawn, heights):
+        parts.append(image.replace("<svg ", f'<svg x="{EDGE}" y="{y}" ', 1))
         y += height
     for note in notes:
         y += 20
@@ -111,11 +112,11 @@ def _line(text: str, y: int, size: int = 13, colour: str = "#5d646e", weight: st
 
 
 def _browse(page: Path, *options: str) -> str:
-    found = browser()
-    assert found is not None
+    program = browser()
+    assert program is not None
     safe = ["--no-sandbox"] if os.geteuid() == 0 else []  # a browser's sandbox refuses to work for root
-    words = [found, "--headless", "--disable-gpu", *safe, *options, page.as_uri()]
+    words = [program, "--headless", "--disable-gpu", *safe, *options, page.as_uri()]
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
     except subprocess.SubprocessError as error:
-        raise OSError(f"{found} has failed to draw the figures: a .html file shows them") from error
+        raise OSError(f"{program} has failed to draw the figures: a .html file shows them") from error

@@ -1,4 +1,4 @@
-"""What the process of a peer does: `python -m partita.cli.bench.peers.alone ADAPTER JOB FILE`."""
+"""The process of a peer: `python -m adapters.worker ADAPTER JOB FILE`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from partita.cli.bench.peers.job import Adapter, Declined, Job
+from adapters.job import Adapter, Declined, Job
 from partita.core.device import arithmetic
 
 
 def main(adapter: str, job: str, file: str) -> None:
     """Have the peer do the job; write the seconds of its rounds, or what went wrong."""
     try:
-        found: dict[str, Any] = {"seconds": _seconds(adapter, Job(*json.loads(job)))}
+        result: dict[str, Any] = {"seconds": _seconds(adapter, Job(*json.loads(job)))}
     except Declined as reason:
-        found = {"error": str(reason)}
+        result = {"error": str(reason)}
     except BaseException as error:  # some packages end the process when something fails
-        found = {"error": f"{type(error).__name__}: {error}".strip(": ")}
-    Path(file).write_text(json.dumps(found))
+        result = {"error": f"{type(error).__name__}: {error}".strip(": ")}
+    Path(file).write_text(json.dumps(result))
 
 
 def _seconds(adapter: str, job: Job) -> list[float]:

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from partita.cli.bench.peers.job import Job, samples
+from adapters.job import Job, samples
 from partita.cli.bench.workloads import LR
 from partita.core.device import arithmetic
 from partita.data import FederatedData
 
 
 def rounds(job: Job) -> list[float]:
-    """When each round was over."""
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # a bench tells nobody
+    """Return the time at the end of each round."""
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # report nothing to anybody
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
@@ -30,8 +30,8 @@ def rounds(job: Job) -> list[float]:
     server.main()(lambda grid, _: _serve(job, grid, times, replies))
     resources = {"num_cpus": 1, "num_gpus": 0.0 if job.device == "cpu" else 1 / (os.cpu_count() or 1)}
     run_simulation(server, clients, job.work.clients, backend_config={"client_resources": resources})
-    if replies != [job.work.cohort] * (job.rounds + 1):  # it goes on without clients that fail
-        raise RuntimeError(f"of {job.work.cohort} clients {min(replies, default=0)} answered")
+    if replies != [job.work.cohort] * (job.rounds + 1):  # Flower goes on without clients that fail
+        raise RuntimeError(f"only {min(replies, default=0)} of {job.work.cohort} clients replied")
     return times[1:]  # the first one is before the first round
 
 
@@ -59,16 +59,16 @@ def _serve(job: Job, grid: Any, times: list[float], replies: list[int]) -> None:
 
 
 @cache
-def _kept(job: Job) -> tuple[nn.Module, FederatedData]:
-    """What a worker process makes once: the model that all its clients use, and the samples."""
+def _model_and_data(job: Job) -> tuple[nn.Module, FederatedData]:
+    """Make once per worker process the model that all its clients use, and the samples."""
     return job.work.model().to(job.device), job.data()
 
 
 def _train(job: Job, message: Any, context: Any) -> Any:
-    """One client's part of a round, as in Flower's own examples."""
+    """Train one client for a round, as in Flower's own examples."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-    model, data = _kept(job)
+    model, data = _model_and_data(job)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = samples(data, context.node_config["partition-id"])
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

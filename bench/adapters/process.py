@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partita.cli.bench.peers import PEERS
-from partita.cli.bench.peers.job import Job
+from adapters import PEERS
+from adapters.job import Job
+from partita.report.words import shorten
 
 LIMIT = 600.0  # seconds
-LONGEST = 200
+LONGEST = 200  # characters of an error
 
 
 @dataclass
 class Turns:
-    """The seconds of a peer's rounds so far; once it has failed, why, and it is not asked again."""
+    """The seconds of a peer's rounds so far. Once it has failed it keeps the error and is not asked again."""
 
     name: str
     job: Job
@@ -31,13 +32,13 @@ class Turns:
     error: str | None = None
 
     def measure(self) -> None:
-        """Another turn."""
+        """Have it run the job once more."""
         if self.error is None:
-            found, self.error = measured(PEERS[self.name].adapter, self.job)
-            self.seconds += found
+            seconds, self.error = measured(PEERS[self.name].adapter, self.job)
+            self.seconds += seconds
 
     def speed(self) -> Speed:
-        """The median round in client steps per second."""
+        """Return the speed of the median round."""
         if self.error is not None:
             return Speed(None, self.error)
         work = self.job.work
@@ -46,34 +47,34 @@ class Turns:
 
 @dataclass(frozen=True)
 class Speed:
-    """Client steps per second, or why there are none."""
+    """Client steps per second, or the error that prevented them."""
 
     steps: float | None
     error: str | None = None
 
 
 def measured(adapter: str, job: Job, limit: float = LIMIT) -> tuple[list[float], str | None]:
-    """Seconds of each round, or the error."""
+    """Return the seconds of each round and no error, or no seconds and the error."""
     with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder:
-        file = Path(folder) / "found.json"
-        words = [sys.executable, "-m", "partita.cli.bench.peers.alone", adapter, json.dumps(job), str(file)]
+        file = Path(folder) / "result.json"
+        words = [sys.executable, "-m", "adapters.worker", adapter, json.dumps(job), str(file)]
         code = _wait(words, folder, limit)
         if not file.is_file():
-            late = code is None
-            return [], f"no result after {limit:g} s" if late else f"its process ended with code {code}"
-        found = json.loads(file.read_text())
-    error = found.get("error")
-    return found.get("seconds", []), None if error is None else _short(error)
+            ended = f"no result after {limit:g} s" if code is None else f"its process ended with code {code}"
+            return [], ended
+        result = json.loads(file.read_text())
+    error = result.get("error")
+    return result.get("seconds", []), None if error is None else shorten(" ".join(error.split()), LONGEST)
 
 
 def _wait(words: Sequence[str], folder: str, limit: float) -> int | None:
-    """The exit code; None where it took too long. Nothing of it is left running."""
+    """Return the exit code, None where it took too long. Nothing of it is left running."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))  # it works in another folder
     process = subprocess.Popen(
         words,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,  # never written to: its end says that nobody waits any more
+        stdin=subprocess.PIPE,  # never written to: when it closes, the worker ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a group of its own, so that its workers can be ended with it
@@ -88,9 +89,3 @@ def _wait(words: Sequence[str], folder: str, limit: float) -> int | None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _short(error: str) -> str:
-    """On one line."""
-    text = " ".join(error.split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

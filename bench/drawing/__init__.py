@@ -1,0 +1,1 @@
+"""The figures of a bench, as a page and as pictures."""
