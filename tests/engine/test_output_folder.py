@@ -271,7 +271,7 @@ def test_a_run_is_resumed_with_the_same_personal_part(tmp_path: Path) -> None:
         )
 
     run("output")
-    with pytest.raises(ValueError, match=r"another algorithm \(personal: .*chosen"):
+    with pytest.raises(ValueError, match=r"its algorithm \(personal: .*chosen"):
         run("hidden1", resume=True)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

@@ -457,7 +457,7 @@ def test_nothing_to_compare_with_hurts_nobody() -> None:
 
 def test_an_edited_study_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
     run_study(build, [0], out=tmp_path / "s", announce=quiet)
-    with pytest.raises(ValueError, match=r"settings \(rounds: 4 -> 5\)"):
+    with pytest.raises(ValueError, match=r"its settings \(rounds: 4 -> 5\)"):
         run_study(lambda s: versus(experiment(s, rounds=5), ["fedalt"]), [0], out=tmp_path / "s", resume=True)
 
 
