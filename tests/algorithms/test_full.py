@@ -13,7 +13,7 @@ from partita.algorithms.local.sgd import Sgd
 from partita.core import tree
 from partita.core.metrics import LOSSES, METRICS
 from partita.core.types import Batch, Partition, Tensors, Upload
-from partita.engine.execute.problem import ModelProblem, reference
+from partita.engine.model.problem import ModelProblem, reference
 
 LAM, LR = 2.0, torch.tensor(0.2, dtype=torch.float64)
 

@@ -22,7 +22,7 @@ from partita.core.parts import Algorithm, LocalRule, Measure, Probe
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine import evaluate
-from partita.engine.execute.problem import ModelProblem, reference, stacked
+from partita.engine.model.problem import ModelProblem, reference, stacked
 from partita.measures.ended import ended
 from partita.measures.probe import _unseen, probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
@@ -595,8 +595,6 @@ class Declared(nn.Module):
 def test_declared_blocks_are_the_default() -> None:
     """The same blocks that a weak device's cut goes by."""
     model, x = Declared(), torch.randn(6, 4)
-    found = import_module("partita.engine.execute.outputs").outputs(
-        model, (dict(model.named_parameters()),), x
-    )
+    found = import_module("partita.engine.model.outputs").outputs(model, (dict(model.named_parameters()),), x)
     assert list(found) == ["reader", "last"]
     torch.testing.assert_close(found["last"], model(x))

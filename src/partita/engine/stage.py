@@ -27,8 +27,9 @@ from partita.core.parts import (
 )
 from partita.core.types import ClientState, Download, Partition, RoundContext, Tensors, Upload, Work
 from partita.data.federated import SPLITS
-from partita.engine.execute import Executor, ModelProblem, Task, budget, make_executor
+from partita.engine.execute import Executor, Task, budget, make_executor
 from partita.engine.execute.plan import client_steps
+from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
 from partita.measures.probe import try_probe

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita.engine.execute import captured, graph, stack
+from partita.engine.execute import graph, stack
+from partita.engine.execute.cuda import captured
 from partita.engine.execute.stack import Stack, Steps, lift
 
 N = 5

@@ -14,8 +14,6 @@ from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.plan import BoundProblem
-from partita.engine.execute.probe import ModelProfile, examine, names_of
-from partita.engine.execute.problem import ModelProblem
 from partita.engine.execute.task import Task, budget
 from partita.engine.execute.vmap import Vmap
 
@@ -23,15 +21,11 @@ __all__ = [
     "EXECUTORS",
     "Auto",
     "Executor",
-    "ModelProblem",
-    "ModelProfile",
     "Runner",
     "Task",
     "Vmap",
     "budget",
-    "examine",
     "make_executor",
-    "names_of",
 ]
 
 Factory = Callable[[Task], Runner]

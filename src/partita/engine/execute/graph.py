@@ -24,7 +24,7 @@ from partita.core import check
 from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
-from partita.engine.execute.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
+from partita.engine.execute.cuda.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
 from partita.engine.execute.plan import Plan, count_steps, work_of
 from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
 from partita.engine.execute.vmap import Vmap, reordered

@@ -19,7 +19,7 @@ from partita.core.device import put
 from partita.core.parts import LocalRule, Phase, Program
 from partita.core.types import RoundContext, Work
 from partita.data import FederatedData
-from partita.engine.execute.problem import ModelProblem
+from partita.engine.model.problem import ModelProblem
 
 PASSES = 1 << 23
 """Passes of a chunk that can be numbered beside 40 random bits."""

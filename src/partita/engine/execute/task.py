@@ -18,9 +18,10 @@ from partita.engine.execute.base import Runner
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.pool import Pool
-from partita.engine.execute.probe import ModelProfile, takes_channels_last, why_not_stackable
-from partita.engine.execute.problem import Change, ModelProblem, reference, stacked
-from partita.engine.execute.seeding import OwnDraws
+from partita.engine.execute.trial import takes_channels_last, why_not_stackable
+from partita.engine.model.probe import ModelProfile
+from partita.engine.model.problem import Change, ModelProblem, reference, stacked
+from partita.engine.model.seeding import OwnDraws
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,11 @@ from torch.utils import checkpoint
 from partita.core import check
 from partita.core.metrics import Criterion
 from partita.core.types import Tensors
-from partita.engine.execute.fit import check_output
-from partita.engine.execute.normalize import MASK, MaskedBatchNorm, static
-from partita.engine.execute.problem import in_place
-from partita.engine.execute.seeding import changed, kept, set_all, state
-from partita.engine.execute.stackable import KEY, batch_buffers, stackable
+from partita.engine.model.fit import check_output
+from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
+from partita.engine.model.problem import in_place
+from partita.engine.model.seeding import changed, kept, set_all, state
+from partita.engine.model.stackable import KEY, batch_buffers, stackable
 
 STATISTICS = ("running_mean", "running_var")
 Samples = Sequence[tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ def behaviour(model: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
     device = trials[0][0].device
     with kept(device):
         found = _of(stackable(model), loss, trials)
-        if found.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.execute.problem`
+        if found.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.model.problem`
             found = _of(stackable(model, keyed=False), loss, trials)
     return found
 

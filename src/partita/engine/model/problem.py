@@ -21,10 +21,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from partita.core import tree
 from partita.core.metrics import Criterion
 from partita.core.types import Batch, Partition, Scores, Tensors
-from partita.engine.execute.normalize import of_one_batch, static, tracked
-from partita.engine.execute.outputs import outputs
-from partita.engine.execute.seeding import OwnDraws
-from partita.engine.execute.stackable import batch_buffers, stackable
+from partita.engine.model.normalize import of_one_batch, static, tracked
+from partita.engine.model.outputs import outputs
+from partita.engine.model.seeding import OwnDraws
+from partita.engine.model.stackable import batch_buffers, stackable
 
 _FORWARD = threading.RLock()
 """Forward derivatives have levels that belong to the process, not to a thread: one at a time."""

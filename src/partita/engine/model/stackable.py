@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.core import draws
 from partita.core.types import Tensors
-from partita.engine.execute.normalize import MASK, mask_padding
+from partita.engine.model.normalize import MASK, mask_padding
 
 KEY = "batch_key"
 _LEADING: dict[type[nn.Module], int | None] = {

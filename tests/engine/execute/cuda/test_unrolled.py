@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import partita as pt
-from partita.engine.execute import captured, graph
-from partita.engine.execute.unrolled import Unrolled, patch_bytes
+from partita.engine.execute import graph
+from partita.engine.execute.cuda import captured
+from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 
 
 def step(groups: int, padding: tuple[int, int], stride: int = 1, bias: bool = True):

@@ -21,8 +21,9 @@ from partita.core.parts import Program
 from partita.core.types import Batch, Group, Partition
 from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
-from partita.engine.execute import Task, examine, make_executor
+from partita.engine.execute import Task, make_executor
 from partita.engine.execute.pool import Pool
+from partita.engine.model.probe import examine
 
 SIZES = (9, 7, 6, 5, 4)
 

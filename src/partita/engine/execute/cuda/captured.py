@@ -16,10 +16,10 @@ from partita.core.device import put
 from partita.core.parts import Phase
 from partita.core.types import Batch
 from partita.data import FederatedData
-from partita.engine.execute.compiled import compiled, known, note
+from partita.engine.execute.cuda.compiled import compiled, known, note
+from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 from partita.engine.execute.plan import Plan
 from partita.engine.execute.stack import Stack, Traced, flatten, kinds, tensors, trace, unflatten
-from partita.engine.execute.unrolled import Unrolled, patch_bytes
 
 RUN_UP = 3  # runs before a recording: libraries choose their kernels and take their memory
 SECONDS, PER_OPERATION = 10.0, 0.015  # that compiling takes, by what was seen
