@@ -222,7 +222,7 @@ def bind(
         cohort_sizes={plan.cohort or data.clients, *devices.sizes},
         batch=plan.batch,
         half=settings.precision == "bf16",
-        tell=notify,
+        notify=notify,
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem

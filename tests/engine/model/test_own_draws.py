@@ -225,7 +225,7 @@ def test_draws_that_depend_on_the_data_are_found_on_the_way(executor, cores) -> 
             return found
 
     samples = data(shift=1.0)
-    assert examine(Sometimes(dropout), samples, None, None).own.draws == ()
+    assert examine(Sometimes(dropout), samples, None, None).behaviour.draws == ()
     runs, model = [], Sometimes(dropout)
     for other in (1, 2):
         disturb(other)

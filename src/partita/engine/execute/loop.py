@@ -29,7 +29,7 @@ class Loop:
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Each client's rule from start to finish."""
+        """Run each client's rule from start to finish."""
         work = functools.partial(self._all, program, clients, group, states, context)
         return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
 
@@ -52,13 +52,13 @@ class Loop:
         context: RoundContext,
         keys: Tensor,
     ) -> tuple[Upload, ClientState]:
-        """The i-th client alone."""
+        """Run the i-th client alone."""
         shared, extra, version, _ = group.download
         if group.stacked:
             shared, extra = tree.row((shared, extra), i)
         download = Download(shared, extra, version, keys[i])
-        own = clients[i : i + 1], download, tree.row(states, i), context.of(slice(i, i + 1))
-        return self._client(self.bound.bind(program), *own)
+        client, of_client = clients[i : i + 1], context.of(slice(i, i + 1))
+        return self._client(self.bound.bind(program), client, download, tree.row(states, i), of_client)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""
@@ -81,11 +81,11 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
-            found = plans(self.bound.data, client, phase, number, context)
+            drawn = plans(self.bound.data, client, phase, number, context)
             lr, _ = self.bound.rates(phase, context)
-            batches: tuple[Batch | None, ...] = (None,) * len(found)
-            for s in range(int(found[0].steps[0])):
-                batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])
+            batches: tuple[Batch | None, ...] = (None,) * len(drawn)
+            for s in range(int(drawn[0].steps[0])):
+                batches = tuple([self._batch(plan, s, last) for plan, last in zip(drawn, batches)])
                 carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)
 

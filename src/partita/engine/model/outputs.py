@@ -1,4 +1,4 @@
-"""What is inside a model: the outputs of its submodules, taken down by hooks while samples pass through."""
+"""The outputs of a model's submodules, recorded by hooks while samples pass through."""
 
 from __future__ import annotations
 
@@ -18,42 +18,39 @@ from partita.core.types import Tensors
 def outputs(
     module: nn.Module, tensors: tuple[Tensors, ...], x: Tensor, names: Sequence[str] | None = None
 ) -> Tensors:
-    """What the named submodules (None: the blocks) put out for x, by name, without gradients.
+    """Return what the named submodules (None: the blocks) put out for x, by name, without gradients.
 
-    Of a submodule that is called several times it is the last output, and of several outputs the first one.
+    A submodule that is called several times has its last output, and one with several outputs the first.
     """
     chosen = owners(module) if names is None else tuple(names)
-    inside = {name: submodule(module, name) for name in chosen}
-    found: dict[str, Any] = {}
-    with ExitStack() as hooked, torch.no_grad():
-        for name, part in inside.items():
-            hooked.callback(part.register_forward_hook(_keep(found, name)).remove)
+    submodules = {name: submodule(module, name) for name in chosen}
+    recorded: dict[str, Any] = {}
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in submodules.items():
+            hooks.callback(part.register_forward_hook(_keep(recorded, name)).remove)
         functional_call(module, tensors, (x,))
-    return {name: _rows(name, found.get(name), len(x)) for name in chosen}
+    return {name: _rows(name, recorded.get(name), len(x)) for name in chosen}
 
 
 def owners(module: nn.Module) -> tuple[str, ...]:
-    """The blocks of a model that own parameters."""
+    """Return the blocks of a model that own parameters."""
     return tuple(k for k in block_names(module) if any(True for _ in module.get_submodule(k).parameters()))
 
 
 def submodule(module: nn.Module, name: str) -> nn.Module:
-    """The part of a module that has this dotted name; an error that names what is near."""
-    known: dict[str, nn.Module] = {k: part for k, part in module.named_modules(remove_duplicate=False) if k}
-    if name not in known:
-        near = check.meant(name, known)
-        allowed = f"a submodule of {type(module).__name__}, such as {_children(module)}{near}"
+    """Return the submodule of this dotted name; refuse another name, with one that is near."""
+    submodules: dict[str, nn.Module] = {k: m for k, m in module.named_modules(remove_duplicate=False) if k}
+    if name not in submodules:
+        children = ", ".join(repr(k) for k, _ in module.named_children())
+        near = check.meant(name, submodules)
+        allowed = f"a submodule of {type(module).__name__}, such as {children}{near}"
         raise check.fail("blocks", name, allowed)
-    return known[name]
+    return submodules[name]
 
 
-def _children(module: nn.Module) -> str:
-    return ", ".join(repr(k) for k, _ in module.named_children())
-
-
-def _keep(found: dict[str, Any], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, given: Any, output: Any) -> None:  # noqa: ARG001
-        found[name] = output[0] if isinstance(output, tuple) and output else output
+def _keep(recorded: dict[str, Any], name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        recorded[name] = output[0] if isinstance(output, tuple) and output else output
 
     return hook
 
@@ -62,6 +59,6 @@ def _rows(name: str, output: Any, samples: int) -> Tensor:
     if output is None:
         raise check.fail("blocks", name, "a submodule that the model calls when it is evaluated")
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != samples:
-        given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise check.fail("blocks", name, f"a submodule that returns a row for each sample, not {given}")
+        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise check.fail("blocks", name, f"a submodule that returns a row for each sample, not {shape}")
     return output
