@@ -40,7 +40,7 @@ def silent(text: str) -> None:
 
 @dataclass(frozen=True)
 class Graph(Vmap):
-    """See `partita.engine.execute.base.Executor`. Falls back to `Vmap`, with the reason in `choices`.
+    """An executor that replays recorded steps. It falls back to `Vmap`, with the reason in `choices`.
 
     `cohort_sizes` are the numbers of clients to expect in a round; `always` compiles, whatever it takes;
     `notify` hears of what takes a while.

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from partita.core import tree
-from partita.core.parts import LocalRule, Program
+from partita.core.parts import Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys
@@ -20,7 +20,7 @@ from partita.engine.execute.stack import Spec, flatten, unflatten
 
 @dataclass(frozen=True)
 class Loop:
-    """See `partita.engine.execute.base.Executor`."""
+    """An executor that runs one client after another."""
 
     bound: BoundProblem
     name: str = "loop"
@@ -57,28 +57,8 @@ class Loop:
         if group.stacked:
             shared, extra = tree.row((shared, extra), i)
         download = Download(shared, extra, version, keys[i])
-        client, of_client = clients[i : i + 1], context.of(slice(i, i + 1))
-        return self._client(self.bound.bind(program), client, download, tree.row(states, i), of_client)
-
-    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Do nothing: clients are prepared one by one."""
-
-    def release(self) -> None:
-        """Use the memory of earlier results of training again: nobody reads them any more."""
-        self.buffers.release()
-
-    def on(self, data: FederatedData) -> Loop:
-        """Return this executor bound to `data`."""
-        return replace(self, bound=self.bound.on(data))
-
-    def _client(
-        self,
-        rule: LocalRule,
-        client: np.ndarray,
-        download: Download,
-        state: ClientState,
-        context: RoundContext,
-    ) -> tuple[Upload, ClientState]:
+        client, state, context = clients[i : i + 1], tree.row(states, i), context.of(slice(i, i + 1))
+        rule = self.bound.bind(program)
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
             drawn = plans(self.bound.data, client, phase, number, context)
@@ -94,6 +74,17 @@ class Loop:
             return before._replace(key=plan.keys[0, s])  # the rows are there already
         x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
         return Batch(x, y, None, plan.keys[0, s])
+
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
+        """Do nothing: clients are prepared one by one."""
+
+    def release(self) -> None:
+        """Use the memory of earlier results of training again: nobody reads them any more."""
+        self.buffers.release()
+
+    def on(self, data: FederatedData) -> Loop:
+        """Return this executor bound to `data`."""
+        return replace(self, bound=self.bound.on(data))
 
 
 class Buffers:

@@ -28,7 +28,7 @@ PASS_CLIENTS = 4  # at least, whatever they take
 
 @dataclass(frozen=True)
 class Vmap:
-    """See `partita.engine.execute.base.Executor`.
+    """An executor that runs stacked clients as one.
 
     `budget` are the bytes that a chunk may take, `model_bytes` and `sample_bytes` what a client's tensors and
     each of its samples take on the way.

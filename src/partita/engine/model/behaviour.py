@@ -196,7 +196,7 @@ class Watch(TorchFunctionMode):
 
 
 class _Reentrant(Exception):
-    """The older form of checkpointing."""
+    """Raised inside a pass that uses the older form of checkpointing."""
 
 
 def _tensors(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:

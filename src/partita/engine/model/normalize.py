@@ -118,27 +118,16 @@ class MaskedBatchNorm(nn.Module):
         momentum: float | None = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """Return what `F.batch_norm` would for the real samples."""
+        """Return what `F.batch_norm` would for the real samples, in single precision at least."""
+        # the function below `F.batch_norm`, which a layer around this one does not replace
+        cudnn = torch.backends.cudnn.enabled
         if not training:
-            return _torch(x, mean, var, weight, bias, False, 0.0, eps)
+            return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, cudnn)
         if not self.tracks:
             mean = var = None
         rate = 1.0 if self.measures else momentum
         if self.batch_mask.dim() == 0 and rate is not None and x.numel() > x.shape[1]:
-            return _torch(x, mean, var, weight, bias, True, rate, eps)
-        return self._masked(x, mean, var, weight, bias, rate, eps)
-
-    def _masked(
-        self,
-        x: Tensor,
-        mean: Tensor | None,
-        var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        rate: float | None,
-        eps: float,
-    ) -> Tensor:
-        """Normalize over the real samples, in single precision at least."""
+            return torch.batch_norm(x, weight, bias, mean, var, True, rate, eps, cudnn)
         values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         mask = self.batch_mask.to(values.dtype).expand(x.shape[0])
         places = values.flatten(2) if x.dim() > 2 else values[..., None]
@@ -188,21 +177,6 @@ class _NormalizeWith(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         called = self.norm.normalize if func is F.batch_norm else func
         return called(*args, **(kwargs or {}))
-
-
-def _torch(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    rate: float,
-    eps: float,
-) -> Tensor:
-    """Compute `F.batch_norm` by the function below it, which a layer around this one does not replace."""
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, weight, bias, mean, var, training, rate, eps, cudnn)
 
 
 @functools.cache

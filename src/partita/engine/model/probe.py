@@ -52,8 +52,9 @@ def examine(
     """
     check_parameters(model)
     order = np.argsort(-data.train[:, 1], kind="stable")
-    batches = [_samples(data, int(c)) for c in order[:TRIAL_CLIENTS] if data.train[c, 1]]
-    for x, y in batches:
+    largest = [c for c in order[:TRIAL_CLIENTS].tolist() if data.train[c, 1]]
+    for client in largest:
+        x, y = _samples(data, client)
         module = stackable(model).train()
         output, saved = _forward(module, x)
         criterion = choose_loss(loss, output, y)
@@ -70,7 +71,7 @@ def examine(
     measure = choose_metric(metric, criterion, output.detach(), y, data.y)
     check_classes(measure, data)
     _value("metric", measure, output.detach(), y)
-    behaviour = observe(model, criterion, batches)
+    behaviour = observe(model, criterion, [_samples(data, client) for client in largest])
     if not measure.built_in:
         check_metric(measure, evaluated(module, data), data, chosen=metric is not None)
     if behaviour.remembers:

@@ -29,13 +29,12 @@ CAPTURED, COMPILED, UNROLLED = "graph", "graph, compiled", "graph, compiled, unr
 
 
 class Shape(NamedTuple):
-    """What a step is recorded for: clients, the width of their batches, whether some batches are short, and
-    whether some clients wait because others have more steps to take (or they are rows of padding)."""
+    """What a step is recorded for."""
 
-    n: int
-    width: int
-    short: bool
-    waits: bool
+    n: int  # clients
+    width: int  # of their batches
+    short: bool  # whether some batches are
+    waits: bool  # whether some clients wait while others take more steps, or are rows of padding
 
 
 class Captured:
@@ -75,22 +74,20 @@ class Captured:
             traced = trace(step, *self._inputs())
             if traced.spec != self.carry.spec:
                 raise ValueError("a step that returns another structure than it was given")
-            if self._as_before(traced) and not self._wider(traced):
+            wider = any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))
+            if self._fits(traced) and not wider:
                 return traced
             before = kinds(self.carry)
             self.carry = self._widened(traced)
             if kinds(self.carry) == before:
                 raise ValueError("a step that changes shapes, or what is no tensor")
 
-    def _as_before(self, traced: Traced) -> bool:
+    def _fits(self, traced: Traced) -> bool:
         """Return whether results fit where they came from; a common value fits every row."""
         pairs = zip(traced.kinds, kinds(self.carry), traced.rows, self.carry.has_rows)
         return all(
             new == ((old[0][1:], old[1]) if before and not rows else old) for new, old, rows, before in pairs
         )
-
-    def _wider(self, traced: Traced) -> bool:
-        return any(new and not old for new, old in zip(traced.rows, self.carry.has_rows))
 
     def _widened(self, traced: Traced) -> Stack:
         """Return the carry with the rows, and in the type, that its tensors have after a step."""
