@@ -12,7 +12,7 @@ from partita.algorithms.local.prox import proximal
 from partita.core import tree
 from partita.core.metrics import LOSSES, METRICS
 from partita.core.types import Batch, Partition, Tensors, Upload
-from partita.engine.execute.problem import ModelProblem, reference
+from partita.engine.model.problem import ModelProblem, make_problem
 
 LAM, LR = 2.0, torch.tensor(0.2, dtype=torch.float64)
 
@@ -22,7 +22,7 @@ def given() -> tuple[ModelProblem, Tensors, Batch]:
     model = pt.models.logistic(6, 4, seed=1).double()  # smooth, so that gradients vanish
     w = {k: v.detach() for k, v in model.named_parameters()}
     criteria = LOSSES["cross_entropy"], METRICS["accuracy"]
-    problem = reference(model, Partition(tuple(w), tuple(w)), *criteria, ())
+    problem = make_problem(model, Partition(tuple(w), tuple(w)), *criteria, ())
     random = torch.Generator().manual_seed(0)
     x = torch.randn(9, 6, generator=random, dtype=torch.float64)
     return problem, w, Batch(x, torch.arange(9) % 4, None, torch.tensor(0))

@@ -22,7 +22,7 @@ from partita.core.parts import Algorithm, LocalRule, Measure, Probe
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine import evaluate
-from partita.engine.execute.problem import ModelProblem, reference, stacked
+from partita.engine.model.problem import ModelProblem, make_problem
 from partita.measures.ended import ended
 from partita.measures.probe import _unseen, probed
 from partita.measures.svcca import _drawn, bases, points, similarities, similarity
@@ -206,8 +206,9 @@ class Whole(nn.Module):
         return x.mean()
 
 
-def problem(module: nn.Module, build: Callable[..., ModelProblem] = reference) -> ModelProblem:
-    return build(module, Partition((), ()), LOSSES["cross_entropy"], METRICS["accuracy"], ())
+def problem(module: nn.Module, stacked: bool = False) -> ModelProblem:
+    criteria = LOSSES["cross_entropy"], METRICS["accuracy"]
+    return make_problem(module, Partition((), ()), *criteria, (), stacked=stacked)
 
 
 def tensors(module: nn.Module) -> Tensors:
@@ -276,7 +277,7 @@ def test_stacked_clients_put_out_what_each_would() -> None:
     module = cnn(1)
     x = noise(5, 1, 6, 6)
     w = {k: torch.stack([v, v + 0.1 * noise(*v.shape), -v]) for k, v in tensors(module).items()}
-    inside = problem(module, stacked)
+    inside = problem(module, stacked=True)
     found = torch.func.vmap(lambda own: inside.outputs(own, x, ["conv1.conv", "output"]))(w)
     for i in range(3):
         alone = problem(module).outputs({k: v[i] for k, v in w.items()}, x, ["conv1.conv", "output"])
@@ -594,8 +595,6 @@ class Declared(nn.Module):
 def test_declared_blocks_are_the_default() -> None:
     """The same blocks that a weak device's cut goes by."""
     model, x = Declared(), torch.randn(6, 4)
-    found = import_module("partita.engine.execute.outputs").outputs(
-        model, (dict(model.named_parameters()),), x
-    )
+    found = import_module("partita.engine.model.outputs").outputs(model, (dict(model.named_parameters()),), x)
     assert list(found) == ["reader", "last"]
     torch.testing.assert_close(found["last"], model(x))

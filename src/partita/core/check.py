@@ -85,6 +85,16 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def named_reason(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message, for errors of foreign code."""
+    return f"{type(error).__name__}: {reason(error)[:200]}" if str(error).strip() else type(error).__name__
+
+
 def number(
     field: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> float:

@@ -4,7 +4,7 @@ The same text gives the same digits in every process of one version of Python. W
 is known by its name, since a run notes the versions of those that it computes with; all else is known by its
 bytecode, its constants, its defaults, what it closes over, and the functions and values that it calls by
 name. No text shows everything (an object in the user's file, an import inside a function): a trial of the
-model, the loss and the metric (`partita.engine.execute.probe.tried`) tells the rest.
+model, the loss and the metric (`partita.engine.model.probe.tried`) tells the rest.
 """
 
 from __future__ import annotations

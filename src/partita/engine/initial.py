@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from partita.core import check, tree
 from partita.core.types import Tensors
 from partita.engine import digest as code
-from partita.engine.execute.probe import Trial
-from partita.engine.execute.seeding import kept, set_all
+from partita.engine.model.probe import Trial
+from partita.engine.model.seeding import kept, set_all
 
 
 def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
     initial  of the weights and statistics that are trained, as they were at the start
     fixed    of what is trained by nobody and so is in no checkpoint
     code     of what the model, the user's own loss and the user's own metric compute
-    trial    what the three make of some samples (see `partita.engine.execute.probe.tried`)
+    trial    what the three make of some samples (see `partita.engine.model.probe.tried`)
     """
 
     initial: str

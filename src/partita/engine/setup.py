@@ -19,11 +19,10 @@ from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
 from partita.engine.cautions import warn_about_buffers, warn_about_reset
 from partita.engine.devices.devices import Devices
-from partita.engine.execute import ModelProfile, examine, names_of
-from partita.engine.execute.fit import check_real
-from partita.engine.execute.probe import refuse_own_statistics, tried
-from partita.engine.execute.seeding import kept, set_all
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
+from partita.engine.model.fit import check_real
+from partita.engine.model.probe import ModelProfile, examine, names_of, refuse_own_statistics, tried
+from partita.engine.model.seeding import kept, set_all
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
 

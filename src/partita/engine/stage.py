@@ -27,7 +27,8 @@ from partita.core.parts import (
 )
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS
-from partita.engine.execute import Executor, ModelProblem, Task, budget, make_executor
+from partita.engine.execute import Executor, Task, budget, make_executor
+from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
 from partita.measures.probe import try_probe
@@ -216,7 +217,7 @@ def bind(
         cohort_sizes={plan.cohort or data.clients, *devices.sizes},
         batch=plan.batch,
         half=settings.precision == "bf16",
-        tell=notify,
+        notify=notify,
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem

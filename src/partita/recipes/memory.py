@@ -17,7 +17,7 @@ from partita.algorithms.partition import split
 from partita.capacity.client_memory import client_memory
 from partita.core import check
 from partita.data import FederatedData
-from partita.engine.execute import examine
+from partita.engine.model.probe import examine
 from partita.recipes.sizes import SIZES
 from partita.recipes.study import Study
 from partita.recipes.tables import Table

@@ -16,8 +16,8 @@ from partita.algorithms.partition import keep_norms, personal_names
 from partita.core import check
 from partita.core.parts import Algorithm
 from partita.core.types import Partition
-from partita.engine.execute import names_of
 from partita.engine.initial import own_copy
+from partita.engine.model.probe import names_of
 from partita.models import add_adapters
 from partita.optim.rates import as_rate
 from partita.recipes.advice import ALL, NONE, advice, figures, table

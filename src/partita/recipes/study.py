@@ -24,8 +24,8 @@ from partita.api import Run, deadline, load
 from partita.core import check
 from partita.core.parts import Algorithm, StagePlan
 from partita.engine.callbacks import Callback
-from partita.engine.execute import names_of
 from partita.engine.initial import own_copy
+from partita.engine.model.probe import names_of
 from partita.engine.record import Record, read, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text

@@ -18,7 +18,7 @@ from torch import nn
 import partita as pt
 from partita import models
 from partita.data import FederatedData
-from partita.engine.execute import EXECUTORS, Runner, Task, probe
+from partita.engine.execute import EXECUTORS, Runner, Task, trial
 from partita.engine.execute.vmap import Vmap
 from partita.engine.store import MemoryStore, Store
 from support import each
@@ -578,12 +578,12 @@ def test_a_fallback_is_recorded_too(tmp_path) -> None:
 
 def test_double_precision_decides_where_single_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Roundings grow in some models (normalization over few samples, on a GPU) until gradients differ."""
-    compare = probe._compare
+    compare = trial._compare
 
     def rough(loop, stacked, params, x, y, sizes):
-        return probe.DIFFERENT if x.dtype == torch.float32 else compare(loop, stacked, params, x, y, sizes)
+        return trial.DIFFERENT if x.dtype == torch.float32 else compare(loop, stacked, params, x, y, sizes)
 
-    monkeypatch.setattr(probe, "_compare", rough)
+    monkeypatch.setattr(trial, "_compare", rough)
     result = run("vmap", models.mlp(6, 5, 4), numbers(6), ALT)
     assert "fallback" not in result.config["executor"]["picks"]
     with pytest.warns(UserWarning, match="mixes the samples"):

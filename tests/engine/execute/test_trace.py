@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import partita as pt
-from partita.engine.execute import captured, graph, stack
+from partita.engine.execute import graph, stack
+from partita.engine.execute.cuda import captured
 from partita.engine.execute.stack import Stack, Steps, lift
 
 N = 5
@@ -45,7 +46,7 @@ def test_other_values_of_the_same_shapes() -> None:
 
 
 def test_a_step_that_comes_often_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "OFTEN", 3)
+    monkeypatch.setattr(stack, "STEPS_BEFORE_TRACE", 3)
     calls = []
 
     def counted(own: dict[str, Tensor], common: dict[str, Tensor]) -> dict[str, object]:
@@ -62,8 +63,8 @@ def test_a_step_that_comes_often_is_written_down(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "OFTEN", 1)
-    monkeypatch.setattr(stack, "KEPT", 2)
+    monkeypatch.setattr(stack, "STEPS_BEFORE_TRACE", 1)
+    monkeypatch.setattr(stack, "MAX_TRACES", 2)
     steps, given = Steps(), stacks()
     for n in (2, 3, 4, 5):
         steps(step, *[a.between(0, n) for a in given])
@@ -71,7 +72,7 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_looks_at_values_is_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "OFTEN", 1)
+    monkeypatch.setattr(stack, "STEPS_BEFORE_TRACE", 1)
 
     def looks(own: dict[str, Tensor], common: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = 2.0 if float(common["a"].sum()) > 0 else 1.0
@@ -89,7 +90,7 @@ def test_a_step_that_looks_at_values_is_not_written_down(monkeypatch: pytest.Mon
 def test_runs_have_the_same_bits_written_down_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     for often in (10**9, 1):
-        monkeypatch.setattr(stack, "OFTEN", often)
+        monkeypatch.setattr(stack, "STEPS_BEFORE_TRACE", often)
         runs.append(federate("vmap"))
     assert all(torch.equal(runs[0].shared[k], v) for k, v in runs[1].shared.items())
 
@@ -132,12 +133,12 @@ def test_recordings_fit_the_budget() -> None:
         nbytes = 8
 
     for i in range(5):
-        made.made[i] = Recording()  # type: ignore[assignment]
-        made._keep_some()
-    assert list(made.made) == [3, 4]
-    made.made[3].nbytes = 30  # type: ignore[misc]
-    made._keep_some()
-    assert list(made.made) == [4]
+        made.recordings[i] = Recording()  # type: ignore[assignment]
+        made._drop_oldest()
+    assert list(made.recordings) == [3, 4]
+    made.recordings[3].nbytes = 30  # type: ignore[misc]
+    made._drop_oldest()
+    assert list(made.recordings) == [4]
 
 
 def test_a_recording_that_fails_later_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import partita as pt
 from partita.core.parts import LocalRule, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Upload
 from partita.data import FederatedData
-from partita.engine.execute.problem import ModelProblem
+from partita.engine.model.problem import ModelProblem
 
 EXECUTORS = ("loop", "vmap", "graph")
 ROWS = (9, 6, 12, 3)

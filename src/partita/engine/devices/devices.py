@@ -29,9 +29,9 @@ from partita.engine.devices.holders import (
 )
 from partita.engine.devices.ordered import ordered
 from partita.engine.execute import Executor, Factory, Task, make_executor
-from partita.engine.execute.normalize import by_batch
-from partita.engine.execute.probe import saved_bytes
-from partita.engine.execute.stackable import stackable
+from partita.engine.model.normalize import by_batch
+from partita.engine.model.probe import saved_bytes
+from partita.engine.model.stackable import stackable
 from partita.engine.settings import Settings
 from partita.engine.table import Coded, Column
 

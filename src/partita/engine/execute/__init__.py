@@ -14,25 +14,10 @@ from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.plan import BoundProblem
-from partita.engine.execute.probe import ModelProfile, examine, names_of
-from partita.engine.execute.problem import ModelProblem
 from partita.engine.execute.task import Task, budget
 from partita.engine.execute.vmap import Vmap
 
-__all__ = [
-    "EXECUTORS",
-    "Auto",
-    "Executor",
-    "ModelProblem",
-    "ModelProfile",
-    "Runner",
-    "Task",
-    "Vmap",
-    "budget",
-    "examine",
-    "make_executor",
-    "names_of",
-]
+__all__ = ["EXECUTORS", "Auto", "Executor", "Runner", "Task", "Vmap", "budget", "make_executor"]
 
 Factory = Callable[[Task], Runner]
 
@@ -58,24 +43,30 @@ def _compiled(task: Task) -> Runner:
 
 
 def _auto(task: Task) -> Runner:
-    def candidates(bound: BoundProblem) -> Runner:
+    def measured(bound: BoundProblem) -> Runner:
         stack = _stack(task, bound)
         on_cpu = task.data.x.device.type == "cpu"
-        some = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
-        return Auto(some, task.choices, label=task.label)
+        candidates = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
+        return Auto(candidates, task.choices, label=task.label)
 
-    return task.stacked("auto", candidates)
+    return task.stacked("auto", measured)
 
 
 def _stack(task: Task, bound: BoundProblem) -> Vmap:
-    return Vmap(bound, task.room, model_bytes=task.model_bytes, sample_bytes=task.sample_bytes)
+    return Vmap(bound, task.room, task.model_bytes, task.sample_bytes)
 
 
 def _recorded(task: Task, bound: BoundProblem) -> Graph:
-    graph = Graph(
-        bound, task.room, task.model_bytes, task.sample_bytes, choices=task.choices, label=task.label
+    return Graph(
+        bound,
+        task.room,
+        task.model_bytes,
+        task.sample_bytes,
+        choices=task.choices,
+        label=task.label,
+        cohort_sizes=frozenset(task.cohort_sizes),
+        notify=task.notify,
     )
-    return replace(graph, cohort_sizes=frozenset(task.cohort_sizes), tell=task.tell)
 
 
 EXECUTORS: dict[str, Factory] = {
@@ -89,14 +80,13 @@ EXECUTORS: dict[str, Factory] = {
 
 
 def make_executor(executor: str | Factory, task: Task) -> Runner:
-    """The executor of this name, or what a function of the user's makes, for a task."""
+    """Return the executor of this name, or the one that the user's function returns, for a task."""
     if isinstance(executor, str):
         return EXECUTORS[executor](task)
-    made = executor(task)
-    missing = [
-        name for name in ("name", "bound", "on", "prefetch", "release", "__call__") if not hasattr(made, name)
-    ]
+    runner = executor(task)
+    members = ("name", "bound", "on", "prefetch", "release", "__call__")
+    missing = [name for name in members if not hasattr(runner, name)]
     if missing:
-        lack = f"one that has {', '.join(missing)}, too"
-        raise check.fail("executor", made, f"a function that returns an executor: {lack}")
-    return made
+        allowed = f"a function that returns an executor: one that has {', '.join(missing)}, too"
+        raise check.fail("executor", runner, allowed)
+    return runner

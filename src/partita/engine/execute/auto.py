@@ -13,16 +13,17 @@ import torch
 
 from partita.core import tree
 from partita.core.parts import Program
-from partita.core.types import ClientState, Download, Group, RoundContext, Upload
+from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.graph import Graph
-from partita.engine.execute.plan import BoundProblem, client_steps
+from partita.engine.execute.plan import BoundProblem, client_steps, rounds_left
 
-TRIAL = 0.25  # seconds that a trial may take: the more clients, the more stacking gains
-FEWEST, MOST = 8, 64  # clients of a trial
-CLEARLY = 1.1  # so many times faster
-SHORT = 5.0  # seconds of work, below which nothing is recorded
+TRIAL_SECONDS = 0.25  # that a trial may take: the more clients, the more stacking gains
+TRIAL_CLIENTS = (8, 64)  # at least, and at most
+TRIAL_STEPS = 2
+STACK_SPEEDUP = 1.1  # that a stack must reach to be picked
+RECORDING_SECONDS = 5.0  # of work, below which nothing is recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,16 +31,17 @@ class Auto:
     """An executor that decides once for each program (training, an evaluation) of each stage.
 
     `choices` says what was decided and why; a resumed run starts with the choices of the run it goes on with.
+    `label` stands before the names of the choices: each class of devices has its own.
     """
 
     candidates: tuple[Runner, ...]
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     name: str = "auto"
-    label: str = ""  # of a class of devices: its choices are its own
+    label: str = ""
 
     @property
     def bound(self) -> BoundProblem:
-        """What the first of them works on."""
+        """The problem and the data of the first candidate."""
         return self.candidates[0].bound
 
     def on(self, data: FederatedData) -> Auto:
@@ -49,21 +51,21 @@ class Auto:
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Run by the executor that was picked for this program."""
-        task = f"{self.label}{program.name}, stage {context.stage}"
-        if task not in self.choices:
+        """Run a program by the executor that was picked for it."""
+        role = self._role(program, context)
+        if role not in self.choices:
             if len(clients) < 2:
                 return self.candidates[-1](program, clients, group, states, context)
-            self.choices[task] = self._measure(program, clients, group, states, context)
-        wanted = self.choices[task]["picked"]  # a resumed run may be on other cores than before
-        picked = next((e for e in self.candidates if e.name == wanted), self.candidates[-1])
+            self.choices[role] = self._measure(program, clients, group, states, context)
+        name = self.choices[role]["picked"]  # a resumed run may be on other cores than before
+        picked = next((e for e in self.candidates if e.name == name), self.candidates[-1])
         return picked(program, clients, group, states, context)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Whoever was picked may draw ahead."""
-        picked = self.choices.get(f"{self.label}{program.name}, stage {context.stage}", {}).get("picked")
+        """Let the executor that was picked draw ahead."""
+        name = self.choices.get(self._role(program, context), {}).get("picked")
         for executor in self.candidates:
-            if executor.name == picked:
+            if executor.name == name:
                 executor.prefetch(program, clients, context)
 
     def release(self) -> None:
@@ -71,66 +73,64 @@ class Auto:
         for executor in self.candidates:
             executor.release()
 
+    def _role(self, program: Program, context: RoundContext) -> str:
+        return f"{self.label}{program.name}, stage {context.stage}"
+
     def _measure(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> dict[str, str]:
-        def trial(executor: Executor, count: int, steps: int) -> float:
-            few = slice(0, count)
-            short = context.of(few)._replace(work=replace(context.work, steps=steps, epochs=None))
-            part = group._replace(download=_some(group, few))
-            begin = time.perf_counter()
-            executor(program, clients[few], part, tree.rows(states, few), short)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            return time.perf_counter() - begin
+        """Return the fastest executor and the reason: by short trials, a graph by whole rounds."""
 
-        tried = [e for e in self.candidates if not isinstance(e, Graph)]
-        warm = {e.name: min(trial(e, 2, 1) for _ in range(2)) for e in tried}
-        steps, each = 2, max(warm.values()) / 2
-        count = min(len(clients), MOST, max(FEWEST, int(TRIAL / (steps * each))))
-        turns = 3 if count * steps * each <= TRIAL else 2  # in turn: all of them see the load of the machine
-        found = [[trial(e, count, steps) for e in tried] for _ in range(turns)]
-        seconds = {e.name: min(times) for e, times in zip(tried, zip(*found))}
-        shown = ", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in seconds.items())
-        best = min(seconds, key=lambda name: seconds[name] * (CLEARLY if name == "vmap" else 1.0))
-        why = f"measured on {count} clients: {shown}"
+        def trial(executor: Executor, count: int, steps: int) -> float:
+            head = slice(0, count)
+            download = group.download
+            if group.stacked:
+                shared, extra = tree.rows(download[:2], head)
+                download = download._replace(shared=shared, extra=extra)
+            short = context.of(head)._replace(work=replace(context.work, steps=steps, epochs=None))
+            part = group._replace(download=download)
+            return _seconds(executor, program, clients[head], part, tree.rows(states, head), short)
+
+        stepwise = [e for e in self.candidates if not isinstance(e, Graph)]
+        warm_up = [min(trial(e, 2, 1) for _ in range(2)) for e in stepwise]
+        client_trial = TRIAL_STEPS * max(warm_up) / 2  # seconds of one client, at most
+        fewest, most = TRIAL_CLIENTS
+        count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
+        repeats = 3 if count * client_trial <= TRIAL_SECONDS else 2
+        # in turn: all of them see the load of the machine
+        times = [[trial(e, count, TRIAL_STEPS) for e in stepwise] for _ in range(repeats)]
+        seconds = {e.name: min(of_one) for e, of_one in zip(stepwise, zip(*times))}
+        best = min(seconds, key=lambda name: seconds[name] * (STACK_SPEEDUP if name == "vmap" else 1.0))
+        listed = ", ".join(f"{name} {x * 1e3:.1f} ms" for name, x in seconds.items())
+        reason = f"measured on {count} clients: {listed}"
         if seconds[best] > min(seconds.values()):
-            why += f"; a stack must be {CLEARLY} times faster"
+            reason += f"; a stack must be {STACK_SPEEDUP} times faster"
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
         if graph is None or not program.trains:
-            return {"picked": best, "why": why}
+            return {"picked": best, "why": reason}
         work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
-        usual = seconds[best] * work / (count * steps)
-        since = (
-            context.stage_round if isinstance(context.stage_round, int) else int(context.stage_round.min())
-        )
-        if usual * (context.stage_rounds - since) < SHORT:
-            return {"picked": best, "why": f"{why}; too little work for a graph"}
-        recorded = [self._round(graph, program, clients, group, states, context) for _ in range(2)][-1]
-        picked = graph.name if recorded < usual else best
+        stepwise_round = seconds[best] * work / (count * TRIAL_STEPS)
+        if stepwise_round * rounds_left(context) < RECORDING_SECONDS:
+            return {"picked": best, "why": f"{reason}; too little work for a graph"}
+        # the first round records
+        graph_round = [_seconds(graph, program, clients, group, states, context) for _ in range(2)][-1]
         return {
-            "picked": picked,
-            "why": f"{why}; a round {usual * 1e3:.1f} ms, as a graph {recorded * 1e3:.1f}",
+            "picked": graph.name if graph_round < stepwise_round else best,
+            "why": f"{reason}; a round {stepwise_round * 1e3:.1f} ms, as a graph {graph_round * 1e3:.1f}",
         }
 
-    @staticmethod
-    def _round(
-        executor: Executor,
-        program: Program,
-        clients: np.ndarray,
-        group: Group,
-        states: ClientState,
-        context: RoundContext,
-    ) -> float:
-        """Seconds of all clients' work, as it is."""
-        begin = time.perf_counter()
-        executor(program, clients, group, states, context)
+
+def _seconds(
+    executor: Executor,
+    program: Program,
+    clients: np.ndarray,
+    group: Group,
+    states: ClientState,
+    context: RoundContext,
+) -> float:
+    """Return how long these clients' work takes."""
+    begin = time.perf_counter()
+    executor(program, clients, group, states, context)
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-
-def _some(group: Group, few: slice) -> Download:
-    if not group.stacked:
-        return group.download
-    shared, extra = tree.rows(group.download[:2], few)
-    return group.download._replace(shared=shared, extra=extra)
+    return time.perf_counter() - begin

@@ -13,7 +13,7 @@ from partita.engine.execute.plan import BoundProblem
 
 
 class Executor(Protocol):
-    """Runs a local rule for the clients of a group; returns stacks in their order."""
+    """Runs a local rule for the clients of a group and returns stacks in their order."""
 
     @property
     def name(self) -> str: ...
@@ -27,12 +27,12 @@ class Executor(Protocol):
         ...
 
     def release(self) -> None:
-        """Nobody reads the results of earlier calls any more: their memory may be used again."""
+        """Use the memory of earlier results again: nobody reads them any more."""
         ...
 
 
 class Runner(Executor, Protocol):
-    """An executor on data that may be exchanged."""
+    """An executor whose data may be exchanged."""
 
     @property
     def bound(self) -> BoundProblem: ...

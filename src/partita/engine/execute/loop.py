@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from partita.core import tree
-from partita.core.parts import LocalRule, Program
+from partita.core.parts import Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys
@@ -20,7 +20,7 @@ from partita.engine.execute.stack import Spec, flatten, unflatten
 
 @dataclass(frozen=True)
 class Loop:
-    """See `partita.engine.execute.base.Executor`."""
+    """An executor that runs one client after another."""
 
     bound: BoundProblem
     name: str = "loop"
@@ -29,7 +29,7 @@ class Loop:
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Each client's rule from start to finish."""
+        """Run each client's rule from start to finish."""
         work = functools.partial(self._all, program, clients, group, states, context)
         return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
 
@@ -52,13 +52,30 @@ class Loop:
         context: RoundContext,
         keys: Tensor,
     ) -> tuple[Upload, ClientState]:
-        """The i-th client alone."""
+        """Run the i-th client alone."""
         shared, extra, version, _ = group.download
         if group.stacked:
             shared, extra = tree.row((shared, extra), i)
         download = Download(shared, extra, version, keys[i])
-        own = clients[i : i + 1], download, tree.row(states, i), context.of(slice(i, i + 1))
-        return self._client(self.bound.bind(program), *own)
+        client, state, context = clients[i : i + 1], tree.row(states, i), context.of(slice(i, i + 1))
+        rule = self.bound.bind(program)
+        carry = rule.start(download, state)
+        for number, phase in enumerate(rule.phases):
+            drawn = plans(self.bound.data, client, phase, number, context)
+            lr, _ = self.bound.rates(phase, context)
+            batches: tuple[Batch | None, ...] = (None,) * len(drawn)
+            for s in range(int(drawn[0].steps[0])):
+                if phase.until is not None and bool(phase.until(carry)):
+                    break
+                batches = tuple([self._batch(plan, s, last) for plan, last in zip(drawn, batches)])
+                carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
+        return rule.finish(carry, download, state)
+
+    def _batch(self, plan: Plan, s: int, before: Batch | None) -> Batch:
+        if plan.whole and before is not None:
+            return before._replace(key=plan.keys[0, s])  # the rows are there already
+        x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
+        return Batch(x, y, None, plan.keys[0, s])
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""
@@ -70,32 +87,6 @@ class Loop:
     def on(self, data: FederatedData) -> Loop:
         """Return this executor bound to `data`."""
         return replace(self, bound=self.bound.on(data))
-
-    def _client(
-        self,
-        rule: LocalRule,
-        client: np.ndarray,
-        download: Download,
-        state: ClientState,
-        context: RoundContext,
-    ) -> tuple[Upload, ClientState]:
-        carry = rule.start(download, state)
-        for number, phase in enumerate(rule.phases):
-            found = plans(self.bound.data, client, phase, number, context)
-            lr, _ = self.bound.rates(phase, context)
-            batches: tuple[Batch | None, ...] = (None,) * len(found)
-            for s in range(int(found[0].steps[0])):
-                if phase.until is not None and bool(phase.until(carry)):
-                    break
-                batches = tuple([self._batch(plan, s, last) for plan, last in zip(found, batches)])
-                carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
-        return rule.finish(carry, download, state)
-
-    def _batch(self, plan: Plan, s: int, before: Batch | None) -> Batch:
-        if plan.whole and before is not None:
-            return before._replace(key=plan.keys[0, s])  # the rows are there already
-        x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
-        return Batch(x, y, None, plan.keys[0, s])
 
 
 class Buffers:

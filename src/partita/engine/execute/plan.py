@@ -19,10 +19,9 @@ from partita.core.device import put
 from partita.core.parts import LocalRule, Phase, Program
 from partita.core.types import RoundContext, Work
 from partita.data import FederatedData
-from partita.engine.execute.problem import ModelProblem
+from partita.engine.model.problem import ModelProblem
 
-PASSES = 1 << 23
-"""Passes of a chunk that can be numbered beside 40 random bits."""
+NUMBERED_PASSES = 1 << 23  # that fit beside 40 random bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,7 @@ class BoundProblem:
     rules: dict[str, LocalRule] = field(default_factory=dict)
 
     def bind(self, program: Program) -> LocalRule:
-        """The rule for this problem; the same object every time, so that captured steps can be reused."""
+        """Return the rule for this problem: the same object every time, so that captured steps are reused."""
         if program.name not in self.rules:
             self.rules[program.name] = program.build(self.problem)
         return self.rules[program.name]
@@ -44,17 +43,29 @@ class BoundProblem:
         return replace(self, data=data)
 
     def rates(self, phase: Phase, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
-        """The phase's learning rates in this round, and whether they have a row for each client.
+        """Return the phase's learning rates in this round, and whether they have a row for each client.
 
-        0-d (or rows of) float64: they take the type of what they multiply.
+        They are 0-d (or rows of) float64, and take the type of what they multiply.
         """
-        device, since = self.data.x.device, context.stage_round
-        rounds = [since] if isinstance(since, int) else since.tolist()
-        values = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
-        rows = any(v != own[0] for own in values for v in own)
-        if rows:
-            return tuple([put(np.array(own, dtype=np.float64), device) for own in values]), True
-        return tuple([torch.full((), own[0], dtype=torch.float64, device=device) for own in values]), False
+        device, at = self.data.x.device, context.stage_round
+        rounds = [at] if isinstance(at, int) else at.tolist()
+        rates = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
+        if any(value != values[0] for values in rates for value in values):
+            return tuple([put(np.array(values, dtype=np.float64), device) for values in rates]), True
+        return tuple([torch.full((), v[0], dtype=torch.float64, device=device) for v in rates]), False
+
+    def work(self, phase: Phase, clients: np.ndarray, context: RoundContext) -> tuple[Work, np.ndarray]:
+        """Return how much this phase asks for, and how many samples each of these clients has for it."""
+        work = work_of(phase, context)
+        return work, self.data.ranges(work.split)[clients, 1]
+
+    def by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
+        """Return the places of these clients, those with the most steps first."""
+        phases = self.bind(program).phases
+        if not phases:
+            return np.arange(len(clients))
+        work, n = self.work(phases[0], clients, context)
+        return np.argsort(-count_steps(n, clients, work), kind="stable")
 
 
 def work_of(phase: Phase, context: RoundContext) -> Work:
@@ -63,13 +74,19 @@ def work_of(phase: Phase, context: RoundContext) -> Work:
 
 
 def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
-    """Steps that these clients take in all phases of a rule."""
+    """Return how many steps these clients take in all phases of a rule."""
     total = 0
     for phase in rule.phases:
         work = work_of(phase, context)
         n = data.ranges(work.split)[clients, 1]
         total += int(count_steps(n, clients, work).sum())
     return total
+
+
+def rounds_left(context: RoundContext) -> int:
+    """Return how many rounds of the stage are left, by the client that is furthest behind."""
+    at = context.stage_round
+    return context.stage_rounds - (at if isinstance(at, int) else int(at.min()))
 
 
 class Plan(NamedTuple):
@@ -84,20 +101,20 @@ class Plan(NamedTuple):
 
 
 def start_keys(clients: np.ndarray, context: RoundContext, device: torch.device) -> Tensor:
-    """For each client the key of what is random when it begins."""
+    """Return for each client the key of what is random when it begins."""
     return put(draws.keys(context.seed, "start", _round(context), clients), device)
 
 
 def plans(
     data: FederatedData, clients: np.ndarray, phase: Phase, number: int, context: RoundContext
 ) -> list[Plan]:
-    """A plan for each of the batches that a step of this phase sees."""
+    """Return a plan for each of the batches that a step of this phase sees."""
     work = work_of(phase, context)
     return [draw(data, clients, work, number + (j << 16), context) for j in range(phase.batches)]
 
 
 def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
-    """How many steps each client takes; one without data takes none."""
+    """Return how many steps each client takes; one without data takes none."""
     if work.steps is None:
         steps = (work.epochs or 1) * _batches(n, work)
     elif isinstance(work.steps, int):
@@ -108,9 +125,9 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
 
 
 def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, context: RoundContext) -> Plan:
-    """The plan of one phase for these clients, on the device of the data.
+    """Return the plan of one phase for these clients, on the device of the data.
 
-    What there is for each client or step is worked out on the host, what there is for each sample there.
+    Numbers for each client or step are worked out on the host, those for each sample on the device.
     """
     device = data.x.device
     start, n = data.ranges(work.split)[clients].T
@@ -139,12 +156,12 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
 
 
 def _round(context: RoundContext) -> int | np.ndarray:
-    """Of all clients, or of each of them: on the host, like all that is known before a round."""
+    """Return the round of all clients, or of each of them, on the host."""
     return context.round if isinstance(context.round, int) else np.asarray(context.round)
 
 
 def _on(x: np.ndarray, device: torch.device) -> Tensor:
-    """Numbers for clients × steps, beside samples."""
+    """Return numbers for clients × steps on the device, with an axis for samples."""
     return put(x, device)[:, :, None]
 
 
@@ -155,7 +172,7 @@ def _batches(n: np.ndarray, work: Work) -> np.ndarray:
 def _orders(
     key: np.ndarray, n: np.ndarray, passes: np.ndarray, device: torch.device
 ) -> tuple[Tensor, np.ndarray]:
-    """A random order of range(n_i) for each pass of each client, one after another; where each begins."""
+    """Return a random order of range(n_i) for each pass of each client, joined, and where each begins."""
     lengths = np.repeat(n, passes)
     first = np.concatenate([[0], np.cumsum(lengths)])
     total = int(first[-1])
@@ -168,14 +185,14 @@ def _orders(
     segment = torch.repeat_interleave(lengths_, output_size=total)
     place = torch.arange(total, device=device) - first_[segment]
     random = (draws.fold(keys[segment], place) >> 24) & ((1 << 40) - 1)
-    if len(lengths) < PASSES:  # sorting (pass, random bits) as one number orders every pass at once
+    if len(lengths) < NUMBERED_PASSES:  # sorting (pass, random bits) as one number orders every pass at once
         return place[torch.argsort((segment << 40) | random, stable=True)], first
     by_bits = torch.argsort(random, stable=True)
     return place[by_bits[torch.argsort(segment[by_bits], stable=True)]], first
 
 
 def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-    """Where the order of each step's pass begins."""
+    """Return where the order of each step's pass begins."""
     before = (np.cumsum(passes) - passes)[:, None]
     begin: np.ndarray = first[np.minimum(before + epoch, len(first) - 1)]
     return begin

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,21 +19,21 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.loop import Buffers, Loop, Rows
-from partita.engine.execute.plan import BoundProblem, count_steps, start_keys, work_of
+from partita.engine.execute.plan import BoundProblem, start_keys
 
-IDLE = 1.25  # of the work itself, above which a client has all cores instead
+MAX_IDLE = 1.25  # turns of all workers per client's turn, above which each client has all cores instead
 
 
 @dataclass(frozen=True)
 class Pool:
-    """An executor whose workers have a problem of their own each: modules are not shared."""
+    """An executor whose workers each have a problem of their own: modules are not shared."""
 
     workers: tuple[Loop, ...]
     name: str = "pool"
 
     @property
     def bound(self) -> BoundProblem:
-        """What they work on."""
+        """The problem and the data of the first worker."""
         return self.workers[0].bound
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
@@ -51,22 +50,22 @@ class Pool:
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Every worker takes the next client, those with most work first."""
+        """Let every worker take the next client, those with most work first."""
         n, count = len(clients), len(self.workers)
         alone = functools.partial(self.workers[0], program, clients, group, states, context)
-        if -(-n // count) * count > IDLE * n:
+        if -(-n // count) * count > MAX_IDLE * n:
             return alone()
-        beside = functools.partial(self._beside, program, clients, group, states, context)
+        parallel = functools.partial(self._parallel, program, clients, group, states, context)
         # generators belong to all threads: a model that draws by itself runs in one
-        return self.bound.problem.draws.watched(beside, alone, self.bound.data.x.device)
+        return self.bound.problem.draws.watched(parallel, alone, self.bound.data.x.device)
 
-    def _beside(
+    def _parallel(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
         rows = Rows(n, self.workers[0].buffers if program.trains else Buffers())
         keys = start_keys(clients, context, self.bound.data.x.device)
-        places = iter(self._order(program, clients, context))
+        places = iter(self.bound.by_work(program, clients, context).tolist())
 
         def work(worker: Loop) -> None:
             try:
@@ -79,15 +78,6 @@ class Pool:
             done.result()
         return rows.result()
 
-    def _order(self, program: Program, clients: np.ndarray, context: RoundContext) -> Sequence[int]:
-        phases = self.bound.bind(program).phases
-        if not phases:
-            return range(len(clients))
-        work = work_of(phases[0], context)
-        n = self.bound.data.ranges(work.split)[clients, 1]
-        order: list[int] = np.argsort(-count_steps(n, clients, work), kind="stable").tolist()
-        return order
-
 
 def _one_core() -> None:
     torch.set_num_threads(1)
@@ -96,11 +86,11 @@ def _one_core() -> None:
 
 @functools.cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """Threads that compute on one core each; they stay for the next round."""
+    """Return threads that compute on one core each; they stay for the next round."""
     before = torch.get_num_threads()
-    made = ThreadPoolExecutor(count, "partita", initializer=_one_core)
-    meeting = threading.Barrier(count)
-    for done in [made.submit(meeting.wait) for _ in range(count)]:  # so that all of them have begun
+    workers = ThreadPoolExecutor(count, "partita", initializer=_one_core)
+    barrier = threading.Barrier(count)
+    for done in [workers.submit(barrier.wait) for _ in range(count)]:  # so that all of them have begun
         done.result()
     torch.set_num_threads(before)  # threads that come later begin with what was set last
-    return made
+    return workers

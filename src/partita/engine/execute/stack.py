@@ -13,19 +13,12 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    _add_batch_dim,
-    _remove_batch_dim,
-    get_unwrapped,
-    is_functorch_wrapped_tensor,
-)
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim
 from torch._functorch import vmap as parts_of_vmap
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -35,9 +28,9 @@ Spec = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
 
 
 def flatten(tree: Any, leaves: list[Any]) -> Spec:
-    """Appends the leaves of nested dictionaries and (named) tuples; returns their structure.
+    """Append the leaves of nested dictionaries and (named) tuples, and return their structure.
 
-    The same as torch's pytree for what local rules use, and several times faster: it runs in every step.
+    This does what torch's pytree does for what local rules use, several times faster: it runs in every step.
     """
     if isinstance(tree, dict):
         return dict, tuple(tree), tuple([flatten(x, leaves) for x in tree.values()])
@@ -48,7 +41,7 @@ def flatten(tree: Any, leaves: list[Any]) -> Spec:
 
 
 def unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
-    """The structure again, with these leaves."""
+    """Return the structure with these leaves."""
     if spec is None:
         return next(leaves)
     kind, keys, parts = spec
@@ -69,7 +62,7 @@ class Stack:
 
     @staticmethod
     def of(tree: Any, n: int, rows: bool) -> Stack:
-        """A structure whose tensors all have rows, or are all common."""
+        """Return the stack of a structure whose tensors all have rows, or are all common."""
         leaves: list[Any] = []
         spec = flatten(tree, leaves)
         return Stack(leaves, [rows and isinstance(x, Tensor) for x in leaves], spec, n)
@@ -79,15 +72,15 @@ class Stack:
         return Stack(leaves, self.has_rows, self.spec, n)
 
     def between(self, a: int, b: int) -> Stack:
-        """Clients a to b, as views."""
+        """Return clients a to b, as views."""
         return self._map(lambda x: x[a:b], b - a)
 
     def take(self, order: Tensor) -> Stack:
-        """Clients in another order."""
+        """Return the clients at these places, in this order."""
         return self._map(lambda x: x[order], len(order))
 
     def full(self) -> Any:
-        """The structure with a row for every client."""
+        """Return the structure with a row for every client."""
         leaves = [
             x if r or not isinstance(x, Tensor) else x.expand(self.n, *x.shape)
             for x, r in zip(self.leaves, self.has_rows)
@@ -96,7 +89,7 @@ class Stack:
 
 
 def join(parts: Sequence[Stack]) -> Stack:
-    """Stacks of the same structure, one after another; what is still common to all stays common."""
+    """Join stacks of the same structure; what is still common to all stays common."""
     if len(parts) == 1:
         return parts[0]
     leaves, has_rows = [], []
@@ -109,7 +102,7 @@ def join(parts: Sequence[Stack]) -> Stack:
 
 
 def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
-    """fn, written for one client, on stacks: `vmap` over the leaves with rows.
+    """Apply fn, written for one client, to stacks: `vmap` over the leaves with rows.
 
     A leaf of the result that fn passed through from a common leaf is common again.
     """
@@ -122,13 +115,13 @@ def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
     spec: Spec = None
     rows: list[bool] = []
 
-    def call(*given: Tensor) -> tuple[Tensor, ...]:
+    def call(*columns: Tensor) -> tuple[Tensor, ...]:
         nonlocal spec, rows
         filled = list(leaves)
-        for i, x in zip(moving, given):
+        for i, x in zip(moving, columns):
             filled[i] = x
-        at = iter(filled)
-        spec = flatten(fn(*[unflatten(a.spec, at) for a in args]), out)
+        values = iter(filled)
+        spec = flatten(fn(*[unflatten(a.spec, values) for a in args]), out)
         rows = [isinstance(x, Tensor) and id(x) not in common for x in out]
         return tuple([x for x, r in zip(out, rows) if r])
 
@@ -139,25 +132,27 @@ def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
     return Stack([next(result) if r else x for x, r in zip(out, rows)], rows, spec, n)
 
 
-def _vmap(fn: Callable[..., Sequence[Tensor]], given: list[Tensor], n: int) -> list[Tensor]:
-    """`torch.func.vmap(fn, randomness="different")` of tensors alone.
+def _vmap(fn: Callable[..., Sequence[Tensor]], columns: list[Tensor], n: int) -> list[Tensor]:
+    """Compute `torch.func.vmap(fn, randomness="different")(*columns)`.
 
-    What it is made of, without its search through structures, which takes longer than small operations.
+    These are the parts of `vmap` without its search through structures, which takes longer than small
+    operations.
     """
     parts_of_vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
     with parts_of_vmap.vmap_increment_nesting(n, "different") as level:
-        found = fn(*[_add_batch_dim(x, 0, level) for x in given])
-        return [_remove_batch_dim(x, level, n, 0) for x in found]
+        results = fn(*[_add_batch_dim(x, 0, level) for x in columns])
+        return [_remove_batch_dim(x, level, n, 0) for x in results]
 
 
 # ---- steps that are traced once
 
-OFTEN = 40  # steps of the same shapes, before one is written down: that takes as long as some dozen steps
-KEPT, SEEN = 64, 4096  # lists of operations at a time, and shapes that are counted
+STEPS_BEFORE_TRACE = 40  # of the same shapes: a trace takes as long as some dozen steps
+MAX_TRACES = 64
+MAX_COUNTED_SHAPES = 4096
 
 
 class Traced(NamedTuple):
-    """What a step comes down to for stacks of certain shapes."""
+    """The operations of a step for stacks of certain shapes."""
 
     graph: GraphModule
     rows: list[bool]
@@ -166,22 +161,22 @@ class Traced(NamedTuple):
     kinds: tuple[Any, ...]  # shapes and types of what comes out, and all that is no tensor
 
     def __call__(self, *args: Stack) -> Stack:
-        """The step on other values of the same shapes."""
+        """Take the step on other values of the same shapes."""
         return Stack(self.graph(*tensors(*args)), self.rows, self.spec, self.n)
 
 
 def tensors(*args: Stack) -> list[Tensor]:
-    """The tensors of stacks in their order."""
+    """Return the tensors of stacks in their order."""
     return [x for a in args for x in a.leaves if isinstance(x, Tensor)]
 
 
 def kinds(stack: Stack) -> tuple[Any, ...]:
-    """Shapes and types of its tensors, and all that is no tensor."""
+    """Return shapes and types of a stack's tensors, and all that is no tensor."""
     return tuple([(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in stack.leaves])
 
 
 def signature(*args: Stack) -> tuple[Any, ...]:
-    """What must be the same for the same operations: structures, shapes, and all that is no tensor."""
+    """Return what the operations depend on: structures, shapes, and all that is no tensor."""
     leaves = [
         (x.shape, x.dtype, r) if isinstance(x, Tensor) else x
         for a in args
@@ -191,12 +186,12 @@ def signature(*args: Stack) -> tuple[Any, ...]:
 
 
 def trace(fn: Callable[..., Any], *args: Stack) -> Traced:
-    """The operations of `lift(fn, *args)`; an error where they depend on the values of tensors."""
+    """Trace the operations of `lift(fn, *args)`; fail where they depend on the values of tensors."""
     result: Stack | None = None
 
-    def call(*given: Tensor) -> list[Any]:
+    def call(*inputs: Tensor) -> list[Any]:
         nonlocal result
-        values = iter(given)
+        values = iter(inputs)
         filled = [
             Stack([next(values) if isinstance(x, Tensor) else x for x in a.leaves], a.has_rows, a.spec, a.n)
             for a in args
@@ -210,74 +205,38 @@ def trace(fn: Callable[..., Any], *args: Stack) -> Traced:
 
 
 class Steps:
-    """Steps by their shapes: one that comes often is written down."""
+    """Lifted steps; those whose shapes come often are traced once and then only carried out."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, int] = {}
+        self._counts: dict[Any, int] = {}
         self._traced: OrderedDict[Any, Traced | None] = OrderedDict()
 
     def __call__(self, fn: Callable[..., Any], *args: Stack) -> Stack:
-        """`lift(fn, *args)`."""
+        """Compute `lift(fn, *args)`."""
         key = (fn, signature(*args))
         if key not in self._traced:
-            if len(self._seen) > SEEN:
-                self._seen.clear()
-            self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] < OFTEN:
+            if len(self._counts) > MAX_COUNTED_SHAPES:
+                self._counts.clear()
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if self._counts[key] < STEPS_BEFORE_TRACE:
                 return lift(fn, *args)
-            del self._seen[key]
-            self._traced[key] = _or_none(fn, *args)
-            if len(self._traced) > KEPT:
+            del self._counts[key]
+            self._traced[key] = _trace_or_none(fn, *args)
+            if len(self._traced) > MAX_TRACES:
                 self._traced.popitem(last=False)
         traced = self._traced[key]
         self._traced.move_to_end(key)
         return lift(fn, *args) if traced is None else traced(*args)
 
 
-def _or_none(fn: Callable[..., Any], *args: Stack) -> Traced | None:
-    """None where a step cannot be written down: `vmap` works all the same."""
+def _trace_or_none(fn: Callable[..., Any], *args: Stack) -> Traced | None:
+    """Return None where a step cannot be traced: `vmap` works all the same."""
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             return trace(fn, *args)
     except Exception:  # a rule may look at the values of its tensors, in any way
         return None
-
-
-# ---- clients that are done before others
-
-_ALL_STEPS = ContextVar("all_steps", default=False)
-
-
-@contextmanager
-def all_steps() -> Iterator[None]:
-    """Let nothing end early: what is recorded does the same however far clients are."""
-    token = _ALL_STEPS.set(True)
-    try:
-        yield
-    finally:
-        _ALL_STEPS.reset(token)
-
-
-def everyone(done: Tensor) -> bool:
-    """Whether it is true for all clients that are stacked behind it, so that nothing would change."""
-    if _ALL_STEPS.get():
-        return False
-    while is_functorch_wrapped_tensor(done):
-        done = get_unwrapped(done)
-    return bool(done.all())
-
-
-def unless(done: Tensor, old: Any, new: Any) -> Any:
-    """Return the new structure of a client, or the old one if it was done."""
-    before: list[Any] = []
-    after: list[Any] = []
-    flatten(old, before)
-    spec = flatten(new, after)
-    kept = [
-        b if b is a or not isinstance(b, Tensor) else torch.where(done, a, b) for a, b in zip(before, after)
-    ]
-    return unflatten(spec, iter(kept))
 
 
 def unless_rows(done: Tensor, old: Stack, new: Stack) -> Stack:

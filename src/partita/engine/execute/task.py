@@ -15,29 +15,31 @@ from partita.core.device import arithmetic
 from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
 from partita.engine.execute.base import Runner
+from partita.engine.execute.graph import silent
 from partita.engine.execute.loop import Loop
 from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.pool import Pool
-from partita.engine.execute.probe import ModelProfile, takes_channels_last, why_not_stackable
-from partita.engine.execute.problem import Change, ModelProblem, reference, stacked
-from partita.engine.execute.seeding import OwnDraws
+from partita.engine.execute.trial import not_stackable, takes_channels_last
+from partita.engine.model.probe import ModelProfile
+from partita.engine.model.problem import Change, ModelProblem, make_problem
+from partita.engine.model.seeding import OwnDraws
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A model on the data of clients, with all that an executor may want to know.
+    """A model on the data of clients, with all that an executor may need to know.
 
-    profile  what a trial pass has shown of the model, the loss and the metric
-    params    its tensors by name
-    memory    bytes that stacked clients may take (None: a quarter of the device's memory)
-    choices     what was decided, by what, and why: it goes to config.json
-    label     of a class of devices, before the names of its choices
-    change    what a step does to the model before it looks at the batch
-    tracks    whether a training pass moves statistics
-    cohort_sizes  numbers of clients that come in every round
-    batch     samples of a step (None: all that a client has)
-    half      whether models compute in bfloat16
-    tell      hears what takes a while
+    profile       is what a trial pass has shown of the model, the loss and the metric
+    params        are the model's tensors by name
+    memory        is the bytes that stacked clients may take (None: a quarter of the device's memory)
+    choices       collects what executors have picked and why; it is written to config.json
+    label         names a class of devices, and stands before the names of its choices
+    change        is applied to the model in each step before it sees the batch
+    tracks        says whether a training pass moves BatchNorm's statistics
+    cohort_sizes  are the numbers of clients to expect in a round
+    batch         is the number of samples of a step (None: all that a client has)
+    half          says whether models compute in bfloat16
+    notify        is called with a message before something that takes a while, and with "" after it
     """
 
     model: nn.Module
@@ -53,39 +55,47 @@ class Task:
     cohort_sizes: Collection[int] = ()
     batch: int | None = None
     half: bool = False
-    tell: Callable[[str], None] = lambda text: None  # noqa: ARG005
+    notify: Callable[[str], None] = silent
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
         """The problem for one client at a time: the reference."""
-        own = OwnDraws(bool(self.profile.own.draws))
-        return replace(self._problem(reference), draws=own)
+        return replace(self._problem(stacked=False), draws=OwnDraws(bool(self.profile.behaviour.draws)))
 
     @functools.cached_property
     def together(self) -> ModelProblem:
         """The problem for many clients at once."""
-        return self._problem(stacked)
+        return self._problem(stacked=True)
 
-    def _problem(self, form: Callable[..., ModelProblem]) -> ModelProblem:
-        known = self.profile
-        given = (self.partition, *known[:3], self.data.clients, self.change, self.tracks)
-        return form(self.model, *given, known.own.recomputes)
+    def _problem(self, stacked: bool) -> ModelProblem:
+        profile = self.profile
+        return make_problem(
+            self.model,
+            self.partition,
+            profile.loss,
+            profile.metric,
+            profile.buffers,
+            stacked=stacked,
+            clients=self.data.clients,
+            change=self.change,
+            tracks=self.tracks,
+            recomputes=profile.behaviour.recomputes,
+        )
 
     @functools.cached_property
     def loop(self) -> Loop:
-        """One client after another, with images as the device likes them."""
+        """A loop over clients, with the channels of images where the device is fastest."""
         last = takes_channels_last(self.alone, self.params, self.data)
         return Loop(BoundProblem(replace(self.alone, half=self.half, last=last), self.data))
 
     @functools.cached_property
     def pool(self) -> Loop | Pool:
-        """A worker for each core; a loop where there is one, or where passes share something."""
-        bound, own, count = self.loop.bound, self.profile.own, torch.get_num_threads()
-        if bound.data.x.device.type != "cpu" or count == 1 or own.draws or own.remembers:
+        """A worker for each core; a loop where there is one core, or where passes share something."""
+        bound, behaviour, cores = self.loop.bound, self.profile.behaviour, torch.get_num_threads()
+        if bound.data.x.device.type != "cpu" or cores == 1 or behaviour.draws or behaviour.remembers:
             return self.loop
-        return Pool(
-            (self.loop, *[Loop(BoundProblem(bound.problem.twin(), bound.data)) for _ in range(count - 1)])
-        )
+        others = [Loop(BoundProblem(bound.problem.twin(), bound.data)) for _ in range(cores - 1)]
+        return Pool((self.loop, *others))
 
     @property
     def room(self) -> int:
@@ -94,18 +104,18 @@ class Task:
 
     @property
     def model_bytes(self) -> int:
-        """Of each stacked client: parameters, gradient, momentum, new values, delta."""
+        """Bytes of each stacked client: parameters, gradient, momentum, new values, delta."""
         return 5 * tree.nbytes(self.params)
 
     @property
     def sample_bytes(self) -> int:
-        """Of each of its samples: what autograd saves, and as much again on the way back."""
+        """Bytes of each of its samples: what autograd saves, and as much again on the way back."""
         return 3 * self.profile.sample_bytes
 
     def stacked(self, name: str, make: Callable[[BoundProblem], Runner]) -> Runner:
-        """An executor that stacks clients; where the model cannot be stacked, each trains alone."""
+        """Return an executor that stacks clients; where the model cannot be stacked, each trains alone."""
         reason = self._not_stackable
-        if reason is None:
+        if not reason:
             return make(BoundProblem(replace(self.together, half=self.half), self.data))
         check.warn(
             f"executor={name!r}: {type(self.model).__name__} cannot be stacked; each client trains alone "
@@ -115,23 +125,23 @@ class Task:
         return self.pool
 
     @functools.cached_property
-    def _not_stackable(self) -> str | None:
-        if self.profile.own.alone:
-            return self.profile.own.alone
+    def _not_stackable(self) -> str:
+        if self.profile.behaviour.not_stackable:
+            return self.profile.behaviour.not_stackable
         largest = int(self.data.train[:, 1].max())
         fits = self.room // max(1, 4 * self.sample_bytes)
-        tried = max(3, min(self.batch or largest, largest, fits))
+        batch = max(3, min(self.batch or largest, largest, fits))
         with arithmetic("fp32"):
-            return why_not_stackable(self.alone, self.together, self.params, self.data, tried)
+            return not_stackable(self.alone, self.together, self.params, self.data, batch)
 
 
 def budget(memory: int | None, device: torch.device) -> int:
-    """Bytes that stacked clients may take: as the user says, or a quarter of what there is."""
+    """Return the bytes that stacked clients may take: default a quarter of the device's memory."""
     return memory if memory is not None else _memory(device) // 4
 
 
 def _memory(device: torch.device) -> int:
-    """What the device has in all: the same in every run on it, so that chunks are the same too."""
+    """Return all memory of the device: the same in every run on it, so that chunks are the same too."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -19,15 +19,16 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.plan import BoundProblem, Plan, count_steps, plans, start_keys, work_of
+from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys, work_of
 from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
 
-PASS, SOME = 1 << 26, 4  # bytes of forward passes at a time on a CPU (larger blocks are new memory each time)
+PASS_BYTES = 1 << 26  # of forward passes at a time on a CPU: larger blocks are new memory each time
+PASS_CLIENTS = 4  # at least, whatever they take
 
 
 @dataclass(frozen=True)
 class Vmap:
-    """See `partita.engine.execute.base.Executor`.
+    """An executor that runs stacked clients as one.
 
     `budget` are the bytes that a chunk may take, `model_bytes` and `sample_bytes` what a client's tensors and
     each of its samples take on the way.
@@ -39,21 +40,21 @@ class Vmap:
     sample_bytes: int
     name: str = "vmap"
     steps: Steps = field(default_factory=Steps)
-    drawn: dict[Any, list[Plan]] = field(default_factory=dict)  # ahead, see `prefetch`
+    prefetched: dict[Any, list[Plan]] = field(default_factory=dict)
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """The clients in chunks of similar work, put back into their order."""
+        """Run the clients in chunks of similar work, and put the results back into their order."""
         order = self._by_work(program, clients, context)
         chunks = max(1, -(-len(order) // self.chunk(program, clients, context)))
         same = bool((order == np.arange(len(order))).all())
         if same and chunks == 1:
             return self._chunk(program, clients, group, states, slice(None), context)
         parts = []
-        for some in np.array_split(order, chunks):
-            place = put(some, self.bound.data.x.device)
-            parts.append(self._chunk(program, clients[some], group, states, place, context.of(some)))
+        for chunk in np.array_split(order, chunks):
+            places = put(chunk, self.bound.data.x.device)
+            parts.append(self._chunk(program, clients[chunk], group, states, places, context.of(chunk)))
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
@@ -62,18 +63,18 @@ class Vmap:
         return uploads, states
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Draw the plans of those who come next: a device is at work meanwhile on those who are here."""
-        self.drawn.clear()
+        """Draw the plans of the clients that come next, while a device is at work on the present ones."""
+        self.prefetched.clear()
         if len(clients) <= self.chunk(program, clients, context):
             for number, phase in enumerate(self.bound.bind(program).phases):
-                found = plans(self.bound.data, clients, phase, number, context)
-                self.drawn[self._drawn(clients, phase, number, context)] = found
+                drawn = plans(self.bound.data, clients, phase, number, context)
+                self.prefetched[self._plan_key(clients, phase, number, context)] = drawn
 
     def release(self) -> None:
         """Do nothing: a stack is new memory each time."""
 
-    def _drawn(self, clients: np.ndarray, phase: Phase, number: int, context: RoundContext) -> Any:
-        """All that a plan depends on."""
+    def _plan_key(self, clients: np.ndarray, phase: Phase, number: int, context: RoundContext) -> Any:
+        """Return all that a plan depends on."""
         now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())
         work = work_of(phase, context)
         return id(self.bound.data), clients.tobytes(), phase.batches, number, context.seed, now, work
@@ -83,25 +84,19 @@ class Vmap:
         return replace(self, bound=self.bound.on(data))
 
     def chunk(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
-        """How many clients fit the budget, by the largest batch of the program's phases."""
+        """Return how many clients fit the budget, by the largest batch of the program's phases."""
         largest = 0
         for phase in self.bound.bind(program).phases:
-            work = work_of(phase, context)
-            n = self.bound.data.ranges(work.split)[clients, 1]
+            work, n = self.bound.work(phase, clients, context)
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
         fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
         if program.trains or self.bound.data.x.device.type != "cpu":
             return fit
-        return min(fit, max(SOME, PASS // max(1, largest * self.sample_bytes)))
+        return min(fit, max(PASS_CLIENTS, PASS_BYTES // max(1, largest * self.sample_bytes)))
 
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
-        phases = self.bound.bind(program).phases
-        if not phases:
-            return np.arange(len(clients))
-        work = work_of(phases[0], context)
-        n = self.bound.data.ranges(work.split)[clients, 1]
-        return np.argsort(-count_steps(n, clients, work), kind="stable")
+        return self.bound.by_work(program, clients, context)
 
     def _chunk(
         self,
@@ -109,37 +104,37 @@ class Vmap:
         clients: np.ndarray,
         group: Group,
         states: ClientState,
-        some: Tensor | slice,
+        places: Tensor | slice,
         context: RoundContext,
     ) -> tuple[Upload, ClientState]:
         rule, n = self.bound.bind(program), len(clients)
         version = group.download.version
-        received = tree.rows(group.download[:2], some) if group.stacked else group.download[:2]
+        received = tree.rows(group.download[:2], places) if group.stacked else group.download[:2]
         shared = Stack.of(received, n, rows=group.stacked)
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
-        state = Stack.of(tree.rows(states, some), n, rows=True)
+        state = Stack.of(tree.rows(states, places), n, rows=True)
         keys = Stack.of(start_keys(clients, context, self.bound.data.x.device), n, rows=True)
 
         def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
             return Download(*pair, version, key)
 
-        carry = lift(lambda pair, key, own: rule.start(download(pair, key), own), shared, keys, state)
+        carry = lift(lambda pair, key, s: rule.start(download(pair, key), s), shared, keys, state)
         for number, phase in enumerate(rule.phases):
-            found = self.drawn.pop(self._drawn(clients, phase, number, context), None)
-            found = found or plans(self.bound.data, clients, phase, number, context)
-            carry = self._phase(program, phase, carry, found, context)
+            drawn = self.prefetched.pop(self._plan_key(clients, phase, number, context), None)
+            drawn = drawn or plans(self.bound.data, clients, phase, number, context)
+            carry = self._phase(program, phase, carry, drawn, context)
         result = lift(
-            lambda c, pair, key, own: rule.finish(c, download(pair, key), own), carry, shared, keys, state
+            lambda c, pair, key, s: rule.finish(c, download(pair, key), s), carry, shared, keys, state
         ).full()
         uploads, new = result
         return uploads, new
 
     def _own_buffers(self, shared: Stack, received: object, n: int) -> Stack:
-        """Buffers change in place during a forward pass: each client needs its own from the start."""
+        """Give each client buffers of its own from the start: they change in place during a forward pass."""
         names = set(self.bound.problem.buffers)
-        own = {id(v) for k, v in received.items() if k in names}  # type: ignore[attr-defined]
-        rows = [id(x) in own for x in shared.leaves]
+        buffers = {id(v) for k, v in received.items() if k in names}  # type: ignore[attr-defined]
+        rows = [id(x) in buffers for x in shared.leaves]
         leaves = [x.expand(n, *x.shape) if r else x for x, r in zip(shared.leaves, rows)]
         return Stack(leaves, rows, shared.spec, n)
 
@@ -148,23 +143,23 @@ class Vmap:
         program: Program,  # noqa: ARG002 (a subclass looks at it)
         phase: Phase,
         carry: Stack,
-        found: list[Plan],
+        drawn: list[Plan],
         context: RoundContext,
     ) -> Stack:
-        """All steps of a phase; a client leaves the stack after its last one."""
-        steps = found[0].steps  # the same for each of the batches of a step
+        """Take all steps of a phase; a client leaves the stack after its last one."""
+        steps = drawn[0].steps  # the same for each of the batches of a step
         order = np.argsort(-steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
-        place = put(order, found[0].rows.device)
+        place = put(order, drawn[0].rows.device)
         if not sorted_already:
             carry = carry.take(place)
-            found, steps = [reordered(plan, order, place) for plan in found], steps[order]
+            drawn, steps = [reordered(plan, order, place) for plan in drawn], steps[order]
         rates, rows = self.bound.rates(phase, context)
         lr = Stack.of(rates, carry.n, rows=rows)
         lr = lr if sorted_already else lr.take(place)
         done: list[Stack] = []
-        before: tuple[Batch | None, ...] = (None,) * len(found)
-        for s in range(found[0].size.shape[1]):
+        before: tuple[Batch | None, ...] = (None,) * len(drawn)
+        for s in range(drawn[0].size.shape[1]):
             active = int((steps > s).sum())
             if active < carry.n:
                 done.append(carry.between(active, carry.n))
@@ -172,7 +167,7 @@ class Vmap:
             finished = None if phase.until is None else self.steps(phase.until, carry).full()
             if finished is not None and bool(finished.all()):
                 break
-            batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(found, before)])
+            batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(drawn, before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
             after = self.steps(phase.step, carry, batch, lr.between(0, active))
@@ -192,7 +187,7 @@ class Vmap:
 
 
 def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
-    """The plan of these clients, in this order."""
+    """Return the plan of these clients, in this order."""
     return plan._replace(
         rows=plan.rows[place],
         real=plan.real[place],

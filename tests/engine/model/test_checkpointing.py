@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import partita as pt
 from partita.core.types import Batch, Partition
 from partita.data import FederatedData
-from partita.engine.execute import Task, examine, make_executor
-from partita.engine.execute.problem import ModelProblem
+from partita.engine.execute import Task, make_executor
+from partita.engine.model.probe import examine
+from partita.engine.model.problem import ModelProblem
 
 SIZES = (9, 7, 1, 5)
 

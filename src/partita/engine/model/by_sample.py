@@ -1,7 +1,7 @@
-"""Is the value of a loss or a metric on a batch made of its values on the samples?
+"""Is the value of a loss or a metric on a batch the mean of its values on the samples?
 
-Stacked clients with short batches, and scores of whole clients, rest on it. Functions of users are tried on
-samples of several clients, as they are and with outputs and targets made up so that coincidences end: all
+Stacked clients with short batches, and scores of whole clients, need that. Functions of users are tried on
+samples of several clients, as they are and with made-up outputs and targets that exclude coincidences: all
 classes, unevenly often, labels that do not count, sequences of several lengths.
 """
 
@@ -17,12 +17,10 @@ from partita.core import check
 from partita.core.metrics import Criterion
 from partita.data import FederatedData
 
-CLIENTS, EACH = 8, 8
-"""Clients whose samples are tried, and how many of each."""
-SIZES = (64, 37, 5)
-"""Samples of the batches that are tried."""
-LABELS = 1 << 16
-"""Targets that are looked through for values that are rare."""
+TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
+BATCH_SIZES = (64, 37, 5)
+SEARCHED_TARGETS = 1 << 16  # for values that are rare
+PAIRED_TRIALS = 2  # that pair each output with its own target
 TOLERANCE = 1e-4
 
 NOT_TRIED = (
@@ -39,8 +37,8 @@ def rows_of_several(data: FederatedData) -> Tensor:
     """Return rows of training samples: of the largest client and of others, as many of each (some again)."""
     order = np.argsort(-data.train[:, 1], kind="stable")
     order = order[data.train[order, 1] > 0]
-    chosen = order[np.linspace(0, len(order) - 1, CLIENTS).astype(np.int64)]
-    rows = [start + np.arange(EACH) % size for start, size in data.train[chosen]]
+    chosen = order[np.linspace(0, len(order) - 1, TRIAL_CLIENTS).astype(np.int64)]
+    rows = [start + np.arange(SAMPLES_PER_CLIENT) % size for start, size in data.train[chosen]]
     return torch.from_numpy(np.concatenate(rows)).to(data.x.device)
 
 
@@ -57,47 +55,45 @@ def check_metric(metric: Criterion, output: Tensor, data: FederatedData, chosen:
         allowed = f"a metric, for the loss {metric.name} is none: it would have to be {allowed}"
         advice = "choose metric='mse' or 'mae', or a pt.Metric(...) of your own"
     name = metric.name if chosen else None
-    for made, target in _trials(output, data):
+    for scores, target in _trials(output, data):
         try:
-            whole = float(metric.of_batch(made, target, None))
+            whole = float(metric.of_batch(scores, target, None))
         except Exception:  # what was made up need not be possible
             continue
         if not np.isfinite(whole):
             continue
         try:
-            total, weight = (float(x) for x in metric.sums(made, target, None))
+            total, weight = (float(x) for x in metric.sums(scores, target, None))
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise check.fail(
-                "metric", name, f"{allowed}: of one sample it says: {reason}; {advice}"
-            ) from error
+            reason = f"of one sample it says: {check.reason(error)}"
+            raise check.fail("metric", name, f"{allowed}: {reason}; {advice}") from error
         parts = total if metric.adds_up else total / weight
         if not abs(whole - parts) <= TOLERANCE * (1 + abs(whole)):
-            found = f"of {len(target)} samples together it is {whole:.4g}, their mean is {parts:.4g}"
-            raise check.fail("metric", name, f"{allowed}: {found}; {advice}")
+            reason = f"of {len(target)} samples together it is {whole:.4g}, their mean is {parts:.4g}"
+            raise check.fail("metric", name, f"{allowed}: {reason}; {advice}")
 
 
-def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str | None:
-    """Return why a loss cannot be taken of batches with padding; None if it can: value and gradient agree."""
+def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str:
+    """Return why a loss cannot be taken of batches with padding; '' if value and gradient agree."""
     tried = 0
-    for made, target in _trials(output, data):
+    for scores, target in _trials(output, data):
         real = len(target) - len(target) // 4
-        mask = (torch.arange(len(target), device=made.device) < real).float()
+        mask = (torch.arange(len(target), device=scores.device) < real).float()
         try:
-            whole = _with_gradient(loss, made[:real], target[:real], None)
+            whole = _with_gradient(loss, scores[:real], target[:real], None)
         except Exception:  # what was made up need not be possible
             continue
         if not all(bool(torch.isfinite(x).all()) for x in whole):
             continue
         tried += 1
         try:
-            padded = _with_gradient(loss, made, target, mask)
+            padded = _with_gradient(loss, scores, target, mask)
         except Exception as error:
-            return f"its loss fails on one sample: {(str(error).strip().splitlines() or [''])[0][:200]}"
-        for found, expected in zip((padded[0], padded[1][:real]), whole):
-            if not (found - expected).norm() <= TOLERANCE * (expected.norm() + TOLERANCE):
+            return f"its loss fails on one sample: {check.reason(error)[:200]}"
+        for value, expected in zip((padded[0], padded[1][:real]), whole):
+            if not (value - expected).norm() <= TOLERANCE * (expected.norm() + TOLERANCE):
                 return NOT_BY_SAMPLE
-    return None if tried > AS_THEY_ARE else NOT_TRIED
+    return "" if tried > PAIRED_TRIALS else NOT_TRIED
 
 
 def _with_gradient(
@@ -109,11 +105,8 @@ def _with_gradient(
         return value.detach(), torch.autograd.grad(value, output)[0]
 
 
-AS_THEY_ARE = 2  # trials that pair each output with its own target
-
-
 def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs and targets: as they are, and made up.
+    """Yield outputs and targets, as they are and made up.
 
     A loss may take probabilities only, or positive numbers: made-up targets also meet outputs of the model.
     """
@@ -124,24 +117,24 @@ def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tenso
     yield output[order], target[order]  # several clients in each part of the batch
     spread = output.float().std().clamp(min=1e-3).to(output.dtype) if output.is_floating_point() else 1
     values = _values(data.y)
-    for size in SIZES:
+    for size in BATCH_SIZES:
         noise = torch.randn(size, *output.shape[1:], generator=draw).to(output)
-        some = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
-        for made in _targets(target, size, values, draw):
-            yield 3 * spread * noise, made
-            yield some, made
+        resampled = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
+        for made_up in _targets(target, size, values, draw):
+            yield 3 * spread * noise, made_up
+            yield resampled, made_up
 
 
 def _values(y: Tensor) -> Tensor:
-    """Values that targets take, in order: the smallest and the largest are among them, however rare."""
-    every = y.flatten()
-    some = every[:: max(1, len(every) // LABELS)]
-    found: Tensor = torch.unique(torch.cat([some, every.min()[None], every.max()[None]]))
-    return found.cpu()
+    """Return values that targets take, in order, with the smallest and the largest, however rare."""
+    flat = y.flatten()
+    spaced = flat[:: max(1, len(flat) // SEARCHED_TARGETS)]
+    values: Tensor = torch.unique(torch.cat([spaced, flat.min()[None], flat.max()[None]]))
+    return values.cpu()
 
 
 def _targets(target: Tensor, size: int, values: Tensor, draw: torch.Generator) -> Iterator[Tensor]:
-    """Targets of the kind that the data have; the smallest or largest value may mean 'does not count'."""
+    """Yield targets of the data's kind; the smallest or largest value may mean 'does not count'."""
     shape, low, high = (size, *target.shape[1:]), values[0], values[-1]
     uneven = torch.rand(shape, generator=draw).square()  # some classes more often than others
     drawn = values[(uneven * len(values)).long().clamp(max=len(values) - 1)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import partita as pt
 from partita import models
 from partita.core.metrics import LOSSES, own
-from partita.engine.execute.by_sample import NOT_BY_SAMPLE
+from partita.engine.model.by_sample import NOT_BY_SAMPLE
 from support import each
 
 WEIGHT = torch.tensor([0.05, 0.05, 0.05, 0.05, 0.05, 1.0, 1.0, 1.0, 1.0, 20.0])

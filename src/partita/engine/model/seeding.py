@@ -1,9 +1,9 @@
 """Random numbers that a model draws by itself, from the generators of the process.
 
-`nn.Dropout` is given the key of its batch. Whatever else is random in a model (stochastic depth, dropout of
+`nn.Dropout` gets the key of its batch. Whatever else is random in a model (stochastic depth, dropout of
 attention, `torch.rand` in a forward pass, Python's `random`, NumPy) draws from generators that belong to the
 process: those are set from the same key for each pass, and put back afterwards. The key is a function of
-(seed, round, client, step), and so is the pass then, whoever ran before.
+(seed, round, client, step), and so the pass is too, whoever ran before.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ State = dict[str, Any]
 
 
 def state(device: torch.device) -> State:
-    """The generators of the process as they are, by the name of what they belong to."""
-    found: State = {
+    """Return the states of the process's generators, by the name of what they belong to."""
+    states: State = {
         "torch": torch.get_rng_state(),
         "Python's random": random.getstate(),
         "NumPy": np.random.get_state(legacy=False),
     }
-    return {**found, "CUDA": _gpu_state(device)} if device.type == "cuda" else found
+    return {**states, "CUDA": _gpu_state(device)} if device.type == "cuda" else states
 
 
 def changed(before: State, device: torch.device) -> list[str]:
-    """Which of them were drawn from since."""
+    """Return the names of the generators that were drawn from since."""
     now = state(device)
     return [name for name, old in before.items() if not _same(old, now[name])]
 
@@ -60,7 +60,7 @@ def kept(device: torch.device) -> Iterator[State]:
 
 @contextmanager
 def seeded(key: Tensor) -> Iterator[None]:
-    """All generators set from a key, and put back at the end."""
+    """Set all generators from a key, and put them back at the end."""
     with kept(key.device):
         set_all(int(key), key.device)
         yield
@@ -86,28 +86,28 @@ def _same(old: Any, new: Any) -> bool:
 
 
 class OwnDraws:
-    """Whether a model draws by itself: known from the trial, or found on the way.
+    """Whether a model draws by itself, as the trial or a later pass has shown.
 
-    A few samples may not show draws that depend on the data. Where clients train one after another, what drew
-    from torch's generators without a seed is done again with one, and so is all that follows: the result is
-    what it would be had it been known.
+    A few samples may not show draws that depend on the data. Where clients train one after another, work that
+    drew from torch's generators without a seed is done again with one, and so is all that follows: the result
+    is what it would be had the trial shown it.
     """
 
-    def __init__(self, known: bool = False) -> None:
-        self.seeded = known
+    def __init__(self, seeded: bool = False) -> None:
+        self.seeded = seeded
 
     def of(self, key: Tensor) -> AbstractContextManager[None]:
-        """Around a pass on the batch of this key."""
+        """Return the context of a pass on the batch of this key: with a seed where the model draws."""
         return seeded(key) if self.seeded else nullcontext()
 
     def watched(self, work: Callable[[], T], again: Callable[[], T], device: torch.device) -> T:
-        """What `work` gives; what `again` gives with a seed, if it drew without one."""
+        """Return what `work` returns or, if it drew without a seed, what `again` returns with one."""
         if self.seeded:
             return again()
         cpu, gpu = torch.get_rng_state(), _gpu_state(device)
-        found = work()
+        result = work()
         if torch.equal(cpu, torch.get_rng_state()) and torch.equal(gpu, _gpu_state(device)):
-            return found
+            return result
         torch.set_rng_state(cpu)
         if device.type == "cuda":
             torch.cuda.set_rng_state(gpu, device)

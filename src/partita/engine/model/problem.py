@@ -1,7 +1,7 @@
 """A model, its loss and its metric as functions of named tensors: what a local rule may ask.
 
-Two forms of the same problem: `reference` differentiates any module with plain autograd, `stacked` with
-`torch.func`, so that `vmap` can run it for many clients.
+There are two forms of the same problem: the reference differentiates any module with plain autograd, the
+stacked one with `torch.func`, so that `vmap` can run it for many clients.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from partita.core import tree
 from partita.core.metrics import Criterion
 from partita.core.types import Batch, Partition, Scores, Tensors
-from partita.engine.execute.normalize import of_one_batch, static, tracked
-from partita.engine.execute.outputs import outputs
-from partita.engine.execute.seeding import OwnDraws
-from partita.engine.execute.stack import everyone, unless
-from partita.engine.execute.stackable import batch_buffers, stackable
+from partita.engine.model.finished import everyone, unless
+from partita.engine.model.normalize import of_one_batch, static, tracked
+from partita.engine.model.outputs import outputs
+from partita.engine.model.seeding import OwnDraws
+from partita.engine.model.stackable import batch_buffers, stackable
 
 _FORWARD = threading.RLock()
 """Forward derivatives have levels that belong to the process, not to a thread: one at a time."""
@@ -35,11 +35,11 @@ class Change(Protocol):
     """Something that a step does to the model before it looks at the batch, such as ordered dropout."""
 
     def __call__(self, tensors: Tensors, key: Tensor) -> Tensors:
-        """The tensors that it changes."""
+        """Return the tensors that it changes."""
         ...
 
     def kept(self, name: str, new: Tensor, old: Tensor, key: Tensor) -> Tensor:
-        """A buffer after the pass."""
+        """Return a buffer after the pass."""
         ...
 
 
@@ -65,12 +65,12 @@ class ModelProblem:
     draws: OwnDraws = field(default_factory=OwnDraws)
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
-        """f, ∇f with respect to the named tensors, and the buffers after the pass."""
+        """Return f, ∇f with respect to the named tensors, and the buffers after the pass."""
         with self.draws.of(batch.key):
             return self.differentiate(self, params, batch, tree.pick(params, wrt))
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
-        """∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, no Hessian is ever formed."""
+        """Return ∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, without a Hessian."""
         plain = replace(self, last=False)  # forward derivatives of some layers want channels first
         point = tree.pick(params, direction)
         if self.recomputes:  # what `torch.func` cannot do
@@ -97,24 +97,24 @@ class ModelProblem:
         return carry
 
     def f(self, params: Tensors, batch: Batch) -> Callable[[Tensors], tuple[Tensor, Tensors]]:
-        """f on the batch, as a function of some parameters; also the buffers after the pass."""
+        """Return f on the batch, and the buffers after the pass, as a function of some parameters."""
         place = self.placed(params, batch)
 
         def value(moving: Tensors) -> tuple[Tensor, Tensors]:
             tensors = place(moving)
             with in_place(self.training, tensors):
-                found = self.value(batch)
-            return found, self.after(params, tensors, batch)
+                loss = self.value(batch)
+            return loss, self.after(params, tensors, batch)
 
         return value
 
     def placed(self, params: Tensors, batch: Batch) -> Callable[[Tensors], Tensors]:
-        """All that the module is to have for a pass on this batch, as a function of some parameters."""
-        given = batch_buffers(self.training, batch.key, batch.mask)
+        """Return all tensors of the module for a pass on this batch, as a function of some parameters."""
+        of_batch = batch_buffers(self.training, batch.key, batch.mask)
 
         def place(moving: Tensors) -> Tensors:
             # one dictionary: a module that assigns a new buffer finds its way back through it
-            tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **given}
+            tensors = {**params, **moving, **{k: params[k].clone() for k in self.buffers}, **of_batch}
             if self.change is not None:
                 tensors |= self.change(tensors, batch.key)
             if self.last:
@@ -124,21 +124,21 @@ class ModelProblem:
         return place
 
     def value(self, batch: Batch) -> Tensor:
-        """f on the batch, of the tensors that are in place."""
+        """Return f on the batch, of the tensors that are in place."""
         with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
             output = self.training(batch.x)
         output = output.to(batch.x.dtype) if self.half else output
         return self.loss.of_batch(output, batch.y, batch.mask)
 
     def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
-        """The buffers after the pass; those of channels that took no part stay as they were."""
-        found = tree.pick(tensors, self.buffers)
+        """Return the buffers after the pass; those of channels that took no part stay as they were."""
+        buffers = tree.pick(tensors, self.buffers)
         if self.change is None:
-            return found
-        return {k: self.change.kept(k, v, params[k], batch.key) for k, v in found.items()}
+            return buffers
+        return {k: self.change.kept(k, v, params[k], batch.key) for k, v in buffers.items()}
 
     def twin(self) -> ModelProblem:
-        """The same for another thread: modules are not shared, the tensors in them are."""
+        """Return the same problem for another thread: modules are not shared, the tensors in them are."""
         training, evaluation, measuring = map(_share, (self.training, self.evaluation, self.measuring))
         return replace(self, training=training, evaluation=evaluation, measuring=measuring)
 
@@ -148,79 +148,47 @@ class ModelProblem:
         return tuple(pair for pair in tracked(self.measuring) if pair[0] in self.buffers)
 
     def statistics(self, params: Tensors, batch: Batch) -> Tensors:
-        """Mean and variance of what each BatchNorm layer gets to see in this batch."""
+        """Return mean and variance of what each BatchNorm layer gets to see in this batch."""
         names = [name for pair in self.tracked for name in pair]
         with torch.no_grad(), self.draws.of(batch.key):
-            given = batch_buffers(self.measuring, batch.key, batch.mask)
-            own = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
-            tensors = {**params, **own, **given}
+            buffers = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
+            tensors = {**params, **buffers, **batch_buffers(self.measuring, batch.key, batch.mask)}
             functional_call(self.measuring, tensors, (batch.x,))
         return tree.pick(tensors, names)
 
     def score(self, params: Tensors, batch: Batch) -> Scores:
-        """Metric and loss, summed over the real samples of a batch."""
+        """Return metric and loss, summed over the real samples of a batch."""
         with torch.no_grad(), self.draws.of(batch.key):
-            given = batch_buffers(self.evaluation, batch.key, batch.mask)
+            of_batch = batch_buffers(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
-            output = functional_call(self.evaluation, (params, given), (batch.x,))
+            output = functional_call(self.evaluation, (params, of_batch), (batch.x,))
             metric, loss = (c.sums(output, batch.y, batch.mask) for c in (self.metric, self.loss))
         return Scores(*metric, *loss)
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
-        """What the named submodules (None: the model's blocks) put out for these samples."""
+        """Return what the named submodules (None: the model's blocks) put out for these samples."""
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         with self.draws.of(key):
             return outputs(self.evaluation, (params, batch_buffers(self.evaluation, key, None)), x, names)
 
 
-def reference(
+def make_problem(
     module: nn.Module,
     partition: Partition,
     loss: Criterion,
     metric: Criterion,
     buffers: tuple[str, ...],
+    *,
+    stacked: bool = False,
     clients: int = 1,
     change: Change | None = None,
     tracks: bool = True,
     recomputes: bool = False,
 ) -> ModelProblem:
-    """For one client at a time: any module, plain autograd."""
-    return _build(
-        module, partition, loss, metric, buffers, _autograd, True, clients, change, tracks, recomputes
-    )
+    """Return the problem for one client at a time, or for `stacked` clients under `vmap`.
 
-
-def stacked(
-    module: nn.Module,
-    partition: Partition,
-    loss: Criterion,
-    metric: Criterion,
-    buffers: tuple[str, ...],
-    clients: int = 1,
-    change: Change | None = None,
-    tracks: bool = True,
-    recomputes: bool = False,
-) -> ModelProblem:
-    """For many clients at once under `vmap`."""
-    return _build(
-        module, partition, loss, metric, buffers, _functional, False, clients, change, tracks, recomputes
-    )
-
-
-def _build(
-    module: nn.Module,
-    partition: Partition,
-    loss: Criterion,
-    metric: Criterion,
-    buffers: tuple[str, ...],
-    differentiate: Callable[..., Any],
-    owns_gradients: bool,
-    clients: int,
-    change: Change | None,
-    tracks: bool,
-    recomputes: bool,
-) -> ModelProblem:
-    names = tuple(n for n, p in module.named_parameters() if p.requires_grad)
+    Unless it `tracks`, a training pass leaves BatchNorm's statistics as they are.
+    """
     # keyed dropout counts its calls, and so what is called again, too; torch puts its own generators back
     training = stackable(module, keyed=not recomputes).requires_grad_(False).train()
     evaluation = _share(training).eval()
@@ -228,42 +196,42 @@ def _build(
     if not tracks:
         static(training)
     return ModelProblem(
-        names,
-        buffers,
-        partition,
-        loss,
-        metric,
-        training,
-        evaluation,
-        differentiate,
-        owns_gradients,
-        clients,
-        change,
-        measuring,
+        trainable=tuple(n for n, p in module.named_parameters() if p.requires_grad),
+        buffers=buffers,
+        partition=partition,
+        loss=loss,
+        metric=metric,
+        training=training,
+        evaluation=evaluation,
+        differentiate=_functional if stacked else _autograd,
+        owns_gradients=not stacked,
+        clients=clients,
+        change=change,
+        measuring=measuring,
         recomputes=recomputes,
     )
 
 
 def in_place(module: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
-    """The module with these tensors: what `functional_call` does, for more than a call.
+    """Give the module these tensors, as `functional_call` does, for more than one call.
 
-    What the module has in their stead at the end is in the dictionary then.
+    At the end, the dictionary holds what the module has put in their stead.
     """
-    found: AbstractContextManager[None] = _reparametrize_module(module, tensors, tie_weights=True)
-    return found
+    placed: AbstractContextManager[None] = _reparametrize_module(module, tensors, tie_weights=True)
+    return placed
 
 
 def _channels_last(tensors: Tensors) -> Tensors:
-    """Kernels in that order: what comes out of a convolution has the order of its kernel, and so on.
+    """Return the kernels in that order: what a convolution puts out has the order of its kernel.
 
-    A clone: the strides of a kernel with one channel would be left as they are, and say nothing.
+    They are clones, because `contiguous` would leave the strides of a kernel with one channel as they are.
     """
     kernels = {k: v for k, v in tensors.items() if v.dim() == 4 and v.is_floating_point()}
     return {k: v.clone(memory_format=torch.channels_last) for k, v in kernels.items()}
 
 
 def _share(module: nn.Module) -> nn.Module:
-    """A second copy of the structure over the same tensors."""
+    """Return a copy of the module's structure over the same tensors."""
     memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
     return copy.deepcopy(module, memo)
 
@@ -271,7 +239,7 @@ def _share(module: nn.Module) -> nn.Module:
 def _autograd(
     problem: ModelProblem, params: Tensors, batch: Batch, moving: Tensors
 ) -> tuple[Tensor, Tensors, Tensors]:
-    """f, its gradient and the buffers; the tensors stay in place until the gradient is there."""
+    """Return f, its gradient and the buffers; the tensors stay in place until the gradient is taken."""
     leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
     tensors = problem.placed(params, batch)(leaves)
     with in_place(problem.training, tensors):
@@ -279,8 +247,8 @@ def _autograd(
             value = problem.value(batch)
         # what is called again in the backward pass moves its statistics again
         once = {k: problem.training.get_buffer(k).clone() for k in problem.buffers if problem.recomputes}
-        given = _gradient(value, list(leaves.values()))
-    gradient = dict(zip(leaves, _owned(given, list(leaves.values()))))
+        raw = _gradient(value, list(leaves.values()))
+    gradient = dict(zip(leaves, _owned(raw, list(leaves.values()))))
     buffers = problem.after(params, {**tensors, **once}, batch)
     return value.detach(), gradient, {k: v.detach() for k, v in buffers.items()}
 
@@ -288,7 +256,7 @@ def _autograd(
 def _twice(
     problem: ModelProblem, params: Tensors, batch: Batch, point: Tensors, direction: Tensors
 ) -> Tensors:
-    """∇²f d by plain autograd, reverse over reverse."""
+    """Return ∇²f d by plain autograd, reverse over reverse."""
     leaves = {k: v.detach().requires_grad_() for k, v in point.items()}
     with in_place(problem.training, problem.placed(params, batch)(leaves)), torch.enable_grad():
         first = _gradient(problem.value(batch), list(leaves.values()), create_graph=True)
@@ -299,18 +267,18 @@ def _twice(
 
 
 def _gradient(value: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> Sequence[Tensor | None]:
-    """The gradient; None for what the value does not depend on, be it all, as where layers are skipped."""
+    """Return the gradient, with None for what the value does not depend on, as where layers are skipped."""
     if not leaves or not value.requires_grad:
         return [None] * len(leaves)
     return torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
 
 
 def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients with memory of their own: autograd may return one tensor for two parameters, or a view."""
+    """Return gradients with memory of their own: autograd may return one tensor for two, or a view."""
     seen: set[int] = set()
     owned = []
-    for given, leaf in zip(gradient, leaves):
-        g = torch.zeros_like(leaf) if given is None else given
+    for raw, leaf in zip(gradient, leaves):
+        g = torch.zeros_like(leaf) if raw is None else raw
         g = g if g.layout == torch.strided else g.to_dense()
         memory = g.untyped_storage()
         whole = g.is_contiguous() and memory.nbytes() == g.numel() * g.element_size()
@@ -324,6 +292,7 @@ def _owned(gradient: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[
 def _functional(
     problem: ModelProblem, params: Tensors, batch: Batch, moving: Tensors
 ) -> tuple[Tensor, Tensors, Tensors]:
+    """Return f, its gradient and the buffers in a form that `vmap` can transform."""
     f = problem.f(params, batch)
     if not moving:
         value, buffers = f({})

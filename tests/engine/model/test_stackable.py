@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from partita.core import draws
-from partita.engine.execute.normalize import MASK, MaskedBatchNorm, Normalized
-from partita.engine.execute.stackable import KEY, KeyedDropout, batch_buffers, stackable
+from partita.engine.model.normalize import MASK, MaskedBatchNorm, Normalized
+from partita.engine.model.stackable import KEY, KeyedDropout, batch_buffers, stackable
 from support import each
 
 SHAPES = {1: (3,), 2: (3, 4, 5), 3: (3, 2, 2, 2)}

@@ -1,4 +1,4 @@
-"""Do the model, its outputs and the targets fit each other? What does not is refused before any work."""
+"""Checks that the model, its outputs and the targets fit each other, before any work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ _CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cros
 
 
 def check_parameters(model: nn.Module) -> None:
-    """There is something to train, and all of it is of real numbers."""
-    name, parameters = type(model).__name__, list(model.parameters())
-    if any(nn.parameter.is_lazy(p) for p in parameters):
+    """Refuse a model with nothing to train, or with parameters that are not real numbers of 32 or 64 bits."""
+    name = type(model).__name__
+    if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
-    if any(nn.parameter.is_lazy(b) for b in model.buffers()):
-        raise check.fail("model", name, "layers that know their sizes: call the model on a batch first")
-    if not any(p.requires_grad for p in parameters):
+    if not any(p.requires_grad for p in model.parameters()):
         raise check.fail("model", name, "a module with parameters that require gradients")
     check_real(model, [k for k, p in model.named_parameters() if p.requires_grad])
     for field, p in model.named_parameters():
@@ -36,9 +34,9 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def check_real(model: nn.Module, names: Iterable[str]) -> None:
-    """What is trained or tracked is of real numbers: distances, norms and averages here are of those.
+    """Refuse complex numbers in what is trained or tracked: distances, norms and averages are of real ones.
 
-    A complex constant, which no client changes and nobody sends, is the model's own affair.
+    A complex constant, which no client changes and nobody sends, is allowed.
     """
     kinds = {k: t.dtype for k, t in (*model.named_parameters(), *model.named_buffers())}
     wrong = next((k for k in names if kinds[k].is_complex), None)
@@ -50,7 +48,7 @@ def check_real(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def check_output(module: nn.Module, output: object) -> None:
-    """A model returns one tensor, in training and in evaluation."""
+    """Refuse a model that does not return one tensor, in training and in evaluation."""
     if isinstance(output, Tensor):
         return
     parts = f" of {len(output)}" if isinstance(output, tuple | list | dict) else ""
@@ -64,49 +62,54 @@ def check_output(module: nn.Module, output: object) -> None:
 
 
 def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
-    """One of our losses gets a row of outputs for each label, or a number for each number."""
+    """Refuse outputs without a row for each label, or a number for each number, with a built-in loss."""
     if loss not in LOSSES.values():
         return
-    given, targets = list(output.shape), list(y.shape)
+    outputs, targets = list(output.shape), list(y.shape)
     if loss is _CLASSES and y.is_floating_point():
         raise check.fail(
             "dtype of y", str(y.dtype), "whole numbers with loss='cross_entropy': they are labels"
         )
-    column = targets[1:] == [1] and given[:1] == targets[:1]
+    column = targets[1:] == [1] and outputs[:1] == targets[:1]
     if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
-        raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {given}")
+        raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {outputs}")
     if loss is _CLASSES:
-        fits, wanted = given[:-1] == targets and bool(given), f"[{', '.join(map(str, targets))}, classes]"
+        fits, allowed = (
+            outputs[:-1] == targets and bool(outputs),
+            f"[{', '.join(map(str, targets))}, classes]",
+        )
     else:
-        fits, wanted = output.numel() == y.numel(), str(targets)
+        fits, allowed = output.numel() == y.numel(), str(targets)
     if not fits:
-        reason = f"loss={loss.name!r} cannot compare outputs of shape {given} with targets of shape {targets}"
-        raise check.fail("shape of outputs", given, f"{wanted}: {reason}")
+        shapes = f"outputs of shape {outputs} with targets of shape {targets}"
+        raise check.fail(
+            "shape of outputs", outputs, f"{allowed}: loss={loss.name!r} cannot compare {shapes}"
+        )
 
 
 def refuse_broadcast(loss: Criterion, output: Tensor, y: Tensor) -> None:
-    """[n, 1] − [n] is [n, n]: a user's loss that does not notice would learn nothing."""
+    """Refuse a user's loss that broadcasts: [n, 1] − [n] is [n, n], and the model would learn nothing."""
     if loss in LOSSES.values() or output.shape == y.shape or output.numel() != y.numel():
         return
     # a loss that pairs them rightly finds the same in both shapes; perfect outputs show best that it does not
     for trial in (output, y.to(output.dtype).reshape(output.shape)):
         try:
-            found, right = float(loss.mean(trial, y)), float(loss.mean(trial.reshape(y.shape), y))
+            value, paired = float(loss.mean(trial, y)), float(loss.mean(trial.reshape(y.shape), y))
         except Exception:  # it needs the shapes that it was given
             return
-        if abs(found - right) > 1e-4 * (1 + abs(found)):
+        if abs(value - paired) > 1e-4 * (1 + abs(value)):
             reason = f"the shape of the targets (loss={loss.name!r} broadcasts one against the other)"
             raise check.fail("shape of outputs", list(output.shape), f"{list(y.shape)}, {reason}")
 
 
 def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
-    """Every label has an output."""
+    """Refuse labels that have no output."""
     check_classes(loss, data)
     if loss.name != _CLASSES.name or data.y.is_floating_point():
         return
-    own = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
-    classes = output.shape[1 if own and output.dim() > 1 else -1]
-    ignored = loss.ignored if own else -100 if data.y.dim() > 1 else None  # labels that do not count
+    of_torch = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
+    classes = output.shape[1 if of_torch and output.dim() > 1 else -1]
+    ignored = loss.ignored if of_torch else -100 if data.y.dim() > 1 else None  # labels that do not count
     labels = data.y if ignored is None else data.y[data.y != ignored]
     low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if low < 0 or high >= classes:
@@ -116,7 +119,7 @@ def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
 
 
 def check_classes(criterion: Criterion, data: FederatedData) -> None:
-    """What compares one output with 0 and 1 gets such targets."""
+    """Refuse targets other than 0 and 1 where one output is compared with these."""
     low, high = data.y.min().item(), data.y.max().item()
     if low >= 0 and high <= 1:
         return

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import partita as pt
-from partita.engine.execute import captured, graph
-from partita.engine.execute.unrolled import Unrolled, patch_bytes
+from partita.engine.execute import graph
+from partita.engine.execute.cuda import captured
+from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 from support import each
 
 
@@ -87,8 +88,8 @@ def times(monkeypatch) -> dict[str, float]:
     """Forms take as long as these say, and a compiler that leaves everything as it is."""
     found = {captured.CAPTURED: 3.0, captured.COMPILED: 2.0, captured.UNROLLED: 1.0}
     monkeypatch.setattr(captured, "compiled", lambda graph, given: graph)  # noqa: ARG005
-    monkeypatch.setattr(captured, "note", lambda graph, given, form: None)  # noqa: ARG005
-    monkeypatch.setattr(captured, "known", lambda graph, given, form: False)  # noqa: ARG005
+    monkeypatch.setattr(captured, "note_compiled", lambda graph, given, form: None)  # noqa: ARG005
+    monkeypatch.setattr(captured, "was_compiled", lambda graph, given, form: False)  # noqa: ARG005
     monkeypatch.setattr(captured.Captured, "seconds", lambda made: found[made.form])
     return found
 
@@ -96,7 +97,7 @@ def times(monkeypatch) -> dict[str, float]:
 @pytest.mark.parametrize("best", [captured.CAPTURED, captured.COMPILED, captured.UNROLLED])
 def test_the_fastest_form_is_kept_and_computes_the_same(best, times, monkeypatch) -> None:
     """All are tried where there is much to do."""
-    monkeypatch.setattr(graph, "WORTH", 1e6)
+    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
     times[best] = 0.5
     loop, found = federate("loop"), federate("graph")
     pick = found.config["executor"]["picks"]["steps of training, stage 0"]
@@ -116,7 +117,7 @@ def test_nothing_is_compiled_for_a_short_run(times) -> None:
 
 def test_repeatable_runs_do_not_choose_by_the_clock(times, monkeypatch) -> None:  # noqa: ARG001
     """A form decides roundings."""
-    monkeypatch.setattr(graph, "WORTH", 1e6)
+    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
     role = "steps of training, stage 0"
     found = {
         e: federate(e, deterministic=True).config["executor"]["picks"][role] for e in ("graph", "compiled")
@@ -132,7 +133,7 @@ def test_a_compiler_that_fails(times, monkeypatch) -> None:  # noqa: ARG001
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(captured, "compiled", fails)
-    monkeypatch.setattr(graph, "WORTH", 1e6)
+    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
     with pytest.warns(UserWarning, match="no compiler"):
         found = federate("graph")
     pick = found.config["executor"]["picks"]["steps of training, stage 0"]

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
 Pair = Sequence[int]
-EVEN = 16  # bytes
+ALIGNMENT_BYTES = 16  # of rows, for tensor cores
 
 
 class Unrolled(Interpreter):
@@ -33,18 +33,18 @@ class Unrolled(Interpreter):
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
-        self._seen: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._cache: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """The results; patches are kept from a convolution to its gradient, and no longer."""
-        self._seen = {}
+        """Return the results; patches are kept from a convolution to its gradient, and no longer."""
+        self._cache = {}
         try:
             return super().run(*args, **options)
         finally:
-            self._seen = {}
+            self._cache = {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation."""
+        """Carry out one operation."""
         if target is _FORWARD and _stacked(args[0], args[1], args[3:]):
             return self._forward(args[0], args[1], args[2], args[4], args[8])
         if target is _BACKWARD and _stacked(args[1], args[2], args[4:]):
@@ -53,9 +53,9 @@ class Unrolled(Interpreter):
 
     def _patches(self, x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
         key = (id(x), *kernel, *padding, groups)
-        if key not in self._seen:
-            self._seen[key] = (x, patches(x, kernel, padding, groups))  # x too, so that no other gets its id
-        return self._seen[key][1]
+        if key not in self._cache:
+            self._cache[key] = (x, patches(x, kernel, padding, groups))  # x too, so that no other gets its id
+        return self._cache[key][1]
 
     def _forward(self, x: Tensor, w: Tensor, bias: Tensor | None, padding: Pair, groups: int) -> Tensor:
         kernel, out = w.shape[2:], w.shape[0] // groups
@@ -75,13 +75,13 @@ class Unrolled(Interpreter):
             of_x = gathered(columns, x.shape, kernel, padding)
         if wanted[1]:
             seen = self._patches(x, kernel, padding, groups)
-            self._seen.pop((id(x), *kernel, *padding, groups), None)  # as a rule nobody needs them again
+            self._cache.pop((id(x), *kernel, *padding, groups), None)  # as a rule nobody needs them again
             of_w = torch.bmm(rows, seen.transpose(1, 2))[:, :, : w[0].numel()].reshape(w.shape)
         return of_x, of_w, g.sum((0, 2, 3)) if wanted[2] else None
 
 
 def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
-    """P: what every place of the result sees, [groups, channels · kernel, images · places]."""
+    """Return P: what every place of the result sees, [groups, channels · kernel, images · places]."""
     # a view of what is in memory: as a result of other operations it would be computed anew for every patch
     wide = F.pad(x, (padding[1], padding[1], padding[0], padding[0])).contiguous()
     image, channel, row, _ = wide.stride()
@@ -94,18 +94,18 @@ def patches(x: Tensor, kernel: Pair, padding: Pair, groups: int) -> Tensor:
 
 
 def _even(x: Tensor, dim: int) -> Tensor:
-    """With zeros up to a multiple of EVEN bytes, where tensor cores want rows to begin."""
+    """Append zeros up to a multiple of the alignment, where tensor cores want rows to begin."""
     missing = _padded(x.shape[dim], x.element_size()) - x.shape[dim]
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, missing)) if missing else x
 
 
 def _padded(n: int, size: int) -> int:
-    """So many entries of this size, or up to a few more."""
-    return -(-n * size // EVEN) * EVEN // size
+    """Return the aligned number of entries of this size."""
+    return -(-n * size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // size
 
 
 def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tensor:
-    """∂x [B, G·C, H, W]: for each place the sum over all patches that saw it."""
+    """Return ∂x [B, G·C, H, W]: for each place the sum over all patches that saw it."""
     b, channels, height, width = shape
     down, right = (n + 2 * p - k + 1 for n, p, k in zip((height, width), padding, kernel))
     parts = columns.reshape(channels, *kernel, b, down, right)
@@ -122,7 +122,7 @@ def gathered(columns: Tensor, shape: Pair, kernel: Pair, padding: Pair) -> Tenso
 
 
 def patch_bytes(graph: GraphModule) -> int:
-    """What the patches of all its convolutions take; 0 where there are none that can be written so."""
+    """Return the bytes that the patches of all its convolutions take; 0 where none can be written so."""
     return sum(_patch_bytes(node) for node in graph.graph.nodes)
 
 
@@ -138,7 +138,7 @@ def _patch_bytes(node: Node) -> int:
 
 
 def _stacked(x: Tensor, w: Tensor, options: Sequence[Any]) -> bool:
-    """Two dimensions, several groups, every place, nothing left out."""
+    """Return whether this is a plain two-dimensional convolution with several groups: no stride, no gaps."""
     stride, _, dilation, transposed, _, groups = options[:6]
     plain = all(s == 1 for s in (*stride, *dilation)) and not transposed
     return x.dim() == 4 and groups > 1 and plain and len(w) % groups == 0

@@ -1,8 +1,8 @@
 """BatchNorm over the real samples of a batch, whatever class a layer is of.
 
-A layer keeps its names, its tensors and its place in the model; only what normalizes is another function.
-PyTorch's own classes are known. The `forward` of a subclass stays as it is (an activation after the
-normalization, say), and each of its calls of `F.batch_norm` is answered here.
+A layer keeps its names, its tensors and its place in the model; only the function that normalizes is another
+one. The `forward` of PyTorch's own classes is replaced. That of a subclass stays as it is (with an activation
+after the normalization, say), and each of its calls of `F.batch_norm` comes here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 MASK = "batch_mask"
 # clients do not synchronize their batches: SyncBatchNorm is as the others
-_KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_TORCH_CLASSES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Normalized(torch.autograd.Function):
@@ -63,7 +63,7 @@ class Normalized(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, x_dot: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The change of y along a change of x, w and b."""
+        """Return the change of y along a change of x, w and b."""
         x, share, weight = ctx.saved_for_forward
         mean, var = _statistics(x, share)
         scale, centred = torch.rsqrt(var + ctx.eps), x - mean[:, None]
@@ -82,7 +82,7 @@ class Normalized(torch.autograd.Function):
 
 
 def _statistics(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """μ and σ², with one look at x."""
+    """Return μ and σ² in one pass over x."""
     each_var, each = torch.var_mean(x, -1, correction=0)
     part = share[:, None]
     mean = (part * each).sum(0)
@@ -118,27 +118,16 @@ class MaskedBatchNorm(nn.Module):
         momentum: float | None = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        """Return what `F.batch_norm` would for the real samples."""
+        """Return what `F.batch_norm` would for the real samples, in single precision at least."""
+        # the function below `F.batch_norm`, which a layer around this one does not replace
+        cudnn = torch.backends.cudnn.enabled
         if not training:
-            return _torch(x, mean, var, weight, bias, False, 0.0, eps)
+            return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, cudnn)
         if not self.tracks:
             mean = var = None
         rate = 1.0 if self.measures else momentum
         if self.batch_mask.dim() == 0 and rate is not None and x.numel() > x.shape[1]:
-            return _torch(x, mean, var, weight, bias, True, rate, eps)
-        return self._masked(x, mean, var, weight, bias, rate, eps)
-
-    def _masked(
-        self,
-        x: Tensor,
-        mean: Tensor | None,
-        var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        rate: float | None,
-        eps: float,
-    ) -> Tensor:
-        """In single precision at least."""
+            return torch.batch_norm(x, weight, bias, mean, var, True, rate, eps, cudnn)
         values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         mask = self.batch_mask.to(values.dtype).expand(x.shape[0])
         places = values.flatten(2) if x.dim() > 2 else values[..., None]
@@ -149,18 +138,18 @@ class MaskedBatchNorm(nn.Module):
             count = mask.sum() * places.shape[-1]
             self._track(mean, its_mean.detach(), rate)
             self._track(var, (its_var * count / (count - 1).clamp(min=1)).detach(), rate)
-        found: Tensor = y.reshape(x.shape).to(x.dtype)
-        return found
+        normalized: Tensor = y.reshape(x.shape).to(x.dtype)
+        return normalized
 
-    def _track(self, statistic: Tensor, found: Tensor, rate: float | None) -> None:
+    def _track(self, statistic: Tensor, of_batch: Tensor, rate: float | None) -> None:
         """Move a statistic; without a rate it is the mean over all batches so far."""
         assert rate is not None or self.num_batches_tracked is not None
         by = rate if rate is not None else 1.0 / self.num_batches_tracked  # type: ignore[operator]
-        statistic.copy_(statistic + by * (found - statistic))
+        statistic.copy_(statistic + by * (of_batch - statistic))
 
 
-class _Known(MaskedBatchNorm):
-    """The whole forward pass of PyTorch's own classes."""
+class _MaskedTorch(MaskedBatchNorm):
+    """A layer of one of PyTorch's own classes: its whole forward pass is here."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.tracks and self.num_batches_tracked is not None:
@@ -170,16 +159,16 @@ class _Known(MaskedBatchNorm):
         return self.normalize(x, *statistics, self.weight, self.bias, by_batch, self.momentum, self.eps)
 
 
-class _Around(MaskedBatchNorm):
-    """The forward pass of a subclass, in which `F.batch_norm` is `normalize`."""
+class _MaskedSubclass(MaskedBatchNorm):
+    """A layer of a subclass: in its own forward pass, `F.batch_norm` is `normalize`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _Answered(self):
+        with _NormalizeWith(self):
             return super().forward(*args, **kwargs)
 
 
-class _Answered(TorchFunctionMode):
-    """Belongs to a thread, and sees calls before `vmap` does."""
+class _NormalizeWith(TorchFunctionMode):
+    """Replaces `F.batch_norm` in one thread, before `vmap` sees the call."""
 
     def __init__(self, norm: MaskedBatchNorm) -> None:
         super().__init__()
@@ -190,72 +179,54 @@ class _Answered(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
 
-def _torch(
-    x: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    rate: float,
-    eps: float,
-) -> Tensor:
-    """`F.batch_norm`, by the function below it: a layer inside of another is not answered by that one."""
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, weight, bias, mean, var, training, rate, eps, cudnn)
-
-
 @functools.cache
 def _class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class of such a layer from now on: `isinstance(layer, nn.BatchNorm2d)` still holds."""
-    return type(f"Masked{kind.__name__}", (_Known if kind in _KNOWN else _Around, kind), {})
+    """Return the class of such a layer from now on: `isinstance(layer, nn.BatchNorm2d)` still holds."""
+    return type(
+        f"Masked{kind.__name__}", (_MaskedTorch if kind in _TORCH_CLASSES else _MaskedSubclass, kind), {}
+    )
 
 
-def mask_padding(module: nn.Module) -> bool:
-    """Let this layer, if it is a BatchNorm, go by the real samples of a batch; whether it is one."""
-    if not isinstance(module, _BatchNorm):
-        return False
-    if not isinstance(module, MaskedBatchNorm):
+def mask_padding(module: nn.Module) -> None:
+    """Let this layer, if it is a BatchNorm, go by the real samples of a batch."""
+    if isinstance(module, _BatchNorm) and not isinstance(module, MaskedBatchNorm):
         module.__class__ = _class(type(module))  # type: ignore[assignment,arg-type]
-        there = next((t for t in (module.weight, module.running_mean) if t is not None), None)
-        module.register_buffer(
-            MASK, torch.ones((), device=None if there is None else there.device), persistent=False
-        )
-    return True
+        device = next((t.device for t in (module.weight, module.running_mean) if t is not None), None)
+        module.register_buffer(MASK, torch.ones((), device=device), persistent=False)
 
 
 def static(module: nn.Module) -> nn.Module:
-    """The same module, whose BatchNorm layers leave their statistics alone: batches speak for themselves."""
+    """Let the module's BatchNorm layers leave their statistics as they are, and go by each batch's own."""
     for norm in _norms(module):
         norm.tracks = False
-        if isinstance(norm, _Around):  # it counts batches, and passes statistics on, by itself
+        if isinstance(norm, _MaskedSubclass):  # it counts batches, and passes statistics on, by itself
             norm.track_running_stats = False
     return module
 
 
 def by_batch(module: nn.Module) -> nn.Module:
-    """The same module in evaluation mode, whose BatchNorm layers go by each batch's own statistics."""
-    _open(module)
+    """Set the module to evaluation, except that BatchNorm layers go by each batch's own statistics."""
+    _evaluate_by_batch(module)
     return static(module)
 
 
 def of_one_batch(module: nn.Module) -> nn.Module:
-    """The same in evaluation mode, whose BatchNorm statistics become those of the last batch."""
-    for norm in _open(module):
+    """Set the module to evaluation, except that BatchNorm's statistics become those of the last batch."""
+    for norm in _evaluate_by_batch(module):
         norm.measures = True
     return module
 
 
 def tracked(module: nn.Module) -> tuple[tuple[str, str], ...]:
-    """The names of the means and variances that BatchNorm layers measure."""
+    """Return the names of the means and variances that BatchNorm layers measure."""
     norms = [n for n, m in module.named_modules() if isinstance(m, MaskedBatchNorm) and m.measures]
-    there = dict(module.named_buffers())
+    buffers = dict(module.named_buffers())
     pairs = [tuple(f"{n}.{k}".lstrip(".") for k in ("running_mean", "running_var")) for n in norms]
-    return tuple((mean, var) for mean, var in pairs if mean in there)
+    return tuple((mean, var) for mean, var in pairs if mean in buffers)
 
 
-def _open(module: nn.Module) -> list[MaskedBatchNorm]:
-    """In evaluation mode, but for the BatchNorm layers that the model does not keep frozen: these."""
+def _evaluate_by_batch(module: nn.Module) -> list[MaskedBatchNorm]:
+    """Set the module to evaluation, but for BatchNorm layers that it does not keep frozen; return these."""
     norms = [norm for norm in _norms(module.train()) if norm.training]
     module.eval()
     for norm in norms:

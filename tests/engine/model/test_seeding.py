@@ -21,8 +21,9 @@ from partita.core.parts import Program
 from partita.core.types import Batch, Group, Partition
 from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
-from partita.engine.execute import Task, examine, make_executor
+from partita.engine.execute import Task, make_executor
 from partita.engine.execute.pool import Pool
+from partita.engine.model.probe import examine
 from support import each
 
 SIZES = (9, 7, 6, 5, 4)
@@ -225,7 +226,7 @@ def test_draws_that_depend_on_the_data_are_found_on_the_way(executor, cores) -> 
             return found
 
     samples = data(shift=1.0)
-    assert examine(Sometimes(dropout), samples, None, None).own.draws == ()
+    assert examine(Sometimes(dropout), samples, None, None).behaviour.draws == ()
     runs, model = [], Sometimes(dropout)
     for other in (1, 2):
         disturb(other)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.data import FederatedData
-from partita.engine.execute.normalize import MaskedBatchNorm
-from partita.engine.execute.stackable import stackable
+from partita.engine.model.normalize import MaskedBatchNorm
+from partita.engine.model.stackable import stackable
 from support import each
 
 SIZES = (13, 9, 1, 6)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.core import draws
 from partita.core.types import Tensors
-from partita.engine.execute.normalize import MASK, mask_padding
+from partita.engine.model.normalize import MASK, mask_padding
 
 KEY = "batch_key"
 _LEADING: dict[type[nn.Module], int | None] = {
@@ -33,7 +33,7 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, leading: int | None) -> None:
         super().__init__()
         self.p, self.leading = p, leading
-        self._seen: Tensor | None = None
+        self._last_key: Tensor | None = None
         self._calls = 0
         self.register_buffer(KEY, torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -50,28 +50,26 @@ class KeyedDropout(nn.Module):
         return x * kept.to(x.dtype) / (1.0 - self.p)
 
     def _call(self) -> int:
-        """How often this module was called in this forward pass: each pass brings a new key tensor."""
-        self._calls = self._calls + 1 if self._seen is self.batch_key else 0
-        self._seen = self.batch_key
+        """Count the calls of this module in this forward pass: each pass brings a new key tensor."""
+        self._calls = self._calls + 1 if self._last_key is self.batch_key else 0
+        self._last_key = self.batch_key
         return self._calls
 
 
 def stackable(module: nn.Module, keyed: bool = True) -> nn.Module:
-    """A copy of the module with masked BatchNorm, dense gradients and, if it is to be, keyed dropout."""
+    """Return a copy of the module with masked BatchNorm, dense gradients and, if `keyed`, keyed dropout."""
     return _swap(copy.deepcopy(module), {}, keyed)
 
 
 def batch_buffers(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
-    """The buffers that tell each dropout its key and each BatchNorm its mask."""
-    given: Tensors = {}
-    for i, name in enumerate(_owners(module, KEY)):
-        given[name] = draws.fold(key, i)
-    if owners := _owners(module, MASK):
-        given |= dict.fromkeys(owners, torch.ones((), device=key.device) if mask is None else mask)
-    return given
+    """Return the buffers that tell each dropout its key and each BatchNorm its mask."""
+    buffers: Tensors = {name: draws.fold(key, i) for i, name in enumerate(_names(module, KEY))}
+    if names := _names(module, MASK):
+        buffers |= dict.fromkeys(names, torch.ones((), device=key.device) if mask is None else mask)
+    return buffers
 
 
-def _owners(module: nn.Module, buffer: str) -> list[str]:
+def _names(module: nn.Module, buffer: str) -> list[str]:
     cache = module.__dict__.setdefault("_partita_context", {})
     if buffer not in cache:
         cache[buffer] = [n for n, _ in module.named_buffers() if n.split(".")[-1] == buffer]
@@ -79,7 +77,7 @@ def _owners(module: nn.Module, buffer: str) -> list[str]:
 
 
 def _swap(module: nn.Module, done: dict[nn.Module, nn.Module], keyed: bool) -> nn.Module:
-    """Changes what is below; a module that is used at several places stays one module."""
+    """Exchange the modules below; one that is used at several places stays one module."""
     if module not in done:
         if keyed and type(module) in _LEADING and isinstance(module, nn.modules.dropout._DropoutNd):
             new = KeyedDropout(module.p, _LEADING[type(module)])

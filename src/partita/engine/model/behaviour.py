@@ -1,7 +1,7 @@
 """What a model does beside computing its outputs, as far as a few passes show.
 
-Which buffers it changes, whether it draws random numbers by itself, whether it runs parts of its forward pass
-again in the backward pass, whether it remembers something between passes.
+The passes show which buffers it changes, whether it draws random numbers by itself, whether it runs parts of
+its forward pass again in the backward pass, and whether it remembers something between passes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils import checkpoint
 from partita.core import check
 from partita.core.metrics import Criterion
 from partita.core.types import Tensors
-from partita.engine.execute.fit import check_output
-from partita.engine.execute.normalize import MASK, MaskedBatchNorm, static
-from partita.engine.execute.problem import in_place
-from partita.engine.execute.seeding import changed, kept, set_all, state
-from partita.engine.execute.stackable import KEY, batch_buffers, stackable
+from partita.engine.model.fit import check_output
+from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
+from partita.engine.model.problem import in_place
+from partita.engine.model.seeding import changed, kept, set_all, state
+from partita.engine.model.stackable import KEY, batch_buffers, stackable
 
 STATISTICS = ("running_mean", "running_var")
 Samples = Sequence[tuple[Tensor, Tensor]]
 
 
 class Behaviour(NamedTuple):
-    """See the module."""
+    """What a model does beside computing its outputs."""
 
     buffers: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()  # the generators of the process that it draws from
@@ -39,8 +39,8 @@ class Behaviour(NamedTuple):
     remembers: bool = False
 
     @property
-    def alone(self) -> str:
-        """Why clients cannot be stacked, as far as this shows ('': they may be)."""
+    def not_stackable(self) -> str:
+        """Why clients cannot be stacked, as far as this shows; '' if they may be."""
         if self.draws:
             return (
                 f"it draws random numbers of its own ({', '.join(self.draws)}), which a pass for several "
@@ -54,21 +54,20 @@ class Behaviour(NamedTuple):
         return "it remembers something of earlier passes" if self.remembers else ""
 
 
-def behaviour(model: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
-    """Of a model, by passes on these batches, forwards and back, in training and in evaluation."""
-    device = trials[0][0].device
-    with kept(device):
-        found = _of(stackable(model), loss, trials)
-        if found.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.execute.problem`
-            found = _of(stackable(model, keyed=False), loss, trials)
-    return found
+def observe(model: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
+    """Observe a model in passes on these batches, forwards and back, in training and in evaluation."""
+    with kept(trials[0][0].device):
+        behaviour = _observe(stackable(model), loss, trials)
+        if behaviour.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.model.problem`
+            behaviour = _observe(stackable(model, keyed=False), loss, trials)
+    return behaviour
 
 
 def check_static(model: nn.Module, x: Tensor) -> None:
     """Refuse norm="static" for a layer whose statistics go on where they should stay."""
     module = static(stackable(model).train())
     start = _buffers(module)
-    with kept(x.device), torch.no_grad(), in_place(module, _given(module, start, x.device)):
+    with kept(x.device), torch.no_grad(), in_place(module, _tensors(module, start, x.device)):
         module(x)
         moved = _different(module, start)
     for name in moved:
@@ -83,7 +82,7 @@ def check_static(model: nn.Module, x: Tensor) -> None:
             )
 
 
-def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
+def _observe(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
     device = trials[0][0].device
     buffers: set[str] = set()
     draws: set[str] = set()
@@ -98,7 +97,7 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
     for i, (x, y) in enumerate([trials[0], *trials]):
         set_all(max(0, i - 1), device)  # the second pass has all that the first one had
         before = state(device)
-        with torch.set_grad_enabled(i == 0), in_place(module.train(), _given(module, start, device)):
+        with torch.set_grad_enabled(i == 0), in_place(module.train(), _tensors(module, start, device)):
             watch = Watch(type(module).__name__)
             with watch:
                 output = _passed(module, x)
@@ -111,7 +110,7 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
         draws |= set(changed(before, device))
     for x, _ in trials:
         before = state(device)
-        with torch.no_grad(), in_place(module.eval(), _given(module, start, device)):
+        with torch.no_grad(), in_place(module.eval(), _tensors(module, start, device)):
             _passed(module, x)
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes
@@ -120,7 +119,7 @@ def _of(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
 
 
 def _passed(module: nn.Module, x: Tensor) -> Tensor:
-    """What the model makes of a batch: one tensor."""
+    """Return what the model makes of a batch; refuse a model that cannot take it."""
     try:
         output = module(x)
     except _Reentrant:
@@ -128,14 +127,14 @@ def _passed(module: nn.Module, x: Tensor) -> Tensor:
     except Exception as error:
         mode = "training" if module.training else "evaluation"
         allowed = f"a model that can take a batch of shape {list(x.shape)}, {x.dtype} (in {mode})"
-        raise check.fail("model", type(module).__name__, f"{allowed}: {_reason(error)}") from error
+        raise check.fail("model", type(module).__name__, f"{allowed}: {check.reason(error)}") from error
     check_output(module, output)
     assert isinstance(output, Tensor)
     return output
 
 
 def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:
-    """BatchNorm layers that would track, had they been called."""
+    """Return the BatchNorm layers that would track, had they been called."""
     return [
         name
         for name, m in module.named_modules()
@@ -144,7 +143,7 @@ def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:
 
 
 def _check_parameters(module: nn.Module, versions: dict[str, int]) -> None:
-    """A forward pass that writes to a parameter would write to everybody's."""
+    """Refuse a forward pass that writes to a parameter: it would write to everybody's."""
     for name, p in module.named_parameters():
         if p._version != versions[name]:
             allowed = f"a forward pass that leaves its parameters alone: it writes to {name}"
@@ -155,14 +154,14 @@ def _check_parameters(module: nn.Module, versions: dict[str, int]) -> None:
 
 
 def _recomputes(module: nn.Module, value: Tensor) -> bool:
-    """Whether modules are called while the gradient is taken; whether there is one at all."""
+    """Return whether modules are called while the gradient is taken; refuse a model that has none."""
     moving = [p for p in module.parameters() if p.requires_grad]
     watch = Watch(type(module).__name__, backward=True)
     try:
         with watch:
             torch.autograd.grad(value, moving, allow_unused=True)
     except Exception as error:
-        allowed = f"a model whose gradient can be taken: {_reason(error)}"
+        allowed = f"a model whose gradient can be taken: {check.reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
     return watch.recomputes
 
@@ -197,11 +196,11 @@ class Watch(TorchFunctionMode):
 
 
 class _Reentrant(Exception):
-    """The older form of checkpointing."""
+    """Raised inside a pass that uses the older form of checkpointing."""
 
 
-def _given(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:
-    """Copies of the buffers, and what a batch brings."""
+def _tensors(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:
+    """Return copies of the buffers, and those that a batch brings."""
     key = torch.zeros((), dtype=torch.int64, device=device)
     return {**{k: v.clone() for k, v in buffers.items()}, **batch_buffers(module, key, None)}
 
@@ -211,26 +210,22 @@ def _buffers(module: nn.Module) -> Tensors:
 
 
 def _different(module: nn.Module, before: Tensors) -> list[str]:
-    """The buffers that are not what they were."""
+    """Return the buffers that are not what they were."""
     return [k for k, v in before.items() if not torch.equal(module.get_buffer(k), v)]
 
 
 def _whole(module: nn.Module, names: set[str]) -> tuple[str, ...]:
-    """All buffers of a BatchNorm that tracks: the mean of zeros stays zero, on a few samples."""
+    """Add all buffers of a BatchNorm that tracks: on a few samples, the mean of zeros stays zero."""
     for layer, norm in module.named_modules():
         if isinstance(norm, MaskedBatchNorm):
-            own = {f"{layer}.{k}".lstrip(".") for k, _ in norm.named_buffers(recurse=False) if k != MASK}
-            names = names | own if names & own else names
+            its = {f"{layer}.{k}".lstrip(".") for k, _ in norm.named_buffers(recurse=False) if k != MASK}
+            names = names | its if names & its else names
     return tuple(k for k in _buffers(module) if k in names)
 
 
 def _apart(first: Tensor, second: Tensor) -> bool:
-    """Whether they differ by more than the order of sums would explain."""
+    """Return whether they differ by more than the order of sums would explain."""
     first, second = first.double(), second.double()
     if first.shape != second.shape or not bool(torch.isfinite(first).all() and torch.isfinite(second).all()):
         return first.shape != second.shape
     return bool((first - second).norm() > 1e-3 * (first.norm() + 1e-3))
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Recorded steps on a GPU, their fused kernels and their convolutions, for `partita.engine.execute.graph`."""

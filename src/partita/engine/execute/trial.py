@@ -1,0 +1,127 @@
+"""A trial before any work: is a faster way of computing the same as the reference, for this model?"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import check, tree
+from partita.core.types import Batch, Tensors
+from partita.data import FederatedData
+from partita.engine.execute.stack import Stack, lift
+from partita.engine.model.by_sample import not_by_sample
+from partita.engine.model.probe import evaluated, first_samples
+from partita.engine.model.problem import ModelProblem
+
+DIFFERENT = (
+    "its gradients differ when clients are stacked: a layer or the loss mixes the samples of a "
+    "batch, or draws random numbers of its own"
+)
+COUNTS_PADDING = "its statistics differ when clients are stacked: a layer counts the padding of short batches"
+
+
+def not_stackable(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData, batch: int = 3
+) -> str:
+    """Return why two stacked clients do not get the gradients that each would get alone; '' if they do.
+
+    They are tried with batches of this size, full ones and a padded one: a model may treat large batches in
+    another way than small ones. Roundings grow in some models until single precision cannot tell: then double
+    precision decides.
+    """
+    if not loop.loss.built_in:
+        reason = not_by_sample(loop.loss, evaluated(loop.evaluation, data, params), data)
+        if reason:
+            return reason
+    x, y = data.gather(_rows_of_two(data, batch))
+    for sizes in ((batch, batch - max(1, batch // 3)), (batch, batch)):
+        reason = _compare(loop, stacked, params, x, y, sizes)
+        if reason in (DIFFERENT, COUNTS_PADDING) and _same_in_double(loop, stacked, params, x, y, sizes):
+            continue
+        if reason:
+            return reason
+    return ""
+
+
+def _same_in_double(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+) -> bool:
+    def wide(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    try:
+        params, x, y = tree.map_tensors(wide, (params, x, y))
+        return _compare(loop, stacked, params, x, y, sizes) == ""
+    except Exception:  # constants of its own in single precision: nothing is shown
+        return False
+
+
+def _compare(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+) -> str:
+    """Return what differs between two stacked clients with so many samples and each of them alone, if any."""
+    key = torch.arange(2, device=x.device)
+    short = torch.arange(x.shape[1], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
+    batches = Stack.of(Batch(x, y, None if bool(short.all()) else short.float(), key), 2, rows=True)
+    models = Stack.of(tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params), 2, rows=True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = lift(lambda p, b: stacked.grad(p, b, stacked.trainable), models, batches)
+            loss, gradient, buffers = result.full()
+            lift(stacked.score, models, batches)
+    except Exception as error:  # any module may fail in its own way; the loop runs them all
+        return check.named_reason(error)
+    for warning in caught:  # torch would run the clients one after another inside this operation
+        slow = re.search(r"batching rule for (\S+?)\. ", str(warning.message))
+        if slow:
+            return f"{slow[1]} cannot run for several clients at once"
+    for i, n in enumerate(sizes):
+        alone, expected, after = loop.grad(params, Batch(x[i, :n], y[i, :n], None, key[i]), loop.trainable)
+        if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
+            return DIFFERENT
+        if _differ(tree.row(buffers, i), after):
+            return COUNTS_PADDING
+    return ""
+
+
+def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedData) -> bool:
+    """Return whether a model with convolutions computes the same with channels last, on a CPU.
+
+    Some cannot: a `view` of what a convolution puts out needs them first.
+    """
+    x, y = first_samples(data)
+    able = x.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not able or all(v.dim() != 4 for v in params.values()):
+        return False
+    batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64))
+    try:
+        first, last = (_computed(p, params, batch) for p in (problem, replace(problem, last=True)))
+    except Exception:  # any module may fail in its own way
+        return False
+    return not any(_differ(value, expected) for value, expected in zip(last, first))
+
+
+def _computed(problem: ModelProblem, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
+    """Return gradients and scores of a batch."""
+    _, gradient, _ = problem.grad(params, batch, problem.trainable)
+    return gradient, problem.score(params, batch)._asdict()
+
+
+def _differ(tensors: Tensors, expected: Tensors) -> bool:
+    tensors, expected = ({k: v.double() for k, v in x.items()} for x in (tensors, expected))
+    return bool(tree.norm(tree.sub(tensors, expected)) > 1e-3 * (tree.norm(expected) + 1e-3))
+
+
+def _rows_of_two(data: FederatedData, count: int) -> Tensor:
+    """Return `count` rows of each of the two largest clients, some again; of one, if others have too few."""
+    order = np.argsort(-data.train[:, 1], kind="stable")
+    first, second = order[0], order[min(1, len(order) - 1)]
+    chosen = data.train[[first, second if data.train[second, 1] >= 3 else first]]
+    rows = np.stack([start + np.arange(count) % size for start, size in chosen])
+    return torch.from_numpy(rows).to(data.x.device)

@@ -1,0 +1,211 @@
+"""One small trial before any work: what the model returns, what it changes, what it saves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from partita.algorithms.partition import Names
+from partita.core import check
+from partita.core.device import arithmetic
+from partita.core.metrics import Criterion, Function, choose_loss, choose_metric
+from partita.core.types import Tensors
+from partita.data import FederatedData
+from partita.engine.model.behaviour import Behaviour, check_static, observe
+from partita.engine.model.by_sample import check_metric, rows_of_several
+from partita.engine.model.fit import (
+    check_classes,
+    check_labels,
+    check_output,
+    check_parameters,
+    check_shapes,
+    refuse_broadcast,
+)
+from partita.engine.model.seeding import kept, set_all
+from partita.engine.model.stackable import batch_buffers, stackable
+
+TRIAL_SAMPLES, TRIAL_CLIENTS = 4, 3
+FINGERPRINT_SUMS = 4
+Trial = dict[str, list[float] | None]
+
+
+class ModelProfile(NamedTuple):
+    """What a trial has shown of a model, its loss and its metric; `sample_bytes` is what autograd saves."""
+
+    loss: Criterion
+    metric: Criterion
+    buffers: tuple[str, ...]
+    sample_bytes: int
+    behaviour: Behaviour = Behaviour()
+
+
+def examine(
+    model: nn.Module, data: FederatedData, loss: str | Function | None, metric: str | Function | None
+) -> ModelProfile:
+    """Return the profile of a model, by passes on a few samples of the largest clients.
+
+    One client with a finite loss is enough; the model is refused where it does not fit the data.
+    """
+    check_parameters(model)
+    order = np.argsort(-data.train[:, 1], kind="stable")
+    largest = [c for c in order[:TRIAL_CLIENTS].tolist() if data.train[c, 1]]
+    for client in largest:
+        x, y = _samples(data, client)
+        module = stackable(model).train()
+        output, saved = _forward(module, x)
+        criterion = choose_loss(loss, output, y)
+        check_shapes(criterion, output, y)
+        check_labels(criterion, output, data)
+        value = _value("loss", criterion, output, y)
+        if bool(torch.isfinite(value)):
+            break  # a single client with impossible numbers is set aside during the run, not here
+    else:
+        raise check.fail("loss", criterion.name, f"a finite value on the first samples, not {value.item()}")
+    if not value.requires_grad:
+        raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
+    refuse_broadcast(criterion, output.detach(), y)
+    measure = choose_metric(metric, criterion, output.detach(), y, data.y)
+    check_classes(measure, data)
+    _value("metric", measure, output.detach(), y)
+    behaviour = observe(model, criterion, [_samples(data, client) for client in largest])
+    if not measure.built_in:
+        check_metric(measure, evaluated(module, data), data, chosen=metric is not None)
+    if behaviour.remembers:
+        check.warn(
+            "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
+            "something between passes (a generator, a counter), so that a run depends on the order of "
+            "execution; let it draw from torch's own generator, and keep numbers in buffers",
+        )
+    return ModelProfile(criterion, measure, behaviour.buffers, saved // len(x), behaviour)
+
+
+def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: int) -> Trial:
+    """Return what model, loss and metric make of some samples, in a few numbers: a fingerprint of the three.
+
+    A resumed run must have the same numbers, up to roundings, whatever its source text looks like.
+    """
+    if profile.behaviour.remembers:  # what it makes of them depends on what it has seen before
+        return {}
+    rows = rows_of_several(data)
+    x, y = data.gather(rows)
+    numbers: Trial = {}
+    with arithmetic("fp32"), kept(x.device), torch.no_grad():
+        for mode in ("training", "evaluation"):
+            set_all(seed, x.device)
+            module = stackable(model).train(mode == "training")
+            try:
+                output = _output(module, x)
+                numbers[mode] = _fingerprint(output)
+                criterion = profile.loss if module.training else profile.metric
+                field = f"{mode}.{'loss' if module.training else 'metric'}"
+                numbers[field] = _fingerprint(torch.as_tensor(criterion.mean(output, y)))
+            except Exception:  # it may fail on what a run does not ask of it
+                numbers[mode] = None
+    return numbers
+
+
+def _fingerprint(values: Tensor) -> list[float] | None:
+    """Return a few weighted sums of all numbers, or None where they are not finite."""
+    flat = values.detach().double().cpu().flatten()
+    draw = torch.Generator().manual_seed(0)
+    shape = (FINGERPRINT_SUMS, len(flat))
+    weights = torch.randn(shape, generator=draw, dtype=torch.float64) if len(flat) > 1 else 1.0
+    sums = (weights * flat).sum(-1) / len(flat) ** 0.5
+    return sums.reshape(-1).tolist() if bool(torch.isfinite(sums).all()) else None
+
+
+def refuse_own_statistics(model: nn.Module, data: FederatedData) -> None:
+    """Refuse norm="static" where a layer does not leave its statistics as they are."""
+    check_static(model, first_samples(data)[0])
+
+
+def names_of(model: nn.Module, data: FederatedData, buffers: tuple[str, ...] = ()) -> Names:
+    """Return the names of what a run trains, with samples for a trial, should a partition need one."""
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    return Names.of(model, lambda: first_samples(data)[0], (*trained, *buffers))
+
+
+def saved_bytes(model: nn.Module, data: FederatedData) -> int:
+    """Return the bytes of each sample that a forward pass keeps for the backward pass."""
+    x, _ = first_samples(data)
+    return _forward(stackable(model).train(), x)[1] // len(x)
+
+
+def _samples(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
+    start, size = data.train[client].tolist()
+    return data.gather(torch.arange(start, start + min(TRIAL_SAMPLES, size), device=data.x.device))
+
+
+def first_samples(data: FederatedData) -> tuple[Tensor, Tensor]:
+    """Return a few training samples of the largest client."""
+    return _samples(data, int(np.argmax(data.train[:, 1])))
+
+
+def evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = None) -> Tensor:
+    """Return what the model puts out for samples of several clients, in evaluation mode."""
+    x, _ = data.gather(rows_of_several(data))
+    training = module.training
+    try:
+        with torch.no_grad():
+            return _output(module.eval(), x, params)
+    finally:
+        module.train(training)
+
+
+def _output(module: nn.Module, x: Tensor, params: Tensors | None = None) -> Tensor:
+    """Return the output of the module for a batch without padding, with some tensors exchanged."""
+    of_batch = batch_buffers(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
+    output: Tensor = torch.func.functional_call(module, {**(params or {}), **of_batch}, (x,))
+    return output
+
+
+def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """Return the output, and the bytes that autograd saved for the backward pass."""
+    parameters = {p.data_ptr() for p in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        if t.data_ptr() not in parameters:
+            saved[t.data_ptr()] = t.numel() * t.element_size()
+        return t
+
+    try:
+        with saved_tensors_hooks(pack, lambda t: t), kept(x.device):
+            output = _output(module, x)
+    except Exception as error:
+        taken = f"a batch of shape {list(x.shape)}, {x.dtype}{_hint(module, x)}"
+        allowed = f"a model that can take {taken}: {check.reason(error)}"
+        raise check.fail("model", type(module).__name__, allowed) from error
+    check_output(module, output)
+    return output, sum(saved.values())
+
+
+def _hint(module: nn.Module, x: Tensor) -> str:
+    kind = next(module.parameters()).dtype
+    if any(isinstance(m, nn.Embedding) for m in module.modules()):
+        return " (ids of an embedding are int64; uint8 is taken as images)" if x.is_floating_point() else ""
+    return f" (the model is {kind}: convert x, or the model)" if x.dtype != kind else ""
+
+
+def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:
+    try:
+        value = criterion.mean(output, y)
+    except Exception as error:
+        shapes = f"outputs of shape {list(output.shape)} with targets of shape {list(y.shape)}"
+        raise check.fail(
+            field,
+            criterion.name,
+            f"a function of (output, target): cannot compare {shapes}: {check.reason(error)}",
+        ) from error
+    if field == "metric" and isinstance(value, int | float):
+        value = torch.tensor(float(value))
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise check.fail(
+            field, criterion.name, f"a function that returns one number for a batch, not {shape}"
+        )
+    return value
