@@ -599,7 +599,7 @@ TABLE = [
         "measure split='tests': ",
         "mean 'test'?)",
     ),
-    make("no such part", lambda: pt.measures.gradient_norm(personal=3), "personal=3: ", SPLITS),
+    make("no such part", lambda: pt.measures.gradient_norm(personal=3), "measure personal=3: ", SPLITS),
     Wrong(
         "a measure of another split",
         fed(measures=[pt.measures.gradient_norm(personal="input")]),
