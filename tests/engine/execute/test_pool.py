@@ -41,15 +41,15 @@ def federate(executor: str, model: nn.Module, *shape: int, **options: object) ->
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients came to the workers."""
-    found: list[int] = []
-    usual = Pool._order
+    counts: list[int] = []
+    parallel = Pool._parallel
 
-    def order(self: Pool, *given: object) -> object:
-        found.append(len(given[1]))  # type: ignore[arg-type]
-        return usual(self, *given)  # type: ignore[arg-type]
+    def counted(self: Pool, *given: object) -> object:
+        counts.append(len(given[1]))  # type: ignore[arg-type]
+        return parallel(self, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Pool, "_order", order)
-    return found
+    monkeypatch.setattr(Pool, "_parallel", counted)
+    return counts
 
 
 @pytest.mark.parametrize(

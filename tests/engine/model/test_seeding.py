@@ -153,7 +153,7 @@ def test_the_generators_of_the_user_stay_as_they_are(noise) -> None:
 
 @every_noise
 def test_such_a_model_is_not_stacked_and_has_no_threads(noise, cores, monkeypatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(Pool, "_beside", None)
+    monkeypatch.setattr(Pool, "_parallel", None)
     model = Net(noise)
     loop = federate(model)
     for executor in ("vmap", "pool", "auto"):
