@@ -29,7 +29,7 @@ import partita as pt
 from partita import cli
 from partita.core import parts
 from partita.engine.callbacks import Callback, Event
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 
 NAN, INF = float("nan"), float("inf")
 F = nn.functional
@@ -228,12 +228,12 @@ def no_checkpoint(out: Path) -> None:
 
 def newer_manifest(path: Path) -> None:
     body = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"} | {"format": 9}
-    path.write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
+    path.write_text(json.dumps({**body, "sha256": durable._digest(body)}))
 
 
 def bare_manifest(path: Path) -> None:
     body = {"format": 2, "round": int(path.parent.name)}
-    path.write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
+    path.write_text(json.dumps({**body, "sha256": durable._digest(body)}))
 
 
 def foreign(tensors: dict[str, Tensor], state: Any) -> Spoil:
@@ -241,7 +241,7 @@ def foreign(tensors: dict[str, Tensor], state: Any) -> Spoil:
 
     def replace(out: Path) -> None:
         no_checkpoint(out)
-        checkpoint.write(out / "checkpoint", 2, tensors, state)
+        durable.write(out / "checkpoint", 2, tensors, state)
 
     return replace
 
@@ -250,11 +250,11 @@ def rechecked(change: Callable[[dict[str, Any]], object]) -> Spoil:
     """The newest checkpoint with another state and a right checksum."""
 
     def replace(out: Path) -> None:
-        found = checkpoint.read(out / "checkpoint")
+        found = durable.read(out / "checkpoint")
         assert found is not None
         change(found.state)
         no_checkpoint(out)
-        checkpoint.write(out / "checkpoint", found.round, found.tensors, found.state)
+        durable.write(out / "checkpoint", found.round, found.tensors, found.state)
 
     return replace
 
@@ -548,13 +548,21 @@ TABLE = [
     Wrong("attack not called", lies(attack=pt.attack.sign_flip), "attack=<function sign_flip", ATTACK),
     Wrong("attack is an aggregator", lies(attack=pt.aggregate.mean()), "attack=Aggregator(", ATTACK),
     Wrong("attacks", lies(attack=[pt.attack.alie()]), "attack=[Attack(", ATTACK),
-    Wrong("nobody lies", lies(byzantine=()), "byzantine=(): ", "with attack=, a share such as 0.25"),
-    Wrong("a share of nobody", lies(byzantine=0.0), "byzantine=0.0: ", "with attack=, a share such as 0.25"),
-    Wrong("too small a share", lies(byzantine=0.1), "byzantine=0.1: ", "a share of at least one of the"),
-    Wrong("liars without an attack", fed(byzantine=[1]), "byzantine=[1]: ", "none without attack=, such as"),
     Wrong(
-        "a share without an attack", fed(byzantine=0.5), "byzantine=0.5: ", "none without attack=, such as"
+        "nobody lies",
+        lies(byzantine=()),
+        "byzantine=(): ",
+        "attack= needs Byzantine clients; give a share such as 0.25",
     ),
+    Wrong(
+        "a share of nobody",
+        lies(byzantine=0.0),
+        "byzantine=0.0: ",
+        "attack= needs Byzantine clients; give a share such as 0.25",
+    ),
+    Wrong("too small a share", lies(byzantine=0.1), "byzantine=0.1: ", "a share of at least one of the"),
+    Wrong("liars without an attack", fed(byzantine=[1]), "byzantine=[1]: ", "give attack=, such as"),
+    Wrong("a share without an attack", fed(byzantine=0.5), "byzantine=0.5: ", "give attack=, such as"),
     Wrong("a share above 1", lies(byzantine=1.5), "byzantine=1.5: ", "a number from 0 up to 1"),
     Wrong("a negative share", lies(byzantine=-0.1), "byzantine=-0.1: ", "a number from 0 up to 1"),
     Wrong("a share that is NaN", lies(byzantine=NAN), "byzantine=nan: ", "a number from 0 up to 1"),
@@ -1509,12 +1517,15 @@ COMMANDS = [
     sets("a list for a number", "batch=[4]", "batch=[4]: ", WHOLE_NUMBER),
     sets("epochs beside steps", "epochs=2", "steps=5: ", "steps or epochs, not both"),
     sets("cohort of more than there are", "cohort=99", "cohort=99: ", "up to 40"),
-    sets("a share without an attack", "byzantine=0.2", "byzantine=0.2: ", "none without attack="),
+    sets("a share without an attack", "byzantine=0.2", "byzantine=0.2: ", "give attack="),
     sets("a share above 1", "byzantine=1.5", "byzantine=1.5: ", "a number from 0 up to 1"),
     sets("a liar that is nobody", "byzantine=[99]", "byzantine=99: ", "from 0 up to 39"),
     sets("no such attack", "attack=sign_flp", "attack='sign_flp': ", "(did you mean 'sign_flip'?)"),
     sets(
-        "an attack without liars", "attack=sign_flip", "byzantine=(): ", "with attack=, a share such as 0.25"
+        "an attack without liars",
+        "attack=sign_flip",
+        "byzantine=(): ",
+        "attack= needs Byzantine clients; give a share such as 0.25",
     ),
     sets("attack is a number", "attack=2", "attack=2: ", "partita.attack.sign_flip()"),
     sets("attacks", "attack=[alie()]", "attack=[Attack(", "partita.attack.sign_flip()"),
@@ -1642,7 +1653,7 @@ def fail_at(patch: pytest.MonkeyPatch, last: int) -> list[int]:
 
         return call
 
-    patch.setattr(checkpoint, "save_file", wrap(checkpoint.save_file))
+    patch.setattr(durable, "save_file", wrap(durable.save_file))
     for name in ("fsync", "pwrite", "replace"):
         patch.setattr(os, name, wrap(getattr(os, name)))
     return calls

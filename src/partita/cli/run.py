@@ -43,7 +43,7 @@ from partita.cli.options import (
 )
 from partita.core import check
 from partita.engine.store.files import json_text
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 from partita.recipes import Experiment, Study, find
 from partita.recipes.experiment import build
 from partita.recipes.study import run_study

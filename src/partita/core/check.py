@@ -11,39 +11,68 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-LARGEST = 2**63 - 1  # of whole numbers in tensors and arrays
+LARGEST = 2**63 - 1  # whole number in tensors and arrays
+
+
+class Missing:
+    """The value of an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+    def __reduce__(self) -> str:
+        return "MISSING"  # there is one, in every process
+
+
+MISSING = Missing()
 
 
 class Refused(ValueError):
-    """Raised for a wrong argument: its `field`, the `value` that was given, and what is `allowed`."""
+    """Raised for a wrong argument: its `field`, the `value` that was given, and what is `allowed`.
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}={_cut(value)}: expected {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
+    `reason` says why the value is refused, where what is allowed does not say it by itself. What is `allowed`
+    is empty where no value is.
+    """
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str]]:
-        plain = self.value is None or isinstance(self.value, str | int | float)
-        return Refused, (self.field, self.value if plain else _Shown(_cut(self.value)), self.allowed)
+    def __init__(self, field: str, value: object, allowed: str, reason: str = "") -> None:
+        given = field if value is MISSING else f"{field}={shortened(value)}"
+        advice = f"{reason}; give {allowed}" if reason and allowed else reason or f"expected {allowed}"
+        super().__init__(f"{given}: {advice}")
+        self.field, self.value, self.allowed, self.reason = field, value, allowed, reason
+
+    def within(self, part: str) -> Refused:
+        """Return this error as one about an argument of `part`."""
+        return Refused(f"{part}: {self.field}", self.value, self.allowed, self.reason)
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, object, str, str]]:
+        plain = isinstance(self.value, str | int | float | NoneType | Missing)
+        value = self.value if plain else _Text(shortened(self.value))
+        return Refused, (self.field, value, self.allowed, self.reason)
 
 
-class _Shown(str):
-    """What a value looked like, in another process."""
+class _Text(str):
+    """The text of a value that stayed in another process."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-def fail(field: str, value: object, allowed: str) -> Refused:
+def fail(field: str, value: object, allowed: str, reason: str = "") -> Refused:
     """Return the error that a check raises."""
-    return Refused(field, value, allowed)
+    return Refused(field, value, allowed, reason)
 
 
-def _cut(value: object) -> str:
-    """A value as a message shows it."""
-    shown, most = _shown(value), 300 if isinstance(value, str) else 80  # paths are long
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
+def shortened(value: object) -> str:
+    """Return the text of a value as a message shows it: on one line that is not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a number of thousands of digits has no text, and some objects fail to give theirs
+        text = f"<{type(value).__name__}>"
+    most = 300 if isinstance(value, str) else 80  # paths are long
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def warn(text: str) -> None:
@@ -54,18 +83,10 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def _shown(value: object) -> str:
-    """On one line; a number of thousands of digits has no text, and some objects fail to give theirs."""
-    try:
-        return " ".join(repr(value).split())
-    except Exception:
-        return f"<{type(value).__name__}>"
-
-
 def number(
     field: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> float:
-    """A finite number in a range; `open_low` excludes the lower end."""
+    """Return a finite number in a range; `open_low` excludes the lower end."""
     try:
         x = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -77,7 +98,7 @@ def number(
 
 
 def integer(field: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
-    """A whole number in a range, and never larger than what tensors count with."""
+    """Return a whole number in a range, never larger than what tensors count with."""
     allowed = "a whole number"
     if high is None and isinstance(value, Integral) and abs(int(value)) > LARGEST:
         high = LARGEST
@@ -92,14 +113,14 @@ def integer(field: str, value: Any, *, low: int | None = None, high: int | None 
 
 
 def boolean(field: str, value: Any) -> bool:
-    """True or False."""
+    """Return True or False."""
     if not isinstance(value, bool):
         raise fail(field, value, "True or False")
     return value
 
 
 def size(field: str, value: Any) -> int:
-    """Bytes from '8GiB', '500MB' or a number of them."""
+    """Return the bytes that '8GiB', '500MB' or a number stands for."""
     units = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
     if isinstance(value, str):
         text = value.strip().upper()
@@ -112,7 +133,7 @@ def size(field: str, value: Any) -> int:
 
 
 def duration(field: str, value: Any) -> float:
-    """Seconds above 0, from '90min', '2h' or a number of them."""
+    """Return the seconds, above 0, that '90min', '2h' or a number stands for."""
     units = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
     seconds = value
     if isinstance(value, str):
@@ -129,7 +150,7 @@ def duration(field: str, value: Any) -> float:
 
 
 def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
-    """One of a few words, with a suggestion on a typo."""
+    """Return one of a few words; the error suggests one if the value is nearly it."""
     words = allowed if isinstance(allowed, Sequence) else list(allowed)
     if not isinstance(value, str) or value not in words:
         raise fail(field, value, f"one of {', '.join(map(repr, words))}{meant(value, words)}")
@@ -137,22 +158,22 @@ def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
 
 
 def meant(value: object, words: Iterable[str]) -> str:
-    """' (did you mean ...?)' when another word is close to the value, or begins with it."""
-    text, known = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
-    close = difflib.get_close_matches(text, known, n=1)
-    close = close or [w for w in known if len(text) > 2 and w.startswith(text)]
-    return f" (did you mean {known[close[0]]!r}?)" if close else ""
+    """Return ' (did you mean ...?)' when another word is close to the value, or begins with it."""
+    text, candidates = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
+    close = difflib.get_close_matches(text, candidates, n=1)
+    close = close or [w for w in candidates if len(text) > 2 and w.startswith(text)]
+    return f" (did you mean {candidates[close[0]]!r}?)" if close else ""
 
 
 def path(field: str, value: Any) -> Path:
-    """A path; an empty one would be the folder one is in."""
+    """Return a path; an empty one, which would be the current folder, is refused."""
     if not isinstance(value, str | PathLike) or not str(value):
         raise fail(field, value, "the path of a folder")
     return Path(value)
 
 
 def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
-    """A function that can be called with so many arguments; `iid` instead of `iid()` cannot."""
+    """Return a function that takes so many arguments, as `iid()` does and `iid` does not."""
     if not callable(value) or isinstance(value, type):
         raise fail(field, value, allowed)
     try:
@@ -167,7 +188,7 @@ def takes(field: str, value: Any, arguments: int, allowed: str) -> Any:
 
 
 def schedule(field: str, value: Any) -> Any:
-    """None, or something that can be put to work as a schedule."""
+    """Return None or a schedule."""
     if value is not None and (not hasattr(value, "begin") or isinstance(value, type)):
         raise fail(field, value, "a schedule such as partita.schedule.synchronous()")
     return value

@@ -30,7 +30,7 @@ from partita.engine.initial import own_copy
 from partita.engine.record import Record, read, read_json, write_page
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text
-from partita.engine.store.places import new_folder, new_page
+from partita.engine.store.output import new_folder, new_page
 from partita.recipes.experiment import Experiment
 
 Runs = dict[str, list[Record]]

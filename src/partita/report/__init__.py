@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from partita.engine.store.files import failed
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 from partita.report.rows import Result
 
 __all__ = ["Result", "write"]

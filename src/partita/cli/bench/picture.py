@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from partita.cli.bench import figures as draw
 from partita.cli.bench.compare import Row
 from partita.cli.bench.page import failures, verdict
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from partita.report.figures import kept
 from partita.report.html import figure, join
 from partita.report.page import document

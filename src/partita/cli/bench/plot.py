@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partita.cli.bench.compare import Row
 from partita.core import check
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 
 KINDS = (".html", ".svg", ".png")
 

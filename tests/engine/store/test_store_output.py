@@ -15,7 +15,7 @@ import partita as pt
 from partita import cli
 from partita.cli.bench import plot
 from partita.cli.bench.picture import _marked
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from partita.recipes import Experiment
 from partita.recipes.study import run_study
 from partita.recipes.versus import versus
