@@ -199,8 +199,8 @@ class Training:
             "fedavg, for methods without a global model, in as many rounds under the same schedule; and "
             "every client alone, in each of as many rounds, but in at most 200, or in as many as a client of "
             "the run takes part in, if that is more. With many clients, training alone is the most expensive "
-            "part of a run: False trains no baselines, and {'local': run, 'global': run} compares with earlier "
-            "runs (default: True)",
+            "part of a run: False trains no baselines, and {'local': run, 'global': run} compares with "
+            "earlier runs (default: True)",
             check=_baselines,
         ),
     ] = True
@@ -324,7 +324,8 @@ class Machine:
         str | Callable[..., Store],
         Option(
             "where clients' states are kept: in 'memory', on 'disk' (needs `out`), or 'auto' (default), by "
-            "their size; or a function of (state of a new client, clients, folder, device) that returns a store",
+            "their size; or a function of (state of a new client, clients, folder, device) that returns "
+            "a store",
             check=_store,
         ),
     ] = "auto"
