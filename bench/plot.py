@@ -18,7 +18,7 @@ from adapters.process import Speed
 from drawing import page, picture
 from drawing.figures import Bench, Row
 from partita.core import check
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 from partita.report import write_whole
 
 KINDS = (".html", ".svg", ".png")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.core.check import MISSING, shortened
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 from small import arrays, data, federate, method, model, numbers, with_value
 from support import Command, Stop, each, files_of
 
@@ -184,12 +184,12 @@ def no_checkpoint(out: Path) -> None:
 
 def newer_manifest(path: Path) -> None:
     body = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"} | {"format": 9}
-    path.write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
+    path.write_text(json.dumps({**body, "sha256": durable._digest(body)}))
 
 
 def bare_manifest(path: Path) -> None:
-    body = {"format": checkpoint.FORMAT, "round": int(path.parent.name)}
-    path.write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
+    body = {"format": durable.FORMAT, "round": int(path.parent.name)}
+    path.write_text(json.dumps({**body, "sha256": durable._digest(body)}))
 
 
 def foreign(tensors: dict[str, Tensor], state: Any) -> Spoil:
@@ -197,7 +197,7 @@ def foreign(tensors: dict[str, Tensor], state: Any) -> Spoil:
 
     def replace(out: Path) -> None:
         no_checkpoint(out)
-        checkpoint.write(out / "checkpoint", 2, tensors, state)
+        durable.write(out / "checkpoint", 2, tensors, state)
 
     return replace
 
@@ -206,11 +206,11 @@ def rechecked(change: Callable[[dict[str, Any]], object]) -> Spoil:
     """The newest checkpoint with another state and a right checksum."""
 
     def replace(out: Path) -> None:
-        newest = checkpoint.read(out / "checkpoint")
+        newest = durable.read(out / "checkpoint")
         assert newest is not None
         change(newest.state)
         no_checkpoint(out)
-        checkpoint.write(out / "checkpoint", newest.round, newest.tensors, newest.state)
+        durable.write(out / "checkpoint", newest.round, newest.tensors, newest.state)
 
     return replace
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from drawing import figures as draw
 from drawing.figures import Bench
 from drawing.page import failures, verdict
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from partita.report.figures import kept
 from partita.report.html import figure, join
 from partita.report.page import document

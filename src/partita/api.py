@@ -32,9 +32,9 @@ from partita.engine.settings import Settings, declarations
 from partita.engine.setup import Setup
 from partita.engine.state import Holdings, decode
 from partita.engine.stopping import Interrupt
-from partita.engine.store import Store, checkpoint, open_store
+from partita.engine.store import Store, durable, open_store
 from partita.engine.store.files import copy_folder
-from partita.engine.store.places import new_folder, new_page
+from partita.engine.store.output import new_folder, new_page
 from partita.engine.threads import same_threads
 from partita.engine.train import Outcome, train
 from partita.report import write, write_page
@@ -357,7 +357,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     if model is not None and not isinstance(model, nn.Module):
         raise check.fail("model", model, "the nn.Module that was trained")
     record, folder = read(folder), Path(folder)
-    found = checkpoint.read(folder / "checkpoint")
+    found = durable.read(folder / "checkpoint")
     if found is None:
         raise check.fail("folder", str(folder), "the folder of a run (it has no checkpoint)")
     if found.round != record.facts["rounds"]:  # else older weights would pass for those that were scored

@@ -16,7 +16,7 @@ from partita.algorithms import METHODS
 from partita.cli.catalogue import needed
 from partita.core.options import declared
 from partita.core.parts import Algorithm
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 from support import each
 
 LAM, INNER, LR = 4.0, 0.1, 0.05
@@ -278,7 +278,7 @@ def test_the_control_variate_of_stale_clients_is_the_mean_of_theirs(option: int,
     """c stays (1/N) Σ c_i: a stale c cancels in c_i⁺ of option II, and staleness scales no Δc_i."""
     stale = pt.schedule.asynchronous(concurrency=4, delays=LATE, staleness="inverse")
     run = federate(pt.scaffold(0.1, option), **{**STALE, "schedule": stale, "out": tmp_path / "run"})
-    saved = checkpoint.read(tmp_path / "run" / "checkpoint")
+    saved = durable.read(tmp_path / "run" / "checkpoint")
     assert saved is not None
     c = {k: saved.tensors[f"extra/{k}"] for k in run.shared}
     own = [run.client(i).memory for i in range(DATA.clients)]

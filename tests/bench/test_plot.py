@@ -15,7 +15,7 @@ from drawing import figures, page, picture
 from drawing.figures import Bench, Row
 from partita import cli
 from partita.cli.bench import WORKLOADS
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from support import each
 
 DECLINED = "no <resnet20> is written in Haiku here"

@@ -168,13 +168,13 @@ def test_records_fit_the_memory(executor: str, monkeypatch: pytest.MonkeyPatch) 
     """Clients come in parts whose records fit; the result is the same."""
     whole = federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=WEAK, executor=executor)
     seen: list[int] = []
-    usual = classes.Part._together
+    usual = classes.ClassExecutor._together
 
     def together(self: Any, build: Any, clients: Any, *rest: Any) -> Any:
         seen.append(len(clients))
         return usual(self, build, clients, *rest)
 
-    monkeypatch.setattr(classes.Part, "_together", together)
+    monkeypatch.setattr(classes.ClassExecutor, "_together", together)
     row = 4 * mlp()[1].linear.in_features  # type: ignore[union-attr, operator]
     largest = max(digits().sizes())
     few = federate(

@@ -31,7 +31,7 @@ from partita.cli.options import RunOptions
 from partita.core import check, early
 from partita.core.options import declared, members, signature
 from partita.engine.record import read
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.expressions import MODULES
 from partita.recipes.splits import splits
@@ -291,8 +291,8 @@ def fit(place: Path) -> None:
     """The manifest of a checkpoint for the files that are there now."""
     body = json.loads((place / "manifest.json").read_bytes())
     del body["sha256"]
-    body["files"] = {name: checkpoint._facts(place / name) for name in (checkpoint.TENSORS, checkpoint.STATE)}
-    (place / "manifest.json").write_text(json.dumps({**body, "sha256": checkpoint._digest(body)}))
+    body["files"] = {name: durable._facts(place / name) for name in (durable.TENSORS, durable.STATE)}
+    (place / "manifest.json").write_text(json.dumps({**body, "sha256": durable._digest(body)}))
 
 
 def other_tensor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -300,14 +300,14 @@ def other_tensor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 FOREIGN: dict[str, Callable[[Path], Any]] = {
-    "no tensors": lambda place: (place / checkpoint.TENSORS).write_bytes(b"somebody's notes"),
-    "no state": lambda place: (place / checkpoint.STATE).write_bytes(b"somebody's notes"),
-    "a list": lambda place: (place / checkpoint.STATE).write_bytes(b"[]"),
-    "another state": lambda place: (place / checkpoint.STATE).write_bytes(b'{"a": 0}'),
+    "no tensors": lambda place: (place / durable.TENSORS).write_bytes(b"somebody's notes"),
+    "no state": lambda place: (place / durable.STATE).write_bytes(b"somebody's notes"),
+    "a list": lambda place: (place / durable.STATE).write_bytes(b"[]"),
+    "another state": lambda place: (place / durable.STATE).write_bytes(b'{"a": 0}'),
     "another model's": lambda place: save_file(
-        other_tensor(load_file(place / checkpoint.TENSORS)), place / checkpoint.TENSORS
+        other_tensor(load_file(place / durable.TENSORS)), place / durable.TENSORS
     ),
-    "no model's": lambda place: save_file({"a": torch.zeros(1)}, place / checkpoint.TENSORS),
+    "no model's": lambda place: save_file({"a": torch.zeros(1)}, place / durable.TENSORS),
 }
 
 

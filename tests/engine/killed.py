@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 
 NEVER = -1
 SEED = "PARTITA_TEST_SEED"
@@ -28,7 +28,7 @@ def seeded() -> random.Random:
 def at_write(last: int) -> itertools.count[int]:
     """Die at the n-th call that changes something on disk, in the middle of it if it writes."""
     count = itertools.count()
-    pwrite, save_file = os.pwrite, checkpoint.save_file
+    pwrite, save_file = os.pwrite, durable.save_file
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def at_write(last: int) -> itertools.count[int]:
 
         return call
 
-    checkpoint.save_file = wrap(save_file)
+    durable.save_file = wrap(save_file)
     for name in ("pwrite", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, wrap(getattr(os, name)))
     return count

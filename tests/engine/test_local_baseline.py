@@ -13,7 +13,7 @@ from partita.core.parts import StagePlan
 from partita.engine import loop
 from partita.engine import stage as stages
 from partita.engine.callbacks import Callback
-from partita.engine.settings import ENOUGH, as_alone
+from partita.engine.settings import ROUNDS_ALONE, as_alone
 from partita.recipes.experiment import Experiment
 from partita.recipes.versus import versus
 from partita.report import figures, header, rows, time
@@ -53,11 +53,11 @@ def test_alone_is_the_same_whatever_the_method_does(options) -> None:
 
 
 def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
-    """Of 3 × ENOUGH arrivals, alone has ENOUGH rounds, in which the rate falls to its end."""
+    """Of 3 × ROUNDS_ALONE arrivals, alone has ROUNDS_ALONE rounds, in which the rate falls to its end."""
     rate, short = pt.optim.linear(0.3), {"steps": 1, "evaluate_every": 10**6}
     schedule = asynchronous(concurrency=3, delays=SLOW)
-    found = run(pt.fedavg(lr=rate), rounds=3 * ENOUGH, schedule=schedule, **short)
-    alone = run(pt.local(lr=rate), rounds=ENOUGH, baselines=False, **short)
+    found = run(pt.fedavg(lr=rate), rounds=3 * ROUNDS_ALONE, schedule=schedule, **short)
+    alone = run(pt.local(lr=rate), rounds=ROUNDS_ALONE, baselines=False, **short)
     assert np.array_equal(found.scores("local"), alone.scores("local"))
 
 
@@ -67,8 +67,13 @@ def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
         (50, 2, synchronous(), 50),
         (5000, 2, synchronous(), 1000),  # as often as a client has its turn
         (5000, None, synchronous(), 5000),
-        (5000, None, synchronous(until=5.0), ENOUGH),  # `rounds` is a bound then: nobody knows the turns
-        (1000, 2, asynchronous(), ENOUGH),
+        (
+            5000,
+            None,
+            synchronous(until=5.0),
+            ROUNDS_ALONE,
+        ),  # `rounds` is a bound then: nobody knows the turns
+        (1000, 2, asynchronous(), ROUNDS_ALONE),
         (50_000, 2, asynchronous(), 5000),
         (50_000, 2, asynchronous(buffer=5), 25_000),
         (150, 2, asynchronous(), 150),

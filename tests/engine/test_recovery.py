@@ -30,7 +30,7 @@ from engine import killed
 from partita.core import check, parts
 from partita.engine.callbacks import Callback, Event
 from partita.engine.stopping import Interrupt
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 from support import each
 
 CLIENTS = 8
@@ -251,7 +251,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         client = run.client(i)
         found |= {f"personal {i} {k}": x for k, x in client.personal.items()}
         found |= {f"memory {i} {k}": x for k, x in client.memory.items()}
-    tensors = checkpoint.read(folder / "checkpoint").tensors
+    tensors = durable.read(folder / "checkpoint").tensors
     found |= {k: x for k, x in tensors.items() if k.split("/")[0] in ("base", "opt", "extra")}
     found["metrics"] = [{k: v for k, v in row.items() if k not in TIMES} for row in run.metrics]
     found["summary"] = {k: v for k, v in run.summary().items() if k not in TIMES}

@@ -23,7 +23,7 @@ from partita.cli.options import (
     takes_run_options,
 )
 from partita.engine.store.files import json_text
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 from partita.recipes import RECIPES, Study, find
 from partita.recipes.experiment import build
 from partita.recipes.versus import versus

@@ -1,4 +1,4 @@
-"""A cohort in chunks that fit, and as one batch although its clients have received different models."""
+"""Cohorts: cut into chunks that fit, joined to one batch, and their uploads corrected for staleness."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ def chunks_of(cohort: Cohort, most: int) -> Iterator[Cohort]:
     size = -(-n // -(-n // most))
     for a in range(0, n, size):
         b = a + size
-        groups = tuple(_between(group, a, b) for group in cohort.groups)
-        groups = tuple(group for group in groups if group.positions)
-        yield Cohort(cohort.clients[a:b], groups, cohort.staleness[a:b], cohort.time)
+        groups = []
+        for group in cohort.groups:
+            rows = [i for i, place in enumerate(group.positions) if a <= place < b]
+            if rows:
+                groups.append(subgroup(group, rows, [group.positions[i] - a for i in rows]))
+        yield Cohort(cohort.clients[a:b], tuple(groups), cohort.staleness[a:b], cohort.time)
 
 
-def _between(group: Group, a: int, b: int) -> Group:
-    """The clients at places a to b of a cohort, counted from a."""
-    rows = [i for i, place in enumerate(group.positions) if a <= place < b]
+def subgroup(group: Group, rows: list[int], positions: Sequence[int]) -> Group:
+    """Return the group of the clients in these rows of it, at these positions of a cohort."""
     download = group.download
     if group.stacked:
         shared, extra = tree.rows(download[:2], rows)
         download = download._replace(shared=shared, extra=extra)
-    places = tuple(group.positions[i] - a for i in rows)
-    return group._replace(positions=places, download=download)
+    return group._replace(positions=tuple(positions), download=download)
 
 
 def as_one_group(groups: Sequence[Group], contexts: Sequence[RoundContext]) -> tuple[Group, RoundContext]:
@@ -91,12 +92,12 @@ def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Seque
 
 def discounted(uploads: Upload, scale: Sequence[float]) -> Upload:
     """Scale each delta by its staleness; sample counts weight it later, so that the two never cancel."""
-    there = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))
-    return uploads._replace(delta={k: _scaled(x, there[x.device]) for k, x in uploads.delta.items()})
+    factors = beside(uploads.delta.values(), np.array(scale, dtype=np.float64))
+    return uploads._replace(delta={k: _scaled(x, factors[x.device]) for k, x in uploads.delta.items()})
 
 
 def _scaled(stack: Tensor, factor: Tensor) -> Tensor:
-    """Each row times its factor; counters, such as BatchNorm's number of batches, stay whole."""
+    """Multiply each row by its factor; counters, such as BatchNorm's number of batches, stay whole."""
     if not stack.is_floating_point():
         return stack
     return stack * factor.to(stack).reshape(-1, *[1] * (stack.dim() - 1))

@@ -12,7 +12,7 @@ from partita.algorithms.local.statistics import settled
 from partita.core import tree
 from partita.core.parts import Measure
 from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload
-from partita.engine.devices.classes import Classes, Part
+from partita.engine.devices.classes import Classes, ClassExecutor
 from partita.engine.execute import Executor
 from partita.engine.stage import STATE_BYTES, Stage
 from partita.engine.state import State
@@ -73,11 +73,14 @@ def _refresh_statistics(stage: Stage, state: State) -> None:
     known = {k: v for k, v in statistics.items() if k in state.server.shared}
     state.server = state.server._replace(shared={**state.server.shared, **known})
     if classes and devices.narrow:
-        for kind, part in classes.parts.items():
-            part.statistics.update(_statistics(stage, state, part, clients[devices.kinds[clients] == kind]))
+        for number, executor in classes.executors.items():
+            members = clients[devices.class_of[clients] == number]
+            executor.statistics.update(_statistics(stage, state, executor, members))
 
 
-def _statistics(stage: Stage, state: State, executor: Executor | Part, clients: np.ndarray) -> Tensors:
+def _statistics(
+    stage: Stage, state: State, executor: Executor | ClassExecutor, clients: np.ndarray
+) -> Tensors:
     """Return mean and variance over all training samples of these clients."""
     total: Tensors = {}
     samples = torch.zeros((), dtype=torch.float64, device=stage.setup.settings.device)

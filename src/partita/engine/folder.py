@@ -15,10 +15,10 @@ from partita.core import check
 from partita.engine.record import CLIENT_COLUMNS, Record, read_json
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import Holdings, State, encode
-from partita.engine.store import checkpoint
-from partita.engine.store.checkpoint import Checkpoint
+from partita.engine.store import durable
+from partita.engine.store.durable import Checkpoint
 from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
-from partita.engine.store.places import new_folder
+from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
 ROUNDINGS = 1e-3
@@ -79,7 +79,7 @@ class RunFolder:
             raise check.fail("out", str(self.path), allowed)
         before = check_same(config, self.path)
         choices.update(before["executor"]["picks"])
-        saved = checkpoint.read(self.path / "checkpoint")
+        saved = durable.read(self.path / "checkpoint")
         if saved is None:
             if (self.path / "metrics.jsonl").exists():
                 reason = f"the run in {self.path} has no checkpoint left"
@@ -92,7 +92,7 @@ class RunFolder:
         """Go on from this checkpoint: later ones are removed."""
         assert self.path is not None
         self._saved_version = saved.round
-        checkpoint.drop(self.path / "checkpoint", after=saved.round)
+        durable.drop(self.path / "checkpoint", after=saved.round)
 
     # ---- files
 
@@ -131,7 +131,7 @@ class RunFolder:
             return
         with state.timer("files"):
             tensors, rest = encode({**state.state(), "holdings": Holdings.of(stage, state)._asdict()})
-            checkpoint.write(self.path / "checkpoint", version, tensors, rest)
+            durable.write(self.path / "checkpoint", version, tensors, rest)
             state.store.committed()
         self._saved_at, self._saved_version = time.monotonic(), version
 

@@ -190,7 +190,7 @@ def _classes(stage: Stage, rows: Table, scores: Scores) -> dict[str, Any] | None
         return None
     memory, classes = devices.memory(_batch(stage)), {}
     for kind in devices.used:
-        mine = devices.kinds == kind
+        mine = devices.class_of == kind
         delays = rows.numbers("delay")[mine]
         delays = delays[~np.isnan(delays)].tolist()
         size, share = memory[kind]

@@ -1,9 +1,9 @@
-"""Unusable uploads are set aside and named before anything is aggregated.
+"""Screening: unusable uploads are set aside and named before anything is aggregated.
 
 An upload is usable if it has the model's names, shapes and types and no others, if its entries are finite and
 small enough to be squared, and if it claims no more weight than the server knows it has. What arrives as an
 upload may be anything: it is read once, into tensors of the server's own, and whatever goes wrong then is a
-reason to set it aside.
+reason to set it aside. So a Byzantine client cannot end a run.
 """
 
 from __future__ import annotations
@@ -18,79 +18,79 @@ from partita.core import tree
 from partita.core.types import Tensors, Upload
 
 
-def screen(uploads: Upload, why: Sequence[str], sent: Mapping[int, Any]) -> tuple[Upload, list[str]]:
-    """The uploads with what some clients sent instead, and for each why it is set aside ('': it is not).
+def screen(uploads: Upload, rejections: Sequence[str], sent: Mapping[int, Any]) -> tuple[Upload, list[str]]:
+    """Return the uploads that arrived, stacked, and for each the reason to set it aside ('': usable).
 
-    uploads  what the clients computed, stacked
-    why      why that is unusable, as `faults` says
-    sent     by place in the stack: what arrived from that client in its stead, of any form
+    uploads     what the clients computed, stacked
+    rejections  why that is unusable, as `faults` says
+    sent        by place in the stack: what Byzantine clients sent instead, of any form
     """
-    found = list(why)
+    reasons = list(rejections)
     if not sent:
-        return uploads, found
+        return uploads, reasons
     fitting: dict[int, Upload] = {}
     for i, upload in sent.items():
-        own, found[i] = taken(upload, uploads)
-        found[i] = found[i] or _weight(own.weight, uploads, i)
-        if not found[i]:
-            fitting[i] = own
-    arrived, places = _placed(uploads, fitting), list(fitting)
+        copy, reasons[i] = read_upload(upload, uploads)
+        reasons[i] = reasons[i] or _weight_fault(copy.weight, uploads, i)
+        if not reasons[i]:
+            fitting[i] = copy
+    arrived, places = _with_rows(uploads, fitting), list(fitting)
     for i, fault in zip(places, tree.faults(tree.rows(arrived, places), (), len(places))):
-        found[i] = fault
-    return arrived, found
+        reasons[i] = fault
+    return arrived, reasons
 
 
-def taken(upload: Any, expected: Upload) -> tuple[Upload, str]:
-    """An upload in the form of a row of `expected`, or why it has another one: names, shapes, types.
+def read_upload(upload: Any, expected: Upload) -> tuple[Upload, str]:
+    """Return an upload in the form of a row of `expected`, or what does not fit: names, shapes, types.
 
     Its tensors are copies, without gradients and where the expected ones are; its weight is on the host.
     """
     try:
         if not isinstance(upload, Upload):
-            return Upload({}), f"{_told(type(upload).__name__)}, not an upload"
-        delta, wrong = _read(upload.delta, expected.delta)
-        if not wrong:
-            extra, wrong = _read(upload.extra, expected.extra)
-        if not wrong:
-            sums, wrong = _read(upload.sums, expected.sums)
+            return Upload({}), f"{_printable(type(upload).__name__)}, not an upload"
+        delta, fault = _read(upload.delta, expected.delta)
+        if not fault:
+            extra, fault = _read(upload.extra, expected.extra)
+        if not fault:
+            sums, fault = _read(upload.sums, expected.sums)
         weight = upload.weight
-        if not wrong and weight is not None:
-            weight, wrong = _number(weight)
+        if not fault and weight is not None:
+            weight, fault = _number(weight)
     except Exception as error:  # a mapping or a tensor of the sender's own making may raise anything
-        return Upload({}), f"{_told(type(error).__name__)} when it was read"
-    return (Upload({}), wrong) if wrong else (Upload(delta, weight, extra, sums), "")
+        return Upload({}), f"{_printable(type(error).__name__)} when it was read"
+    return (Upload({}), fault) if fault else (Upload(delta, weight, extra, sums), "")
 
 
-def _read(given: Any, stack: Tensors) -> tuple[Tensors, str]:
-    """Tensors of our own by name, or why they do not fit."""
-    if not isinstance(given, Mapping):
-        return {}, f"{_told(type(given).__name__)}, not named tensors"
-    there = {k: given[k] for k in given}  # once: a mapping may say something else the next time
-    unknown = [k for k in there if type(k) is not str or k not in stack]
-    missing = [k for k in stack if k not in there]
+def _read(mapping: Any, stacks: Tensors) -> tuple[Tensors, str]:
+    """Return copies of named tensors, or why they do not fit."""
+    if not isinstance(mapping, Mapping):
+        return {}, f"{_printable(type(mapping).__name__)}, not named tensors"
+    tensors = {k: mapping[k] for k in mapping}  # once: a mapping may say something else the next time
+    unknown = [k for k in tensors if type(k) is not str or k not in stacks]
+    missing = [k for k in stacks if k not in tensors]
     if missing or unknown:
-        return {}, f"without {missing[0]}" if missing else f"unknown name {_told(unknown[0])}"
-    found = {}
-    for name, wanted in stack.items():
-        x = there[name]
-        if wrong := _shape(name, x, wanted):
-            return {}, wrong
-        found[name] = Tensor.detach(x).to(wanted.device, copy=True)
-    return found, ""
+        return {}, f"without {missing[0]}" if missing else f"unknown name {_printable(unknown[0])}"
+    copies = {}
+    for name, stack in stacks.items():
+        if fault := _tensor_fault(name, tensors[name], stack):
+            return {}, fault
+        copies[name] = Tensor.detach(tensors[name]).to(stack.device, copy=True)
+    return copies, ""
 
 
-def _shape(name: str, x: Any, wanted: Tensor) -> str:
+def _tensor_fault(name: str, x: Any, stack: Tensor) -> str:
+    """Return why a tensor is no row of `stack`; empty if it is one."""
     if type(x) not in (Tensor, nn.Parameter):  # another class may do anything when it is computed with
-        return f"{name} of type {_told(type(x).__name__)}, not a tensor"
+        return f"{name} of type {_printable(type(x).__name__)}, not a tensor"
     if not _is_whole(x):
         return f"{name} without its numbers"
-    if x.shape != wanted.shape[1:]:
-        return f"{name} of shape {list(x.shape)}, not {list(wanted.shape[1:])}"
-    return "" if x.dtype == wanted.dtype else f"{name} of type {x.dtype}, not {wanted.dtype}"
+    if x.shape != stack.shape[1:]:
+        return f"{name} of shape {list(x.shape)}, not {list(stack.shape[1:])}"
+    return "" if x.dtype == stack.dtype else f"{name} of type {x.dtype}, not {stack.dtype}"
 
 
 def _is_whole(x: Tensor) -> bool:
-    """Whether a tensor has all of its numbers: none is left out, or beyond the end of its memory."""
+    """Return whether a tensor has all of its numbers: none left out, or beyond the end of its memory."""
     if x.layout != torch.strided or x.is_nested or x.is_meta or x.is_quantized:
         return False
     last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
@@ -98,29 +98,29 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def _number(weight: Any) -> tuple[Tensor | None, str]:
-    """One real number of any type, as float64."""
+    """Return one real number of any type as float64, or why it is none."""
     if type(weight) not in (Tensor, nn.Parameter):
-        return None, f"weight of type {_told(type(weight).__name__)}, not a tensor"
+        return None, f"weight of type {_printable(type(weight).__name__)}, not a tensor"
     if not _is_whole(weight) or weight.numel() != 1 or weight.is_complex():
         shape = "[...]" if weight.is_nested else list(weight.shape)
         return None, f"weight of shape {shape} and type {weight.dtype}"
     return torch.tensor(Tensor.item(weight), dtype=torch.float64), ""
 
 
-def _weight(weight: Tensor | None, expected: Upload, place: int) -> str:
-    """A client counts for as many samples as the server knows it has, or for fewer."""
+def _weight_fault(weight: Tensor | None, expected: Upload, place: int) -> str:
+    """Refuse a weight above the number of samples that the server knows the client has."""
     if weight is None or expected.weight is None:
         return ""
     return "" if 0 <= weight <= expected.weight[place].item() else f"weight {weight:g}"  # so is NaN
 
 
-def _told(value: Any) -> str:
-    """A few printable characters of what somebody else has named."""
+def _printable(value: Any) -> str:
+    """Return a few printable characters of a name that came from outside."""
     return "".join(c if c.isprintable() else "?" for c in str(value)[:60])
 
 
-def _placed(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
-    """The stack with these rows instead. A copy: what clients computed may be in use elsewhere."""
+def _with_rows(uploads: Upload, sent: Mapping[int, Upload]) -> Upload:
+    """Return a copy of the stack with these rows: what clients computed may be in use elsewhere."""
     if not sent:
         return uploads
     places = list(sent)

@@ -31,14 +31,16 @@ from partita.schedule import Schedule, preferred, synchronous
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES = ("auto", "memory", "disk")
+DEVICES = "'auto', 'cpu' or 'cuda'"
+BOOLEAN = "True or False"
 
-ENOUGH = 200
-"""Rounds in which a client alone comes close to where it ends: with a few steps in each and usual rates,
+ROUNDS_ALONE = 200
+"""Rounds in which a client alone comes close to where it ends: with a few steps in each and common rates,
 after 25 to 200 on the digits and on spoken digits, after 25 on heart disease (more overfit)."""
 
 
 def _later(field: str, value: Any) -> Any:  # noqa: ARG001
-    """What can only be checked beside the data or the model."""
+    """Accept what can only be checked beside the data or the model."""
     return value
 
 
@@ -47,7 +49,7 @@ def _out(field: str, value: Any) -> Path | None:
 
 
 def _every(field: str, every: Any) -> int | float:
-    """Rounds between evaluations, or virtual time if it is no whole number."""
+    """Return the rounds between evaluations, or virtual time if it is no whole number."""
     if isinstance(every, float):
         return check.number(field, every, low=0, open_low=True)
     try:
@@ -57,7 +59,7 @@ def _every(field: str, every: Any) -> int | float:
 
 
 def _baselines(field: str, baselines: Any) -> bool | Mapping[str, Record]:
-    """Whether to train them, or runs that are there already."""
+    """Return whether to train baselines, or the runs to compare with."""
     if isinstance(baselines, bool):
         return baselines
     if not isinstance(baselines, Mapping):
@@ -75,19 +77,19 @@ def _device(field: str, device: Any) -> str:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise check.fail(field, device, "'auto', 'cpu' or 'cuda'") from None
+        raise check.fail(field, device, DEVICES) from None
     if chosen.type not in ("cpu", "cuda"):
-        raise check.fail(field, device, "'auto', 'cpu' or 'cuda'")
+        raise check.fail(field, device, DEVICES)
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise check.fail(field, device, "'auto' or 'cpu': this machine has no CUDA device")
+        raise check.fail(field, device, "'auto' or 'cpu'", "this machine has no CUDA device")
     return str(chosen)
 
 
 def _executor(field: str, executor: Any) -> str | Callable[[Task], Runner]:
-    """A name, or a function that makes one; those of the registry have names."""
-    named = next((name for name, factory in EXECUTORS.items() if factory is executor), None)
-    if named is not None:
-        return named
+    """Return the name of an executor, or the function that makes one; those of the registry have names."""
+    name = next((name for name, factory in EXECUTORS.items() if factory is executor), None)
+    if name is not None:
+        return name
     if callable(executor):
         return check.takes(field, executor, 1, "a function of a Task that returns an executor")  # type: ignore[no-any-return]
     return check.choice(field, executor, EXECUTORS)  # type: ignore[no-any-return]
@@ -101,73 +103,82 @@ def _store(field: str, store: Any) -> str | Callable[..., Store]:
 
 
 def _measures(field: str, measures: Any) -> Sequence[Measure]:
-    """What to follow, each once."""
-    some = measures if isinstance(measures, Sequence) and not isinstance(measures, Measure) else [None]
-    if not all(isinstance(m, Measure) for m in some):
+    """Return the measures to follow, each once."""
+    listed = isinstance(measures, Sequence) and not isinstance(measures, Measure)
+    if not listed or not all(isinstance(m, Measure) for m in measures):
         raise check.fail(field, measures, "a list such as [partita.measures.gradient_norm()]")
-    names = [m.name for m in some if isinstance(m, Measure)]
+    names = [m.name for m in measures]
     if len(set(names)) < len(names):
         raise check.fail(field, names, "each measure once")
-    return tuple(some)
+    return tuple(measures)
 
 
 def _callbacks(field: str, callbacks: Any) -> Sequence[Callback]:
-    some = callbacks if isinstance(callbacks, Sequence) else [None]
-    if not all(isinstance(c, Callback) for c in some):
+    if not isinstance(callbacks, Sequence) or not all(isinstance(c, Callback) for c in callbacks):
         raise check.fail(field, callbacks, "a list of partita.callbacks.Callback")
-    return tuple(some)
-
-
-BOOLEAN = "True or False"
+    return tuple(callbacks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What is computed: the numbers and words among the arguments of `federate`."""
 
-    rounds: Annotated[int | None, Option("server steps; a pipeline's stages may bring their own", low=1)] = (
-        None
-    )
-    cohort: Annotated[int | None, Option("clients per round (None: everyone)", low=1)] = None
+    rounds: Annotated[
+        int | None,
+        Option("number of server steps; required, unless the stages of a pipeline have their own", low=1),
+    ] = None
+    cohort: Annotated[int | None, Option("clients per round (default: all clients)", low=1)] = None
     steps: Annotated[
         int | Sequence[int] | None,
-        Option("local minibatch steps per round: one number, or one per client (None: epochs)", check=_later),
+        Option(
+            "local minibatch steps per round: one number for all clients, or one for each (default: `epochs` "
+            "decides)",
+            check=_later,
+        ),
     ] = None
     epochs: Annotated[
         int | None,
-        Option("local passes over a client's data per round (None: one, unless steps are given)", low=1),
+        Option(
+            "local passes over a client's training samples per round (default: 1, unless `steps` is given)",
+            low=1,
+        ),
     ] = None
-    batch: Annotated[int | None, Option("samples of a local step (None: all that the client has)", low=1)] = (
-        None
-    )
-    seed: Annotated[int, Option("everything random depends on it", low=0, high=check.LARGEST)] = 0
+    batch: Annotated[
+        int | None, Option("samples per local step (default: all training samples of the client)", low=1)
+    ] = None
+    seed: Annotated[
+        int, Option("seed on which everything random depends (default: 0)", low=0, high=check.LARGEST)
+    ] = 0
     state: Annotated[
         str,
         Option(
-            "'keep': clients keep their personal part between rounds; 'reset': they start anew each time",
+            "'keep': clients keep their personal part between rounds (default); 'reset': they start from the "
+            "initial one in each round",
             choices=STATES,
         ),
     ] = "keep"
     norm: Annotated[
         str | None,
         Option(
-            "statistics of normalization layers: 'global' (averaged), 'static' (none while training, "
-            "measured before each evaluation) or 'personal' (FedBN)",
+            "statistics of normalization layers: 'global' (averaged), 'static' (not used in training, "
+            "measured before each evaluation) or 'personal' (kept by each client, as in FedBN) (default: "
+            "'global')",
             choices=NORMS,
         ),
     ] = None
     byzantine: Annotated[
         float | Sequence[int | str],
         Option(
-            "who follows the attack: a share of the clients, or their numbers or names; they are marked in "
-            "clients.csv, and all scores are of the honest ones",
+            "Byzantine clients, who follow `attack`: a share of the clients, or a list of their numbers or "
+            "names; clients.csv marks them, and all scores are those of the honest clients (default: none)",
             check=_later,
         ),
     ] = ()
     evaluate_every: Annotated[
         int | float | None,
         Option(
-            "rounds between evaluations (None: about ten in all; 2.5, not whole: virtual time between them)",
+            "rounds between evaluations; a fraction such as 2.5 is virtual time (default: about ten "
+            "evaluations in all)",
             low=1,
             allowed="virtual time such as 2.5",
             check=_every,
@@ -176,27 +187,28 @@ class Training:
     checkpoint_every: Annotated[
         int | None,
         Option(
-            "rounds between checkpoints (None: by time; 0: none, so that the run can be neither resumed nor "
-            "loaded with its models)",
+            "rounds between checkpoints; 0 writes none, and then the run can neither be resumed nor loaded "
+            "with its models (default: a checkpoint about every 30 seconds)",
             low=0,
         ),
     ] = None
     baselines: Annotated[
         bool | Mapping[str, Record],
         Option(
-            "also train what `Run.summary` compares with, with the method's `lr` and steps: for methods "
-            "without a global model, fedavg, in as many rounds under the same schedule; and every client "
-            "alone, which needs no schedule: all clients in each of as many rounds (of more than 200, in "
-            "200, or as often as a client of the run has its turn). Of a large population that is the "
-            "dearest part of a run, in time and in the models that are kept: with False there is none; or "
-            "runs that are there already: {'local': run, 'global': run}",
+            "also train the baselines that `Run.summary` compares with, with the method's `lr` and steps: "
+            "fedavg, for methods without a global model, in as many rounds under the same schedule; and "
+            "every client alone, in each of as many rounds, but in at most 200, or in as many as a client of "
+            "the run takes part in, if that is more. With many clients, training alone is the most expensive "
+            "part of a run: False trains no baselines, and {'local': run, 'global': run} compares with "
+            "earlier runs (default: True)",
             check=_baselines,
         ),
     ] = True
     train_scores: Annotated[
         bool,
         Option(
-            "at the end score every client on its training samples too (in clients.csv and the report)",
+            "also score every client on its training samples at the end, for clients.csv and the report "
+            "(default: False)",
             allowed=BOOLEAN,
         ),
     ] = False
@@ -209,47 +221,50 @@ class Parts:
     loss: Annotated[
         str | Function | None,
         Option(
-            "'cross_entropy', 'binary_cross_entropy', 'mse' or a function of (output, target) that returns "
-            "the mean over a batch (None: what fits the targets)",
+            "'cross_entropy', 'binary_cross_entropy', 'mse', or a function of (output, target) that returns "
+            "the mean over a batch (default: the one that fits the targets)",
             check=_later,
         ),
     ] = None
     metric: Annotated[
         str | Function | None,
         Option(
-            "'accuracy', 'mse', 'mae', 'loss' (None: accuracy, or the loss for numbers), or "
-            "`partita.Metric(function, higher_is_better=True)` with a function of (output, target) that "
-            "returns a mean over samples; a function alone, if its attribute `higher_is_better` says which "
-            "way is better. What is no mean over samples, such as F1 or AUC, is refused",
+            "'accuracy', 'mse', 'mae', 'loss', or `partita.Metric(function, higher_is_better=True)` with a "
+            "function of (output, target) that returns a mean over samples; a function alone needs an "
+            "attribute `higher_is_better`. A score that is no mean over samples, such as F1 or AUC, is "
+            "refused (default: accuracy for classes, the loss for numbers)",
             check=_later,
         ),
     ] = None
     schedule: Annotated[
         Schedule | None,
         Option(
-            "who reports when: `partita.schedule.asynchronous(concurrency=10, delays=...)`; None: a random "
-            "cohort each round, `partita.schedule.synchronous()`, or what the method wants",
+            "which clients report when: `partita.schedule.synchronous()`, "
+            "`partita.schedule.asynchronous(concurrency=10, delays=...)` or another (default: a random "
+            "cohort in each round, or the schedule that the method prefers)",
             check=check.schedule,
         ),
     ] = None
     attack: Annotated[
         Attack | None,
         Option(
-            "what Byzantine clients do: `partita.attack.sign_flip()` and the like",
+            "what Byzantine clients do, such as `partita.attack.sign_flip()` (default: no attack)",
             allowed="an attack such as partita.attack.sign_flip()",
         ),
     ] = None
     capacity: Annotated[
         Capacity | None,
         Option(
-            "what devices can hold: `partita.capacity.depth({'strong': 0, 'weak': 2})` and the like",
+            "which part of the model devices can hold, such as `partita.capacity.depth({'strong': 0, 'weak': "
+            "2})` (default: all of it)",
             allowed="partita.capacity.depth(...), width(...) or fjord(...)",
         ),
     ] = None
     measures: Annotated[
         Sequence[Measure],
         Option(
-            "what else to follow at each evaluation: `partita.measures.gradient_norm()` and the like",
+            "what else to measure at each evaluation, such as `[partita.measures.gradient_norm()]` (default: "
+            "nothing)",
             check=_measures,
         ),
     ] = ()
@@ -262,46 +277,55 @@ class Machine:
     executor: Annotated[
         str | Callable[[Task], Runner],
         Option(
-            "'auto' (measures and picks), 'graph' (a stacked step is recorded once and replayed), "
-            "'compiled' (and compiled, however long that takes), 'vmap' (clients stacked), 'pool' (one "
-            "client on each core), 'loop' (one after another); or a function of a `partita.Task` that "
-            "returns an executor",
+            "how clients are trained: 'auto' (measures the others and takes the fastest; default), 'loop' "
+            "(one client after another), 'pool' (one client on each core), 'vmap' (clients stacked), 'graph' "
+            "(a stacked step is recorded once and replayed), 'compiled' (a stacked step is compiled first, "
+            "however long that takes); or a function of a `partita.Task` that returns an executor",
             check=_executor,
         ),
     ] = "auto"
-    device: Annotated[str, Option("'auto', 'cpu' or 'cuda'", check=_device)] = "auto"
+    device: Annotated[
+        str,
+        Option(
+            "'cpu', 'cuda', or 'auto' (default), which takes a CUDA device if there is one", check=_device
+        ),
+    ] = "auto"
     memory: Annotated[
         int | str | None,
         Option(
-            "budget for stacking clients, such as '8GiB' (None: a quarter of the device's memory)",
+            "memory for stacking clients, such as '8GiB' (default: a quarter of the device's memory)",
             check=check.size,
         ),
     ] = None
     precision: Annotated[
         str,
         Option(
-            "products of matrices and convolutions on a GPU: 'tf32', 'fp32' (exact, slower), or 'bf16' "
-            "(training in half the memory; weights and updates stay float32, and so do evaluations)",
+            "precision of matrix products and convolutions on a GPU: 'tf32' (default), 'fp32' (exact, "
+            "slower), or 'bf16' (trains in half the memory; weights, updates and evaluations stay float32)",
             choices=PRECISIONS,
         ),
     ] = "tf32"
     deterministic: Annotated[
         bool,
-        Option("only operations that give the same bits in every run on the same GPU", allowed=BOOLEAN),
+        Option(
+            "use only operations that give the same bits in every run on the same GPU (default: False)",
+            allowed=BOOLEAN,
+        ),
     ] = False
     profile: Annotated[
         bool,
         Option(
             "wait for the GPU between the parts of a round, so that the times in `summary()['phases']` are "
-            "exact, and write a trace of some rounds to `out`",
+            "exact, and write a trace of some rounds to `out` (default: False)",
             allowed=BOOLEAN,
         ),
     ] = False
     store: Annotated[
         str | Callable[..., Store],
         Option(
-            "clients' states in 'memory', on 'disk' (needs `out`), or 'auto' by their size; or a function of "
-            "(state of a new client, clients, folder, device) that returns a store",
+            "where clients' states are kept: in 'memory', on 'disk' (needs `out`), or 'auto' (default), by "
+            "their size; or a function of (state of a new client, clients, folder, device) that returns "
+            "a store",
             check=_store,
         ),
     ] = "auto"
@@ -309,39 +333,49 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
-    """How to run, and not what: nothing of it changes a result."""
+    """How a run is carried out and written down; nothing of it changes a result."""
 
     out: Annotated[
         str | Path | None,
         Option(
-            "a new or empty folder, for config.json, metrics.jsonl, clients.csv, summary.json, report.html "
-            "and checkpoints",
+            "a new or empty folder for config.json, metrics.jsonl, clients.csv, summary.json, report.html "
+            "and checkpoints (default: nothing is written)",
             check=_out,
         ),
     ] = None
     report: Annotated[
-        bool, Option("also write report.html into `out` (5 MB; later: `partita report OUT`)", allowed=BOOLEAN)
+        bool,
+        Option(
+            "also write report.html into `out`, 5 MB; `partita report OUT` writes it later (default: True)",
+            allowed=BOOLEAN,
+        ),
     ] = True
     resume: Annotated[
         bool,
         Option(
-            "go on with the run in `out`, on as many threads; the result has the same bits as without "
-            "interruption",
+            "continue the run in `out`, on the same number of threads; the result has the same bits as that "
+            "of a run without interruption (default: False)",
             allowed=BOOLEAN,
         ),
     ] = False
     max_time: Annotated[
         float | str | None,
         Option(
-            "seconds, or such as '90min' or '2h': after the round in which they are over, baselines "
-            "included, write a checkpoint into `out` and raise `partita.Stopped`; `resume` goes on",
+            "time limit in seconds, or such as '90min' or '2h', baselines included: after the round in which "
+            "it is reached, write a checkpoint into `out` and raise `partita.Stopped`; `resume` continues "
+            "(default: no limit)",
             check=_later,
         ),
     ] = None
-    callbacks: Annotated[Sequence[Callback], Option("see `partita.callbacks`", check=_callbacks)] = ()
+    callbacks: Annotated[
+        Sequence[Callback],
+        Option(
+            "objects that are told what happens, see `partita.callbacks` (default: none)", check=_callbacks
+        ),
+    ] = ()
     progress: Annotated[
         bool | None,
-        Option("show a progress bar (None: when the standard error stream is a terminal)", allowed=BOOLEAN),
+        Option("show a progress bar (default: if the standard error stream is a terminal)", allowed=BOOLEAN),
     ] = None
 
 
@@ -356,32 +390,33 @@ class Settings(Manner, Machine, Parts, Training):
 
     def checked(self, clients: int, names: Sequence[str] | None = None) -> Settings:
         """Return the settings as a run on these clients has them, or refuse the first wrong one."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, (kind, option) in declarations(Settings).items():
-            known = dataclasses.replace(option, high=clients) if name == "cohort" else option
-            found[name] = verify(name, getattr(self, name), kind, known)
-        found["steps"] = steps_of(found["steps"], clients)
-        if found["steps"] is not None and found["epochs"] is not None:
-            raise check.fail("steps", found["steps"], "steps or epochs, not both")
-        if found["checkpoint_every"] == 0 and found["store"] == "disk":
-            raise check.fail(
-                "checkpoint_every", 0, "from 1 with store='disk': states on disk need checkpoints"
-            )
-        if found["store"] == "disk" and found["out"] is None:
-            raise check.fail("store", "disk", "'memory' or 'auto', or a folder out= for the clients' states")
-        if found["resume"] and found["out"] is None:
-            raise check.fail("resume", True, "out=, the folder of the run")
+            limited = dataclasses.replace(option, high=clients) if name == "cohort" else option
+            values[name] = verify(name, getattr(self, name), kind, limited)
+        values["steps"] = steps_of(values["steps"], clients)
+        if values["steps"] is not None and values["epochs"] is not None:
+            raise check.fail("steps", values["steps"], "steps or epochs, not both")
+        if values["store"] == "disk" and values["checkpoint_every"] == 0:
+            allowed = "a whole number from 1, or store='memory'"
+            raise check.fail("checkpoint_every", 0, allowed, "states on disk need checkpoints")
+        if values["store"] == "disk" and values["out"] is None:
+            allowed = "a folder out=, or 'memory' or 'auto'"
+            raise check.fail("store", "disk", allowed, "states on disk need a folder")
+        if values["resume"] and values["out"] is None:
+            raise check.fail("resume", True, "out=, the folder of the run to continue")
         if names is not None:
-            found["byzantine"] = byzantine_clients(found["byzantine"], found["attack"], names, found["seed"])
-        return Settings(**found)
+            values["byzantine"] = byzantine_clients(
+                values["byzantine"], values["attack"], names, values["seed"]
+            )
+        return Settings(**values)
 
     @property
     def recorded(self) -> dict[str, Any]:
         """What config.json holds of them; parts have entries of their own there."""
-        fields = dataclasses.fields(Training), dataclasses.fields(Machine)
-        found = {f.name: getattr(self, f.name) for some in fields for f in some}
-        given = self.baselines
-        return {**found, "baselines": given if isinstance(given, bool) else tuple(given)}
+        fields = (*dataclasses.fields(Training), *dataclasses.fields(Machine))
+        baselines = self.baselines if isinstance(self.baselines, bool) else tuple(self.baselines)
+        return {**{f.name: getattr(self, f.name) for f in fields}, "baselines": baselines}
 
     @property
     def byzantine_clients(self) -> tuple[int, ...]:
@@ -400,7 +435,7 @@ class Settings(Manner, Machine, Parts, Training):
         return None if self.out is None else Path(self.out)
 
     def stages(self, algorithm: Algorithm) -> tuple[StagePlan, ...]:
-        """The stages of the run with nothing left open: a plain method is a pipeline of one."""
+        """Return the stages of the run with all settings filled in; a plain method is a pipeline of one."""
         parts = algorithm.stages or (StagePlan(algorithm),)
         return tuple(self._fill(part) for part in parts)
 
@@ -408,7 +443,7 @@ class Settings(Manner, Machine, Parts, Training):
         once = stage.rounds is None and stage.epochs is not None  # fine-tuning: all clients, one round
         rounds = 1 if once else (stage.rounds or self.rounds)
         if rounds is None:
-            raise check.fail("rounds", None, "a whole number from 1 (or each stage's own)")
+            raise check.fail("rounds", None, "a whole number from 1, or rounds for each stage")
         own_work = stage.steps is not None or stage.epochs is not None
         return dataclasses.replace(
             stage,
@@ -430,7 +465,7 @@ def declarations(kind: type) -> dict[str, tuple[Any, Option]]:
 
 
 def as_one(stages: Sequence[StagePlan]) -> dict[str, Any]:
-    """All stages as one: their rounds together, the cohort and the work of the first."""
+    """Return all stages as one: the sum of their rounds, the cohort and the work of the first."""
     first = stages[0]
     work = {"steps": first.steps, "epochs": first.epochs, "batch": first.batch}
     return {"rounds": sum(s.rounds or 0 for s in stages), "cohort": first.cohort, **work}
@@ -439,11 +474,12 @@ def as_one(stages: Sequence[StagePlan]) -> dict[str, Any]:
 def as_alone(
     stages: Sequence[StagePlan], schedules: Sequence[Schedule], clients: int, every: int | float | None
 ) -> dict[str, Any]:
-    """The same for every client alone, which costs no communication: its amount does not follow the schedule.
+    """Return `as_one` for every client alone, which needs no communication and so follows no schedule.
 
-    Everyone takes part in every round, without delays, as many rounds as the stages have; but no more than
-    ENOUGH, or than a client of the stages has turns on average, if that is more. Virtual time says nothing
-    there: evaluations after `every` so much of it go by rounds, and under `until` nobody knows the turns.
+    Everyone takes part in every round, without delays, in as many rounds as the stages have; but in no more
+    than ROUNDS_ALONE, or than the rounds that a client takes part in on average, if they are more. A
+    schedule that ends at a virtual time does not say how many those are. Alone there is no virtual time:
+    evaluations `every` so much of it go by rounds.
     """
     uploads = [
         (stage.rounds or 0) * (getattr(schedule, "buffer", None) or stage.cohort or clients)
@@ -451,25 +487,25 @@ def as_alone(
         if getattr(schedule, "until", None) is None
     ]
     whole = as_one(stages)
-    rounds = min(whole["rounds"], max(ENOUGH, -(-sum(uploads) // clients)))
+    rounds = min(whole["rounds"], max(ROUNDS_ALONE, -(-sum(uploads) // clients)))
     evaluations = {"evaluate_every": None if isinstance(every, float) else every}
     return {**whole, "rounds": rounds, "cohort": None, **evaluations}
 
 
 def schedule_of(stage: StagePlan, schedule: Schedule | None) -> Schedule:
-    """What a stage runs under: its own schedule, the run's, or what its method wants."""
+    """Return the schedule of a stage: its own, the run's, or what its method prefers."""
     chosen: Schedule = stage.schedule or schedule or preferred()
     return chosen.of(stage.algorithm)
 
 
 def stage_work(stage: StagePlan) -> Work:
-    """What a client computes in a round of this stage; one pass over its data unless the user says more."""
+    """Return what a client computes in a round of this stage; default: one pass over its data."""
     epochs = 1 if stage.steps is None and stage.epochs is None else stage.epochs
     return Work(steps=stage.steps, epochs=epochs, batch=stage.batch)
 
 
 def steps_of(steps: Any, clients: int | None) -> int | tuple[int, ...] | None:
-    """One number of steps, or one for each client."""
+    """Return one number of steps, or one for each client."""
     if steps is None:
         return None
     steps = steps.tolist() if hasattr(steps, "tolist") else steps
@@ -481,25 +517,26 @@ def steps_of(steps: Any, clients: int | None) -> int | tuple[int, ...] | None:
 
 
 def byzantine_clients(byzantine: Any, attack: Any, names: Sequence[str], seed: Any) -> tuple[int, ...]:
-    """The numbers of the dishonest clients: a share of all, drawn by the seed, or those that are named."""
-    given = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
-    found = _share(given, len(names), seed) if isinstance(given, float) else _named(given, names)
-    if attack is None and found:
+    """Return the numbers of the Byzantine clients: a share of all, drawn by the seed, or those named."""
+    requested = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
+    is_share = isinstance(requested, float)
+    clients = _share(requested, len(names), seed) if is_share else _named(requested, names)
+    if attack is None and clients:
         attacks = "attack=, such as partita.attack.sign_flip(), or leave byzantine= out"
         raise check.fail("byzantine", byzantine, attacks, "Byzantine clients need an attack")
-    if attack is not None and not found and isinstance(given, float) and given > 0:
+    if attack is not None and not clients and is_share and requested > 0:
         raise check.fail("byzantine", byzantine, f"a share of at least one of the {len(names)} clients")
-    if attack is not None and not found:
-        clients = "a share such as 0.25, or client numbers or names"
-        raise check.fail("byzantine", byzantine, clients, "attack= needs Byzantine clients")
-    if len(found) == len(names):
+    if attack is not None and not clients:
+        allowed = "a share such as 0.25, or client numbers or names"
+        raise check.fail("byzantine", byzantine, allowed, "attack= needs Byzantine clients")
+    if len(clients) == len(names):
         raise check.fail("byzantine", byzantine, "at least one honest client")
-    return found
+    return clients
 
 
 def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
     check.number("byzantine", share, low=0.0, high=1.0)
-    number = check.integer("seed", seed, low=0, high=2**63 - 1)
+    number = check.integer("seed", seed, low=0, high=check.LARGEST)
     chosen = draws.generator(number, "byzantine").choice(clients, round(share * clients), replace=False)
     return tuple(sorted(chosen.tolist()))
 
@@ -507,13 +544,12 @@ def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
 def _named(byzantine: Any, names: Sequence[str]) -> tuple[int, ...]:
     if isinstance(byzantine, str | bytes) or not isinstance(byzantine, Iterable):
         raise check.fail("byzantine", byzantine, "a share such as 0.25, or a list of numbers or names")
-    given = list(byzantine)
-    named = any(isinstance(who, str) for who in given)
-    places = {name: i for i, name in enumerate(names)} if named else {}
-    found = {
-        places[check.choice("byzantine", who, places)]
-        if isinstance(who, str)
-        else check.integer("byzantine", who, low=0, high=len(names) - 1)
-        for who in given
+    listed = list(byzantine)
+    numbers = {name: i for i, name in enumerate(names)} if any(isinstance(c, str) for c in listed) else {}
+    clients = {
+        numbers[check.choice("byzantine", client, numbers)]
+        if isinstance(client, str)
+        else check.integer("byzantine", client, low=0, high=len(names) - 1)
+        for client in listed
     }
-    return tuple(sorted(found))
+    return tuple(sorted(clients))

@@ -200,7 +200,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         seed=settings.seed,
         time=time,
         steps=lambda client: client_steps(stage.rule, np.array([client]), setup.data, state.context(stage)),
-        received=None if devices.alike else lambda client: stage.bytes_down[int(devices.kinds[client])],
+        received=None if devices.alike else lambda client: stage.bytes_down[int(devices.class_of[client])],
     )
     server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
     state = State(

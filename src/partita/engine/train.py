@@ -23,7 +23,7 @@ from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import State, decode, first_stage, next_stage, restored, saved_stage
 from partita.engine.stopping import Interrupt
-from partita.engine.store.checkpoint import Checkpoint
+from partita.engine.store.durable import Checkpoint
 
 
 class Outcome(NamedTuple):

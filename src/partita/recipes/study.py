@@ -29,7 +29,7 @@ from partita.engine.model.probe import names_of
 from partita.engine.record import Record, read, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text
-from partita.engine.store.places import new_folder, new_page
+from partita.engine.store.output import new_folder, new_page
 from partita.recipes.experiment import Experiment
 from partita.recipes.tables import Runs, Table
 from partita.report import write_page

@@ -10,7 +10,7 @@ from pathlib import Path
 from partita.core import check
 from partita.engine.record import Record
 from partita.engine.store.files import failed
-from partita.engine.store.places import new_page
+from partita.engine.store.output import new_page
 
 __all__ = ["write", "write_page"]
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from importlib import import_module, resources
 
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from partita.report import compare
 from partita.report import figures as draw
 from partita.report.cost import cost

@@ -18,7 +18,7 @@ import torch
 from engine import killed
 from engine.killed import NEVER
 from partita.core.types import ClientState
-from partita.engine.store import DiskStore, checkpoint
+from partita.engine.store import DiskStore, durable
 from partita.engine.store.files import append_jsonl
 
 CLIENTS = 20
@@ -51,7 +51,7 @@ def states(values: list[int]) -> ClientState:
 def resume(folder: Path) -> tuple[DiskStore, int]:
     """The store and the round of the newest valid checkpoint, compared with a straight run."""
     store = DiskStore(TEMPLATE, CLIENTS, folder)
-    found = checkpoint.read(folder / "checkpoint")
+    found = durable.read(folder / "checkpoint")
     if found is None:
         round = 0
     else:
@@ -74,14 +74,14 @@ def train(folder: str, rounds: int, every: int, at_write: int = NEVER, at_call: 
     writes = killed.at_write(at_write)
     store, start = resume(root)
     calls = itertools.count() if at_call is None else killed.at_call(at_call)
-    checkpoint.drop(root / "checkpoint", after=start)
+    durable.drop(root / "checkpoint", after=start)
     for t in range(start + 1, rounds + 1):
         clients = cohort(t)
         values = store.load(clients).memory["n"].tolist()
         store.save(clients, states([step(n, t) for n in values]))
         if t % every == 0:
             tensors = {f"store.{k}": x for k, x in store.snapshot(t).items()}
-            checkpoint.write(root / "checkpoint", t, tensors, {"round": t})
+            durable.write(root / "checkpoint", t, tensors, {"round": t})
             store.committed()
     sys.setprofile(None)
     append_jsonl(root / "counts.jsonl", {"writes": next(writes), "calls": next(calls)})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import partita as pt
-from partita.engine.store import checkpoint
+from partita.engine.store import durable
 from small import federate
 from support import Command, Stop, files_of, tensors
 
@@ -47,7 +47,7 @@ def fail_at(patch: pytest.MonkeyPatch, last: int) -> list[int]:
 
         return call
 
-    patch.setattr(checkpoint, "save_file", wrap(checkpoint.save_file))
+    patch.setattr(durable, "save_file", wrap(durable.save_file))
     for name in ("fsync", "pwrite", "replace"):
         patch.setattr(os, name, wrap(getattr(os, name)))
     return calls

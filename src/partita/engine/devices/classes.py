@@ -19,193 +19,188 @@ from partita.core.device import put
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData
+from partita.engine.cohorts import subgroup
 from partita.engine.devices.record import passed, recorded
 from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.plan import work_of
 
-TRIAL = 8  # samples that are tried before a run
-TOGETHER = 512  # that pass through frozen blocks at a time: a device takes fewer, a simulation need not
+TRIAL_SAMPLES = 8  # tried before a run
+BATCH = 512  # samples that pass through frozen blocks at a time: a device takes fewer, a simulation need not
 Region = Mapping[str, tuple[slice, ...]]
 """By name, the leading part of a tensor that a class holds."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One class at work.
+class ClassExecutor:
+    """What clients of one class of devices compute.
 
-    region  what it holds of the whole model
-    sent    what a client that holds everything would send
-    pieces  frozen blocks in evaluation mode, and `open_pieces` the same by the statistics of the samples
-    shapes  of the tensors of the whole model
-    statistics  of this class's own model, where those of the whole one do not fit (norm="static")
-    base    of those that nobody shares: what they were at the start
+    executor      runs the model of this class
+    region        what the class holds of the whole model
+    upload_like   an upload of a client that holds the whole model
+    shapes        the shapes of the whole model's tensors
+    pieces        frozen blocks in evaluation mode
+    open_pieces   the same blocks, normalizing by the statistics of the samples
+    initial       the initial tensors, for those that the server does not share
+    statistics    of this class's own model, where those of the whole one do not fit (norm="static")
+    static        whether norm="static"
+    disk          whether records of frozen blocks are kept in files
+    record_bytes  bytes of a sample behind the frozen blocks
+    budget        bytes for the records of clients that train together
     """
 
     executor: Runner
     region: Region
-    sent: Upload
+    upload_like: Upload
     shapes: Mapping[str, torch.Size]
     pieces: tuple[nn.Module, ...] = ()
     open_pieces: tuple[nn.Module, ...] = ()
-    base: Tensors = field(default_factory=dict)
+    initial: Tensors = field(default_factory=dict)
     statistics: Tensors = field(default_factory=dict)
     static: bool = False
     disk: bool = False
-    record_bytes: int = 0  # of a sample behind the frozen blocks
-    budget: int = 1 << 62  # for the records of clients that train together
-    name: str = "part"
+    record_bytes: int = 0
+    budget: int = 1 << 62
+    name: str = "class"
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """What clients of this class do, as many at a time as their records fit."""
-        sizes = self._samples(program, clients, context) if self.pieces else np.zeros(len(clients))
-        found = []
-        for some in _fitting(sizes * self.record_bytes, self.budget):
-            part = group if len(some) == len(clients) else _some(group, some)
-            own = states if len(some) == len(clients) else tree.rows(states, some)
-            found.append(self._together(program, clients[some], part, own, context.of(some)))
-        return tree.cat(found)  # type: ignore[no-any-return]
+        """Run the program for clients of this class, as many at a time as their records fit in memory."""
+        samples = self._samples(program, clients, context) if self.pieces else np.zeros(len(clients))
+        results = []
+        for rows in _fitting(samples * self.record_bytes, self.budget):
+            if len(rows) == len(clients):
+                return self._together(program, clients, group, states, context)
+            results.append(
+                self._together(
+                    program,
+                    clients[rows],
+                    subgroup(group, rows, range(len(rows))),
+                    tree.rows(states, rows),
+                    context.of(rows),
+                )
+            )
+        return tree.cat(results)  # type: ignore[no-any-return]
 
     def _together(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """Some of them, in the shapes of the whole model."""
+        """Run the program on this class's model; take and return tensors in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
-        own = group._replace(download=group.download._replace(shared=shared, extra=extra))
-        if self.statistics and not program.trains:
-            shared = {**shared, **{k: v for k, v in self.statistics.items() if k in shared}}
-            own = own._replace(download=own.download._replace(shared=shared))
-        held = ClientState(self.held(states.personal, True), self._remembered(states.memory))
+        if not program.trains:
+            shared |= {k: v for k, v in self.statistics.items() if k in shared}
+        held_group = group._replace(download=group.download._replace(shared=shared, extra=extra))
+        memory_of = {name: self._tensor_of(name, value) for name, value in states.memory.items()}
+        memory = self._cropped(states.memory, memory_of, stacked=True)
+        held_states = ClientState(self.held(states.personal, stacked=True), memory)
         executor = self.executor
         if self.pieces:
             executor = executor.on(self._recorded(program, clients, group, context))
-        upload, new = executor(program, clients, own, held, context)
+        upload, new = executor(program, clients, held_group, held_states, context)
         return self._whole(program, upload, len(clients)), self._kept(program, new, states, group)
 
     # ---- tensors
 
     def held(self, tensors: Tensors, stacked: bool) -> Tensors:
-        """The part of these that the class holds, and what is no tensor of the model."""
+        """Return what the class holds of these tensors, and all that is no tensor of the model."""
+        return self._cropped(tensors, {name: name for name in tensors}, stacked)
+
+    def _cropped(self, tensors: Tensors, tensor_of: Mapping[str, str], stacked: bool) -> Tensors:
+        """Return the same for entries that are about the tensors of the model that `tensor_of` names."""
         rows = (slice(None),) if stacked else ()
-        found: Tensors = {}
+        cropped: Tensors = {}
         for name, value in tensors.items():
-            if name in self.region:
-                found[name] = value[rows + self.region[name]]
-            elif name not in self.shapes:
-                found[name] = value
-        return found
+            if tensor_of[name] in self.region:
+                cropped[name] = value[rows + self.region[tensor_of[name]]]
+            elif tensor_of[name] not in self.shapes:
+                cropped[name] = value
+        return cropped
 
-    def _remembered(self, memory: Tensors) -> Tensors:
-        """The same of clients' memories: an entry is about a tensor if it has its name, or ends in it.
+    def _tensor_of(self, name: str, value: Tensor) -> str:
+        """Return the tensor of the model that an entry of clients' memories is about.
 
-        A method that keeps a second copy of `norm.weight` may call it `shared.norm.weight`.
+        It has its name, or ends in it: a second copy of `norm.weight` may be called `shared.norm.weight`.
         """
-        found: Tensors = {}
-        for name, value in memory.items():
-            known = [k for k in _endings(name) if self.shapes.get(k) == value.shape[1:]]
-            own = self.held({known[0] if known else name: value}, True)
-            if own:
-                (found[name],) = own.values()
-        return found
+        return next((k for k in _endings(name) if self.shapes.get(k) == value.shape[1:]), name)
 
     def _whole(self, program: Program, upload: Upload, n: int) -> Upload:
-        """In the names and shapes of the whole model, zero where the class holds nothing.
+        """Return an upload in the names and shapes of the whole model, zero where the class holds nothing.
 
         Only training is sent anywhere; a model stays what it is.
         """
         if not program.trains:
             return upload
-        delta = self._placed(upload.delta, self.sent.delta, n)
-        return upload._replace(delta=delta, sums=self._placed(upload.sums, self.sent.sums, n))
+        delta = self._placed(upload.delta, self.upload_like.delta, n)
+        return upload._replace(delta=delta, sums=self._placed(upload.sums, self.upload_like.sums, n))
 
-    def _placed(self, stacks: Tensors, like: Tensors, n: int) -> Tensors:
-        found: Tensors = {}
+    @staticmethod
+    def _placed(stacks: Tensors, like: Tensors, n: int) -> Tensors:
+        placed: Tensors = {}
         for name, whole in like.items():
             value = stacks.get(name)
-            if value is not None and value.shape[1:] == whole.shape:
-                found[name] = value
-                continue
-            found[name] = whole.new_zeros(n, *whole.shape)
-            if value is not None:
-                found[name][(slice(None), *self.region[name])] = value
-        return found
+            fits = value is not None and value.shape[1:] == whole.shape
+            placed[name] = value if fits else _paste(whole.new_zeros(n, *whole.shape), value)  # type: ignore[assignment]
+        return placed
 
     def _kept(self, program: Program, new: ClientState, old: ClientState, group: Group) -> ClientState:
-        """What clients keep; of a personal copy of what they do not hold, what they received."""
+        """Return what clients keep; of a personal copy of what they do not hold, what they received."""
         if not program.trains:
             return new
         shared = group.download.shared
-        personal = {
-            k: self._into(v, new.personal.get(k), shared.get(k), group.stacked)
-            for k, v in old.personal.items()
-        }
-        memory = {k: self._into(v, new.memory.get(k), None, True) for k, v in old.memory.items()}
+        personal = {k: _merged(v, new.personal.get(k), shared.get(k)) for k, v in old.personal.items()}
+        memory = {k: _merged(v, new.memory.get(k), None) for k, v in old.memory.items()}
         return ClientState(personal, memory)
-
-    @staticmethod
-    def _into(old: Tensor, new: Tensor | None, received: Tensor | None, stacked: bool) -> Tensor:
-        if new is not None and new.shape == old.shape:
-            return new
-        base = old if received is None else received if stacked else received.expand_as(old)
-        if new is None:
-            return base
-        found = base.clone()
-        found[tuple(slice(0, n) for n in new.shape)] = new
-        return found
 
     # ---- samples
 
     def trial(self, data: FederatedData, tensors: Tensors) -> FederatedData:
-        """A few samples of the largest client, as the frozen blocks let them through."""
-        client = int(np.argmax(data.train[:, 1]))
-        start, length = data.train[client].tolist()
-        rows = torch.arange(start, start + min(length, TRIAL), device=data.x.device)
-        x = self._pass(self.pieces, tensors, data, rows, TRIAL)
+        """Return a few samples of the largest client, as the frozen blocks let them through."""
+        client, rows = rows_of_largest(data, TRIAL_SAMPLES)
+        x = self._pass(self.pieces, tensors, data, rows, TRIAL_SAMPLES)
         train = np.zeros_like(data.train)
         train[client] = 0, len(rows)
         return replace(data, x=x, y=data.y.index_select(0, rows), train=train, test=np.zeros_like(train))
 
     def _splits(self, program: Program, context: RoundContext) -> tuple[str, ...]:
-        """The parts of the data that the rule looks at."""
+        """Return the splits of the data that the program looks at."""
         phases = self.executor.bound.bind(program).phases
         return tuple(dict.fromkeys(work_of(phase, context).split for phase in phases))
 
     def _samples(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
-        """How many each client has there."""
+        """Return how many samples each client has there."""
         data, none = self.executor.bound.data, np.zeros(len(clients), dtype=np.int64)
         return sum([data.ranges(split)[clients, 1] for split in self._splits(program, context)], none)
 
     def _recorded(
         self, program: Program, clients: np.ndarray, group: Group, context: RoundContext
     ) -> FederatedData:
-        """The samples that the rule will look at, as the frozen blocks let them through."""
+        """Return the samples that the program will look at, as the frozen blocks let them through."""
         data, splits = self.executor.bound.data, self._splits(program, context)
         ranges = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in ("train", "test")}
         rows: list[Tensor] = []
         at = 0
         for client in clients.tolist():
-            mine = []
+            rows_of_client = [torch.arange(0, device=data.x.device)]
             for split in splits:
                 start, length = data.ranges(split)[client].tolist()
                 ranges[split][client] = at, length
-                mine.append(torch.arange(start, start + length, device=data.x.device))
+                rows_of_client.append(torch.arange(start, start + length, device=data.x.device))
                 at += length
-            rows.append(torch.cat(mine) if mine else torch.arange(0, device=data.x.device))
+            rows.append(torch.cat(rows_of_client))
         x = self._passed(program, data, rows, group)
         y = data.y.index_select(0, torch.cat(rows))
         return replace(data, x=x, y=y, train=ranges["train"], test=ranges["test"])
 
     def _passed(self, program: Program, data: FederatedData, rows: Sequence[Tensor], group: Group) -> Tensor:
-        """All clients together where they have received the same model, else each on its own."""
+        """Pass all clients' samples together where they received the same model, else each client's alone."""
         alone = self.static and program.trains
         pieces = self.open_pieces if alone else self.pieces
         shared = group.download.shared
         if not group.stacked and not alone:
-            return self._pass(pieces, shared, data, torch.cat(list(rows)), TOGETHER)
-        own = [tree.row(shared, i) if group.stacked else shared for i in range(len(rows))]
-        size = len(data.x) if alone else TOGETHER
-        parts = (self._pass(pieces, w, data, mine, size) for w, mine in zip(own, rows))
+            return self._pass(pieces, shared, data, torch.cat(list(rows)), BATCH)
+        models = [tree.row(shared, i) if group.stacked else shared for i in range(len(rows))]
+        size = len(data.x) if alone else BATCH
+        parts = (self._pass(pieces, model, data, mine, size) for model, mine in zip(models, rows))
         return recorded(parts, sum(map(len, rows)), self.disk)
 
     def _pass(
@@ -219,9 +214,9 @@ class Part:
                 yield data.gather(rows[i : i + size])[0]
 
         def fetch(names: Sequence[str]) -> Tensors:
-            # a module may write to its statistics: a copy
-            there = {k: shared.get(k, self.base.get(k)) for k in names}
-            return {k: v.clone() if k in buffers else v for k, v in there.items() if v is not None}
+            tensors = {k: shared.get(k, self.initial.get(k)) for k in names}
+            # clones: a module may write to its statistics
+            return {k: v.clone() if k in buffers else v for k, v in tensors.items() if v is not None}
 
         buffers = {k for piece in pieces for k, _ in piece.named_buffers()}
         return passed(pieces, fetch, batches(), len(rows), disk=self.disk, size=size)
@@ -229,34 +224,36 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """An executor. `kinds` has the class of each client, -1: the whole model."""
+    """An executor that runs each client's program on the model of its class.
+
+    whole      the executor of clients that hold the whole model
+    executors  those of the other classes
+    class_of   the class of each client, -1: the whole model
+    """
 
     whole: Executor
-    parts: Mapping[int, Part]
-    kinds: np.ndarray
+    executors: Mapping[int, ClassExecutor]
+    class_of: np.ndarray
     name: str = "classes"
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
-        """A group for each class, and all of them in the cohort's order again."""
-        kinds = self.kinds[clients]
-        if program.whole_model or (kinds < 0).all():
+        """Run the clients of each class together; return their results in the cohort's order."""
+        classes = self.class_of[clients]
+        if program.whole_model or (classes < 0).all():
             return self.whole(program, clients, group, states, context)
-        found, order = [], []
-        for kind in np.unique(kinds).tolist():
-            places = np.flatnonzero(kinds == kind)
-            some = places.tolist()
-            run = self.whole if kind < 0 else self.parts[kind]
-            found.append(
-                run(program, clients[places], _some(group, some), tree.rows(states, some), context.of(some))
-            )
-            order.append(places)
-        if len(found) == 1:
-            return found[0]
-        device = next(iter(self.parts.values())).executor.bound.data.x.device
-        back = put(np.argsort(np.concatenate(order)), device)
-        uploads, new = tree.rows(tree.cat(found), back)
+        results, order = [], []
+        for number in np.unique(classes).tolist():
+            rows = np.flatnonzero(classes == number).tolist()
+            executor = self.whole if number < 0 else self.executors[number]
+            held = subgroup(group, rows, range(len(rows)))
+            results.append(executor(program, clients[rows], held, tree.rows(states, rows), context.of(rows)))
+            order += rows
+        if len(results) == 1:
+            return results[0]
+        device = next(iter(self.executors.values())).executor.bound.data.x.device
+        uploads, new = tree.rows(tree.cat(results), put(np.argsort(order), device))
         return uploads, new
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
@@ -264,34 +261,47 @@ class Classes:
 
     def release(self) -> None:
         """Let the executors of all classes use the memory of earlier results again."""
-        for executor in (self.whole, *[part.executor for part in self.parts.values()]):
+        for executor in (self.whole, *[each.executor for each in self.executors.values()]):
             executor.release()
 
 
 def _endings(name: str) -> Iterator[str]:
-    """'a.b.c', 'b.c', 'c'."""
+    """Yield 'a.b.c', 'b.c' and 'c' of the name 'a.b.c'."""
     while name:
         yield name
         name = name.partition(".")[2]
 
 
-def _some(group: Group, places: list[int]) -> Group:
-    """The group of some of its clients."""
-    download = group.download
-    if group.stacked:
-        shared, extra = tree.rows(download[:2], places)
-        download = download._replace(shared=shared, extra=extra)
-    return group._replace(positions=tuple(range(len(places))), download=download)
+def _paste(base: Tensor, part: Tensor | None) -> Tensor:
+    """Write `part` over the leading part of `base`, in place: what a class holds is a leading part."""
+    if part is not None:
+        base[tuple(slice(0, n) for n in part.shape)] = part
+    return base
+
+
+def _merged(old: Tensor, new: Tensor | None, received: Tensor | None) -> Tensor:
+    """Return a tensor that a client keeps: `new` where it holds it, elsewhere `received`, or else `old`."""
+    if new is not None and new.shape == old.shape:
+        return new
+    base = old if received is None else received.expand_as(old)
+    return base if new is None else _paste(base.clone(), new)
+
+
+def rows_of_largest(data: FederatedData, most: int) -> tuple[int, Tensor]:
+    """Return the client with most training samples, and the places of at most so many of them."""
+    client = int(np.argmax(data.train[:, 1]))
+    start, length = data.train[client].tolist()
+    return client, torch.arange(start, start + min(length, most), device=data.x.device)
 
 
 def _fitting(sizes: np.ndarray, budget: int) -> list[list[int]]:
-    """Places in groups whose sizes together fit the budget, as far as a single one does."""
-    found: list[list[int]] = [[]]
+    """Return rows in groups whose sizes together fit the budget, as far as a single one does."""
+    groups: list[list[int]] = [[]]
     total = 0.0
-    for place, size in enumerate(sizes.tolist()):
-        if found[-1] and total + size > budget:
-            found.append([])
+    for row, size in enumerate(sizes.tolist()):
+        if groups[-1] and total + size > budget:
+            groups.append([])
             total = 0.0
-        found[-1].append(place)
+        groups[-1].append(row)
         total += size
-    return found
+    return groups

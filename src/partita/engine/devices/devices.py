@@ -1,6 +1,6 @@
 """What clients can hold: the classes of devices of a run, and what each of them means for the loop.
 
-Without `capacity=` there is one class, which holds everything, and nothing here does anything.
+Without `capacity=` there is one class, which holds the whole model, and nothing here changes a run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from partita.capacity.memory import footprint, passing
@@ -18,7 +17,7 @@ from partita.core import check, tree
 from partita.core.parts import Capacity, Share, StagePlan
 from partita.core.types import Partition, ServerState, Tensors, Upload
 from partita.data import FederatedData
-from partita.engine.devices.classes import Classes, Part
+from partita.engine.devices.classes import Classes, ClassExecutor, rows_of_largest
 from partita.engine.devices.holders import (
     Aggregate,
     Forge,
@@ -26,6 +25,7 @@ from partita.engine.devices.holders import (
     forged_by_holders,
     held_by,
     over_holders,
+    with_columns,
 )
 from partita.engine.devices.ordered import ordered
 from partita.engine.execute import Executor, Factory, Task, make_executor
@@ -35,28 +35,30 @@ from partita.engine.model.stackable import stackable
 from partita.engine.settings import Settings
 from partita.engine.table import Coded, Column
 
+SAMPLES = 4  # to count activations with
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The classes of a run, with the clients of each.
+    """The classes of devices of a run, with the clients of each.
 
-    kinds   the class of each client
-    shares  what each class holds of the model
-    full    by name the shapes of the whole model, and `shapes` those that each class holds
-    whole   for each class, whether it holds the whole model
-    used    the classes that have clients
-    sample  a batch of samples, to count activations with
+    class_of  the class of each client
+    shares    what each class holds of the model
+    full      the shapes of the whole model, by name
+    shapes    those that each class holds
+    complete  for each class, whether it holds the whole model
+    used      the classes that have clients
+    sample    a batch of samples, to count activations with
     """
 
     capacity: Capacity | None
     model: nn.Module
-    kinds: np.ndarray
+    class_of: np.ndarray
     shares: tuple[Share, ...]
     full: Shapes
     shapes: list[Shapes]
-    whole: list[bool]
+    complete: list[bool]
     used: list[int]
     sample: Tensor
 
@@ -70,47 +72,48 @@ class Devices:
         seed: int,
     ) -> Devices:
         """Find the classes of these clients, and the shapes that each of them holds."""
-        kinds, sample = np.zeros(data.clients, dtype=np.int64), _sample(data)
+        class_of, (_, rows) = np.zeros(data.clients, dtype=np.int64), rows_of_largest(data, SAMPLES)
+        sample = data.gather(rows)[0]
         shares: tuple[Share, ...] = (Share("", model),)
         if capacity is not None:
             shares = capacity.shares(model, sample)
-            kinds = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
+            class_of = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
         return cls(
             capacity=capacity,
             model=model,
-            kinds=kinds,
+            class_of=class_of,
             shares=shares,
             full=_shapes(model, names),
             shapes=[_shapes(share.model, names) for share in shares],
-            whole=[not s.pieces and not s.widths and s.model is model for s in shares],
-            used=[int(k) for k in np.unique(kinds)],
+            complete=[not s.pieces and not s.widths and s.model is model for s in shares],
+            used=[int(k) for k in np.unique(class_of)],
             sample=sample,
         )
 
     @functools.cached_property
     def alike(self) -> bool:
         """Whether every client holds the whole model."""
-        return all(self.whole[k] for k in self.used)
+        return all(self.complete[k] for k in self.used)
 
     @functools.cached_property
     def narrow(self) -> bool:
-        """Whether some clients have another model than the server's, in the same names."""
+        """Whether some clients have a narrower model than the server's, with the same names."""
         return any(self.shapes[k][name] != self.full[name] for k in self.used for name in self.shapes[k])
 
     @property
     def sizes(self) -> set[int]:
-        """How many clients there are of each class."""
-        return {int((self.kinds == k).sum()) for k in self.used}
+        """The numbers of clients that classes have."""
+        return {int((self.class_of == k).sum()) for k in self.used}
 
     def lacks(self, names: Collection[str]) -> bool:
-        """Whether there are clients that do not hold all of these."""
+        """Return whether there are clients that do not hold all tensors of these names."""
         return any(name not in self.shapes[k] for k in self.used for name in names)
 
     def narrow_model(self, client: int) -> nn.Module | None:
-        """The model that a client holds, if it is another one than the server's."""
-        kind = int(self.kinds[client])
-        other = any(shape != self.full[name] for name, shape in self.shapes[kind].items())
-        return self.shares[kind].model if other else None
+        """Return the model that a client holds if it is narrower than the server's, else None."""
+        number = int(self.class_of[client])
+        narrower = any(shape != self.full[name] for name, shape in self.shapes[number].items())
+        return self.shares[number].model if narrower else None
 
     def check(
         self, plans: Sequence[StagePlan], splits: Sequence[Partition], settings: Settings, has_buffers: bool
@@ -119,23 +122,23 @@ class Devices:
         if self.capacity is None:
             return
         if self.capacity.record == "disk" and settings.device != "cpu":
-            raise check.fail("capacity record", "disk", "'memory' with device='cuda'")
+            raise check.fail("capacity record", "disk", "'memory', or device='cpu'", "records are on the GPU")
         for plan, partition in zip(plans, splits):
             reason = plan.algorithm.needs_full_model
             if reason and not self.alike:
-                allowed = f"devices that hold the whole model for {plan.algorithm.name}: {reason}"
-                raise check.fail("capacity", self.capacity.name, allowed)
+                allowed = f"devices that hold the whole model for {plan.algorithm.name}"
+                raise check.fail("capacity", self.capacity.name, f"{allowed}: {reason}")
             self._check_personal(partition, settings.norm == "personal")
         if self.narrow and has_buffers and settings.norm not in ("static", "personal"):
             check.warn(
-                "capacity: narrow models share statistics with wide ones, whose channels have other means; "
-                "use norm='static'",
+                "capacity: narrow and wide models share statistics, although the means of their channels "
+                "differ; use norm='static'",
             )
         untrained = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]
         if untrained:
             check.warn(
                 f"capacity: no client holds all of {untrained[0]}{' and others' if untrained[1:] else ''}, "
-                "so that it stays as it was at the start; let some clients be of a larger class",
+                "which is not trained; let some clients be of a larger class",
             )
 
     def _check_personal(self, partition: Partition, norms_are_personal: bool) -> None:
@@ -148,13 +151,8 @@ class Devices:
             missing = sorted(personal & frozen or personal - set(self.shapes[kind]))
             if missing:
                 field, value = ("norm", "personal") if norms_are_personal else ("personal", missing[0])
-                then = f": {missing[0]} is personal then, and" if norms_are_personal else ":"
-                raise check.fail(
-                    field,
-                    value,
-                    f"a part that all devices train{then} clients of the class {self.shares[kind].name!r} do "
-                    "not hold it",
-                )
+                reason = f"clients of the class {self.shares[kind].name!r} do not train {missing[0]}"
+                raise check.fail(field, value, "a part that all devices train", reason)
 
     # ---- training
 
@@ -164,29 +162,31 @@ class Devices:
         whole        the executor of those who hold the whole model, and `task` what it was made for
         upload_like  what a client that holds everything sends
         """
-        parts = {k: self._part(k, executor, task, upload_like) for k in self.used if not self.whole[k]}
-        kinds = np.where(np.isin(self.kinds, list(parts)), self.kinds, -1)
-        return Classes(whole, parts, kinds)
+        partial = [k for k in self.used if not self.complete[k]]
+        executors = {k: self._class_executor(k, executor, task, upload_like) for k in partial}
+        return Classes(whole, executors, np.where(np.isin(self.class_of, partial), self.class_of, -1))
 
-    def _part(self, kind: int, executor: str | Factory, task: Task, upload_like: Upload) -> Part:
+    def _class_executor(
+        self, kind: int, executor: str | Factory, task: Task, upload_like: Upload
+    ) -> ClassExecutor:
         share, shapes, initial = self.shares[kind], self.shapes[kind], task.params
         partition = Partition(*(tuple(k for k in names if k in shapes) for names in task.partition))
         profile = task.profile._replace(buffers=tuple(k for k in task.profile.buffers if k in shapes))
-        part = Part(
+        part = ClassExecutor(
             executor=None,  # type: ignore[arg-type]
             region={k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()},
-            sent=upload_like,
+            upload_like=upload_like,
             shapes={k: v.shape for k, v in initial.items()},
             pieces=tuple(stackable(p).requires_grad_(False).eval() for p in share.pieces),
             open_pieces=tuple(by_batch(stackable(p).requires_grad_(False)) for p in share.pieces),
-            base=initial,
+            initial=initial,
             static=not task.tracks,
             disk=self.capacity is not None and self.capacity.record == "disk",
             budget=task.room,
         )
         held = part.held(initial, stacked=False)
         data = part.trial(task.data, initial) if share.pieces else task.data
-        own_task = replace(
+        class_task = replace(
             task,
             model=share.model,
             data=data,
@@ -199,62 +199,62 @@ class Devices:
         )
         return replace(
             part,
-            executor=make_executor(executor, own_task).on(task.data),
+            executor=make_executor(executor, class_task).on(task.data),
             record_bytes=data.x[:1].numel() * data.x.element_size() if share.pieces and not part.disk else 0,
         )
 
     def aggregate(self, rule: Aggregate) -> Aggregate:
-        """Each part of the model over those who hold it."""
-        if self.alike:
-            return rule
-        return over_holders(rule, self.held, self._kind_of)
+        """Return a rule that aggregates each region of the model over the clients that hold it."""
+        return rule if self.alike else over_holders(rule, self.regions, self._classes)
 
     def forge(self, attack: Forge) -> Forge:
-        """An attack that sees, of each part of the model, those who hold it."""
-        return attack if self.alike else forged_by_holders(attack, self.held, self._kind_of)
+        """Return an attack that sees, of each region of the model, the clients that hold it."""
+        return attack if self.alike else forged_by_holders(attack, self.regions, self._classes)
 
     @functools.cached_property
-    def _kind_of(self) -> list[int]:
-        """The class of each client; made once, not in every round."""
-        return [int(kind) for kind in self.kinds]
+    def _classes(self) -> list[int]:
+        """The class of each client as Python's numbers; made once, not in every round."""
+        return [int(number) for number in self.class_of]
 
     @functools.cached_property
-    def held(self) -> list[SharedRegion]:
-        """Who holds what."""
+    def regions(self) -> list[SharedRegion]:
+        """The regions of the model, with the classes that hold each."""
         return held_by(self.full, self.shapes, self.sample.device)
 
     def settled(self, before: ServerState, after: ServerState, uploads: Upload) -> ServerState:
-        """What nobody in the cohort holds stays as it was, whatever momentum the server has."""
+        """Undo the server's step, whatever its momentum, in regions that nobody in the cohort holds."""
         if self.alike or uploads.client is None:
             return after
-        there = {int(self.kinds[c]) for c in uploads.client.tolist()}
+        classes = {int(self.class_of[c]) for c in uploads.client.tolist()}
         shared = dict(after.shared)
-        for part in self.held:
-            if not part.classes & there:
-                for name, where in part.columns.items():
+        for region in self.regions:
+            if not region.classes & classes:
+                for name, columns in region.columns.items():
                     if name in shared and name in before.shared:
-                        shared[name] = _put_back(shared[name], before.shared[name], where)
+                        old = before.shared[name]
+                        old = old if columns is None else old.reshape(-1)[columns]
+                        shared[name] = with_columns(shared[name], columns, old)
         return after._replace(shared=shared)
 
     # ---- what it costs
 
     def bytes_down(self, kind: int, server: ServerState) -> int:
-        """Bytes that a client of this class downloads: its part, and the pieces that its samples pass."""
+        """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
         frozen = [k for piece in self.shares[kind].pieces for k, _ in named(piece)]
         pieces = {k: server.shared[k] for k in frozen if k in server.shared}
         return self._bytes(kind, server.shared) + self._bytes(kind, server.extra) + tree.nbytes(pieces)
 
     def bytes_up(self, kind: int, upload: Upload) -> int:
-        """Bytes that a client of this class uploads, where one with the whole model sends `upload`."""
+        """Return the bytes that a client of this class uploads of what `upload` is of the whole model."""
         return sum(self._bytes(kind, part) for part in upload.payload)
 
     def bytes_sent(self, uploads: Upload) -> int:
-        """Bytes that these clients have uploaded."""
+        """Return the bytes that these clients have uploaded."""
         if self.alike or uploads.client is None:
             return tree.nbytes(uploads.payload)
         one = tree.row(uploads.payload, 0) if len(uploads.client) else ()
         each = {k: sum(self._bytes(k, x) for x in one) for k in self.used}
-        return sum(each[int(self.kinds[c])] for c in uploads.client.tolist())
+        return sum(each[int(self.class_of[c])] for c in uploads.client.tolist())
 
     def memory(self, batch: int) -> list[tuple[int, float]]:
         """Return for each class the bytes that a device needs, and its capacity as the paper counts it.
@@ -266,29 +266,29 @@ class Devices:
         x = self.sample[:1]
 
         def numbers(share: Share) -> tuple[int, int]:
-            inside, most = x, 0
+            activations, largest = x, 0
             for piece in share.pieces:
-                held, inside = passing(piece, inside, batch)
-                most = max(most, held)
-            p, a = footprint(share.model, inside)
-            return 2 * p + 2 * a * batch, most
+                held, activations = passing(piece, activations, batch)
+                largest = max(largest, held)
+            p, a = footprint(share.model, activations)
+            return 2 * p + 2 * a * batch, largest
 
         whole, _ = numbers(Share("", self.model))
         return [(size * max(train, frozen), train / whole) for train, frozen in map(numbers, self.shares)]
 
     def columns(self, batch: int) -> dict[str, Column]:
-        """The columns of clients.csv about the clients' devices."""
+        """Return the columns of clients.csv about the clients' devices."""
         if self.capacity is None:
             return {"class": None, "capacity": 1.0, "memory": None}
         sizes, shares = zip(*self.memory(batch))
         return {
-            "class": Coded(self.kinds, [share.name for share in self.shares]),
-            "capacity": Coded(self.kinds, [round(share, 6) for share in shares]),
-            "memory": Coded(self.kinds, sizes),
+            "class": Coded(self.class_of, [share.name for share in self.shares]),
+            "capacity": Coded(self.class_of, [round(share, 6) for share in shares]),
+            "memory": Coded(self.class_of, sizes),
         }
 
     def parameters(self, kind: int) -> int:
-        """Numbers that a device of this class trains or tracks."""
+        """Return how many numbers a device of this class trains or tracks."""
         return sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes[kind].values())
 
     def _bytes(self, kind: int, tensors: Tensors) -> int:
@@ -301,25 +301,11 @@ class Devices:
         return total
 
 
-def _put_back(now: Tensor, before: Tensor, where: Tensor | None) -> Tensor:
-    if where is None:
-        return before
-    found = now.clone()
-    found.view(-1)[where] = before.reshape(-1)[where]
-    return found
-
-
 def named(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers with their names."""
+    """Return the parameters and buffers of a module with their names."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _shapes(model: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {k: tuple(there[k].shape) for k in names if k in there}
-
-
-def _sample(data: FederatedData) -> Tensor:
-    client = int(np.argmax(data.train[:, 1]))
-    start, length = data.train[client].tolist()
-    return data.gather(torch.arange(start, start + min(length, 4), device=data.x.device))[0]
+    tensors = dict(named(model))
+    return {k: tuple(tensors[k].shape) for k in names if k in tensors}

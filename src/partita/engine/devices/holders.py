@@ -2,8 +2,8 @@
 
     Δ[c] = aggregate(Δ_i[c] : i holds c)   for every coordinate c,   0 if nobody in the cohort holds it
 
-Coordinates that the same classes of devices hold are handled together, as one vector. Each such part is an
-aggregation of its own, over other clients: its key is its own, so that it repeats no other part's draws.
+Coordinates that the same classes of devices hold are a region, handled together as one vector. Each region is
+an aggregation of its own, over other clients: its key is its own, so that it repeats no other region's draws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partita.core import draws, tree
 from partita.core.types import Tensors, Upload
-from partita.engine.screen import taken
+from partita.engine.screen import read_upload
 
 Shapes = Mapping[str, tuple[int, ...]]
 Aggregate = Callable[[Upload, Tensor], Upload]
@@ -34,152 +34,151 @@ class SharedRegion(NamedTuple):
 def held_by(
     whole: Shapes, classes: Sequence[Shapes], device: torch.device | str = "cpu"
 ) -> list[SharedRegion]:
-    """Who holds what. A class has the leading part of a tensor, in the shape that it says, or none of it.
+    """Return the regions of a model. A class holds the leading part of a tensor, in its shape, or none of it.
 
-    What no class holds is among it, too, with no classes.
+    What no class holds is a region without classes.
     """
-    found: dict[frozenset[int], dict[str, Tensor | None]] = {}
+    regions: dict[frozenset[int], dict[str, Tensor | None]] = {}
     for name, shape in whole.items():
-        kinds = torch.zeros(shape, dtype=torch.int64)
+        holders = torch.zeros(shape, dtype=torch.int64)  # of each coordinate, a bit for each class
         for number, part in enumerate(classes):
             if name in part:
-                kinds[tuple(slice(0, n) for n in part[name])] += 1 << number
-        for bits in torch.unique(kinds).tolist():
-            columns = (kinds.reshape(-1) == bits).nonzero().squeeze(1)
-            everywhere = len(columns) == kinds.numel()
-            holders = frozenset(i for i in range(len(classes)) if bits >> i & 1)
-            found.setdefault(holders, {})[name] = None if everywhere else columns.to(device)
-    return [SharedRegion(classes, columns) for classes, columns in found.items()]
+                holders[tuple(slice(0, n) for n in part[name])] += 1 << number
+        for bits in torch.unique(holders).tolist():
+            columns = (holders.reshape(-1) == bits).nonzero().squeeze(1)
+            everywhere = len(columns) == holders.numel()
+            numbers = frozenset(i for i in range(len(classes)) if bits >> i & 1)
+            regions.setdefault(numbers, {})[name] = None if everywhere else columns.to(device)
+    return [SharedRegion(numbers, columns) for numbers, columns in regions.items()]
 
 
-def over_holders(aggregate: Aggregate, held: Sequence[SharedRegion], kinds: Sequence[int]) -> Aggregate:
-    """The method's own aggregation, on each part of the model over those who hold it.
+def over_holders(aggregate: Aggregate, regions: Sequence[SharedRegion], class_of: Sequence[int]) -> Aggregate:
+    """Return the method's own aggregation, applied to each region over the clients that hold it.
 
-    kinds: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or zero,
-    and `sums` are zero. `extra`, and what is no tensor of the model, is everybody's. The server divides
-    `sums` by the number of all clients: they are scaled, to be divided by the holders'.
+    class_of: the class of each client. Of what nobody in the cohort holds, delta is not in the result, or
+    zero, and `sums` are zero. `extra`, and what is no tensor of the model, belongs to all clients. The server
+    divides `sums` by the number of all clients: they are scaled, to be divided by the number of holders.
     """
-    members = Counter(kinds)
-    known = {name for part in held for name in part.columns}
+    members = Counter(class_of)
+    in_regions = {name for region in regions for name in region.columns}
 
     def combine(uploads: Upload, key: Tensor) -> Upload:
         assert uploads.client is not None
-        classes = [kinds[c] for c in uploads.client.tolist()]
-        others = {k: None for k in (*uploads.delta, *uploads.sums) if k not in known}
+        classes = [class_of[c] for c in uploads.client.tolist()]
+        others = {k: None for k in (*uploads.delta, *uploads.sums) if k not in in_regions}
         delta: Tensors = {}
         extra: Tensors = {}
         sums: Tensors = {}
-        notes: Tensors = {}
+        metrics: Tensors = {}
         everyone = SharedRegion(frozenset(members), others)
-        parts = (*held, everyone) if others or uploads.extra else held
-        for number, part in enumerate(parts):
-            rows = [i for i, kind in enumerate(classes) if kind in part.classes]
-            some = _part(uploads, part, rows, uploads.extra if part is everyone else {}) if rows else None
-            if some is None:
+        parts = (*regions, everyone) if others or uploads.extra else regions
+        for number, region in enumerate(parts):
+            rows = [i for i, each in enumerate(classes) if each in region.classes]
+            held = _held(uploads, region, rows, uploads.extra if region is everyone else {})
+            if held is None:
                 continue
-            done = aggregate(some, _own(key, number, len(parts)))
-            share = sum([members[kind] for kind in part.classes]) / len(kinds)
-            _fill(delta, done.delta, uploads.delta, part)
-            _fill(sums, {k: v / share for k, v in done.sums.items()}, uploads.sums, part)
-            extra |= done.extra
-            prefix = f"part{number}." if len(held) > 1 else ""
-            notes |= {f"{prefix}{k}": _of_all(k, v, rows) for k, v in done.metrics.items()}
+            combined = aggregate(held, _region_key(key, number, len(parts)))
+            share = sum([members[each] for each in region.classes]) / len(class_of)
+            _fill(delta, combined.delta, uploads.delta, region)
+            _fill(sums, {k: v / share for k, v in combined.sums.items()}, uploads.sums, region)
+            extra |= combined.extra
+            prefix = f"part{number}." if len(regions) > 1 else ""
+            metrics |= {f"{prefix}{k}": _in_cohort(k, v, rows) for k, v in combined.metrics.items()}
         sums |= {k: v.new_zeros(v.shape[1:]) for k, v in uploads.sums.items() if k not in sums}
         weight = None if uploads.weight is None else uploads.weight.sum()
-        return Upload(delta, weight, extra, sums, notes)
+        return Upload(delta, weight, extra, sums, metrics)
 
     return combine
 
 
-def forged_by_holders(forge: Forge, held: Sequence[SharedRegion], kinds: Sequence[int]) -> Forge:
-    """What liars send: on each part of the model the attack sees those who hold it, as the aggregator does.
+def forged_by_holders(forge: Forge, regions: Sequence[SharedRegion], class_of: Sequence[int]) -> Forge:
+    """Return an attack that sees, of each region of the model, the clients that hold it.
 
-    Of what it does not hold, a liar sends what it would. What does not fit (`malformed`) is sent as it is.
+    Of what it does not hold, a Byzantine client sends what it computed. An upload that does not fit the model
+    (`malformed`) is sent as it is.
     """
 
-    def lie(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
+    def forge_regions(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:
         assert uploads.client is not None
-        classes = [kinds[c] for c in uploads.client.tolist()]
-        sent = {i: _row_of(uploads, i) for i in liars}
-        odd: dict[int, Upload] = {}
-        for number, part in enumerate(held):
-            rows = [i for i, kind in enumerate(classes) if kind in part.classes]
-            some = _part(uploads, part, rows, {}) if rows else None
-            there = tuple([rows.index(i) for i in liars if i in rows])
-            if some is None or not there:
+        classes = [class_of[c] for c in uploads.client.tolist()]
+        sent = {i: Upload(*tree.row(uploads[:4], i)) for i in byzantine}
+        malformed: dict[int, Upload] = {}
+        for number, region in enumerate(regions):
+            rows = [i for i, each in enumerate(classes) if each in region.classes]
+            held = _held(uploads, region, rows, {})
+            byzantine_holders = tuple([rows.index(i) for i in byzantine if i in rows])
+            if held is None or not byzantine_holders:
                 continue
-            forged = forge(some, there, _own(key, number, len(held)))
-            for place in there:
+            forged = forge(held, byzantine_holders, _region_key(key, number, len(regions)))
+            for place in byzantine_holders:
                 if place not in forged:
                     continue
-                lies, wrong = taken(forged[place], some)
-                if wrong:
-                    odd[rows[place]] = forged[place]
+                upload, fault = read_upload(forged[place], held)
+                if fault:
+                    malformed[rows[place]] = forged[place]
                 else:
-                    sent[rows[place]] = _replaced(sent[rows[place]], lies, part)
-        return {**sent, **odd}
+                    sent[rows[place]] = _replaced(sent[rows[place]], upload, region)
+        return {**sent, **malformed}
 
-    return lie
-
-
-def _own(key: Tensor, number: int, parts: int) -> Tensor:
-    """The key of a part; what is all of the model has the key of the model."""
-    return key if parts == 1 else draws.branch(key, "part", number)
+    return forge_regions
 
 
-def _row_of(uploads: Upload, i: int) -> Upload:
-    return Upload(*tree.row(uploads[:4], i))
+def _region_key(key: Tensor, number: int, regions: int) -> Tensor:
+    """Return the key of a region; one that is all of the model has the key of the model."""
+    return key if regions == 1 else draws.branch(key, "part", number)
 
 
-def _replaced(own: Upload, lies: Upload, part: SharedRegion) -> Upload:
-    """The upload with some columns of it replaced."""
-    delta, sums = ({**x} for x in (own.delta, own.sums))
-    for whole, values in ((delta, lies.delta), (sums, lies.sums)):
-        for name, value in values.items():
-            where = part.columns[name]
-            if where is None:
-                whole[name] = value
-            else:
-                flat = whole[name].reshape(-1).index_copy(0, where, value)
-                whole[name] = flat.view(whole[name].shape)
-    return own._replace(delta=delta, sums=sums, weight=lies.weight)
+def _replaced(upload: Upload, forged: Upload, region: SharedRegion) -> Upload:
+    """Return an upload with a region of it replaced."""
+    delta, sums = (
+        {**old, **{k: with_columns(old[k], region.columns[k], value) for k, value in new.items()}}
+        for old, new in ((upload.delta, forged.delta), (upload.sums, forged.sums))
+    )
+    return upload._replace(delta=delta, sums=sums, weight=forged.weight)
 
 
-def _of_all(note: str, value: Tensor, rows: list[int]) -> Tensor:
-    """Who was chosen, by the place in the cohort and not among the holders."""
-    if note.rpartition(".")[2] != "chosen":
+def with_columns(tensor: Tensor, columns: Tensor | None, values: Tensor) -> Tensor:
+    """Return a tensor with these columns of its flattened form replaced (None: all)."""
+    if columns is None:
+        return values
+    return tensor.reshape(-1).index_copy(0, columns, values).view(tensor.shape)
+
+
+def _in_cohort(metric: str, value: Tensor, rows: list[int]) -> Tensor:
+    """Return who was chosen by the place in the cohort, not among the holders; other metrics as they are."""
+    if metric.rpartition(".")[2] != "chosen":
         return value
     return torch.as_tensor(rows, device=value.device)[value]
 
 
-def _part(uploads: Upload, part: SharedRegion, rows: list[int], extra: Tensors) -> Upload | None:
-    """Some columns of some clients; nothing if no one sends any of these names."""
-    delta, sums = (tree.pick(x, [k for k in part.columns if k in x]) for x in (uploads.delta, uploads.sums))
-    if not delta and not sums and not extra:
+def _held(uploads: Upload, region: SharedRegion, rows: list[int], extra: Tensors) -> Upload | None:
+    """Return the region of the uploads in these rows; None if nobody sends anything of it."""
+    delta, sums = (tree.pick(x, [k for k in region.columns if k in x]) for x in (uploads.delta, uploads.sums))
+    if not rows or not (delta or sums or extra):
         return None
-    some = uploads._replace(delta=delta, extra=extra, sums=sums)
+    held = uploads._replace(delta=delta, extra=extra, sums=sums)
     assert uploads.client is not None
     if len(rows) < len(uploads.client):
-        some = tree.rows(some, rows)
-    return some._replace(delta=_columns(some.delta, part), sums=_columns(some.sums, part))
+        held = tree.rows(held, rows)
+    return held._replace(delta=_columns(held.delta, region), sums=_columns(held.sums, region))
 
 
-def _columns(stacks: Tensors, part: SharedRegion) -> Tensors:
-    found = {}
-    for name, where in part.columns.items():
-        if name in stacks:
-            x = stacks[name]
-            found[name] = x if where is None else x.reshape(len(x), -1)[:, where]
-    return found
+def _columns(stacks: Tensors, region: SharedRegion) -> Tensors:
+    """Return the region's columns of stacked tensors."""
+    return {
+        name: stacks[name] if columns is None else stacks[name].reshape(len(stacks[name]), -1)[:, columns]
+        for name, columns in region.columns.items()
+        if name in stacks
+    }
 
 
-def _fill(whole: Tensors, values: Tensors, stacks: Tensors, part: SharedRegion) -> None:
-    """Puts what was aggregated in its place."""
+def _fill(whole: Tensors, values: Tensors, stacks: Tensors, region: SharedRegion) -> None:
+    """Put what was aggregated in its place in the whole model, in place."""
     for name, value in values.items():
-        where = part.columns[name]
-        if where is None:
+        columns = region.columns[name]
+        if columns is None:
             whole[name] = value
             continue
         if name not in whole:
             whole[name] = value.new_zeros(stacks[name].shape[1:])
-        whole[name].view(-1)[where] = value.reshape(-1)
+        whole[name].view(-1)[columns] = value.reshape(-1)

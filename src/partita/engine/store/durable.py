@@ -1,4 +1,6 @@
-"""Checkpoints of a run: folders named by the round, each complete and verified or not used at all.
+"""How checkpoints are written: folders named by the round, each complete and verified or not used at all.
+
+What a checkpoint holds is decided in `engine/state.py`; here it is named tensors and a JSON object.
 
     00000012/tensors.safetensors    named tensors
     00000012/state.json             everything else
@@ -23,7 +25,6 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from partita.core import check
 from partita.core.types import Tensors
@@ -35,7 +36,7 @@ TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 
 
 class Checkpoint(NamedTuple):
-    """What was read, and where."""
+    """A checkpoint that was read, and the folder that it was read from."""
 
     round: int
     tensors: Tensors
@@ -44,7 +45,7 @@ class Checkpoint(NamedTuple):
 
 
 class _Damaged(Exception):
-    """This checkpoint cannot be used; the message names the file and what is wrong."""
+    """Raised for a checkpoint that cannot be used; the message names the file and what is wrong."""
 
 
 def write(folder: str | Path, round: int, tensors: Tensors, state: dict[str, Any], keep: int = 2) -> Path:
@@ -71,13 +72,13 @@ def write(folder: str | Path, round: int, tensors: Tensors, state: dict[str, Any
 
 
 def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint | None:
-    """The newest valid checkpoint, None if there is none at all; `names` limits the tensors that are read.
+    """Return the newest valid checkpoint, None if there is none; `names` limits the tensors that are read.
 
     Damaged ones are skipped with a warning. It is an error if no valid one is left. A run that resumes from
     what it read calls `drop`, so that the damaged ones do not count among those that `write` keeps.
     """
     problems: list[str] = []
-    for path in _found(Path(folder)):
+    for path in _newest_first(Path(folder)):
         try:
             return _load(path, names)
         except PermissionError:
@@ -86,18 +87,21 @@ def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint
             problems.append(str(e))
             check.warn(f"checkpoint skipped: {e}")
     if problems:
-        reasons = f"it has no valid checkpoint: {'; '.join(problems)}"
-        raise check.fail("checkpoint", str(folder), f"at least one that is whole; {reasons}")
+        reason = f"it has no valid checkpoint: {'; '.join(problems)}"
+        raise check.fail("checkpoint", str(folder), "a folder with a whole checkpoint", reason)
     return None
 
 
 def drop(folder: str | Path, after: int) -> None:
     """Remove the checkpoints of rounds later than `after`."""
-    _delete(_hide(p for p in _found(Path(folder)) if int(p.name) > after))
+    _delete(_hide(p for p in _newest_first(Path(folder)) if int(p.name) > after))
+
+
+# ---- writing
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, without what a killed run left half-written or half-removed."""
+    """Make the folder, and remove what a killed run left half-written or half-removed in it."""
     if not folder.exists():
         folder.mkdir(parents=True)
         sync_folder(folder.parent)
@@ -111,7 +115,8 @@ def _fill(folder: Path, round: int, tensors: Tensors, state: dict[str, Any]) -> 
     write_text(folder / STATE, _json(state))
     save_file(_storable(tensors), folder / TENSORS)
     shutil.copymode(folder / STATE, folder / TENSORS)  # safetensors lets the owner alone read
-    _sync_file(folder / TENSORS)
+    with open(folder / TENSORS, "rb+") as f:
+        os.fsync(f.fileno())
     files = {name: _facts(folder / name) for name in (TENSORS, STATE)}
     body = {"format": FORMAT, "round": round, "files": files}
     write_text(folder / MANIFEST, json.dumps({**body, "sha256": _digest(body)}, indent=2) + "\n")
@@ -119,10 +124,10 @@ def _fill(folder: Path, round: int, tensors: Tensors, state: dict[str, Any]) -> 
 
 def _publish(temporary: Path, path: Path, keep: int) -> Path:
     folder = path.parent
-    hidden = _hide(p for p in _found(folder) if int(p.name) >= int(path.name))
+    hidden = _hide(p for p in _newest_first(folder) if int(p.name) >= int(path.name))
     os.rename(temporary, path)
     sync_folder(folder)
-    _delete(hidden + _hide(_found(folder)[keep:]))
+    _delete(hidden + _hide(_newest_first(folder)[keep:]))
     return path
 
 
@@ -138,12 +143,44 @@ def _delete(hidden: list[Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)  # the next write tries again
 
 
-def _found(folder: Path) -> list[Path]:
-    """Checkpoints, newest first."""
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
     if not folder.is_dir():
         return []
     paths = (p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal())
     return sorted(paths, key=lambda p: int(p.name), reverse=True)
+
+
+def _json(state: dict[str, Any]) -> str:
+    """Return JSON, which has no NaN and no infinity: as a diverged run must resume, `_spelled` has them."""
+    try:
+        return json.dumps(state, allow_nan=False)
+    except ValueError:
+        return json.dumps(_spelled(state), allow_nan=False)
+
+
+def _spelled(value: Any) -> Any:
+    """Return the value with {"__float__": "nan"} for NaN, and the like."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {FLOAT: str(value)}
+    if isinstance(value, dict):
+        return {k: _spelled(v) for k, v in value.items()}
+    return [_spelled(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _storable(tensors: Tensors) -> Tensors:
+    """Return tensors on the CPU, contiguous, none sharing memory: safetensors refuses all others."""
+    addresses: set[int] = set()
+    copies = {}
+    for name, x in tensors.items():
+        y = x.detach().cpu().contiguous()
+        address = y.untyped_storage().data_ptr()
+        copies[name] = y.clone() if address in addresses else y
+        addresses.add(address)
+    return copies
+
+
+# ---- reading
 
 
 def _load(path: Path, names: Collection[str] | None) -> Checkpoint:
@@ -156,27 +193,6 @@ def _load(path: Path, names: Collection[str] | None) -> Checkpoint:
     return Checkpoint(manifest["round"], _tensors(path / TENSORS, names), state, path)
 
 
-def _json(state: dict[str, Any]) -> str:
-    """JSON has no NaN and no infinity, but a diverged run must resume as it was: see `_spelled`."""
-    try:
-        return json.dumps(state, allow_nan=False)
-    except ValueError:
-        return json.dumps(_spelled(state), allow_nan=False)
-
-
-def _spelled(value: Any) -> Any:
-    """With {"__float__": "nan"} for NaN, and the like."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {FLOAT: str(value)}
-    if isinstance(value, dict):
-        return {k: _spelled(v) for k, v in value.items()}
-    return [_spelled(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def _number(found: dict[str, Any]) -> Any:
-    return float(found[FLOAT]) if found.keys() == {FLOAT} else found
-
-
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_bytes())
@@ -185,20 +201,37 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise _Damaged(f"{path} is not a manifest") from None
     if digest != _digest(body):
         raise _Damaged(f"{path} was altered (its checksum differs)")
-    kind = body.get("format")
-    if isinstance(kind, int) and kind != FORMAT:
-        reason = f"it has format {kind}, this version of Partita reads {FORMAT}"
-        raise check.fail("checkpoint", str(path.parent), f"one of this version; {reason}")
-    files = body.get("files")
-    if kind != FORMAT or type(body.get("round")) is not int or not _are_facts(files):
+    version = body.get("format")
+    if isinstance(version, int) and version != FORMAT:
+        reason = f"it has format {version}, this version of Partita reads {FORMAT}"
+        raise check.fail("checkpoint", str(path.parent), "one that this version wrote", reason)
+    if version != FORMAT or type(body.get("round")) is not int or not _are_facts(body.get("files")):
         raise _Damaged(f"{path} is not a manifest")
     return dict(body)
 
 
+def _are_facts(files: Any) -> bool:
+    """Return whether a manifest has the sizes and checksums of both files."""
+    facts = [files.get(name) for name in (TENSORS, STATE)] if isinstance(files, dict) else [None]
+    return all(isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in facts)
+
+
+def _verify(path: Path, expected: dict[str, Any]) -> None:
+    facts = _facts(path)
+    if facts["bytes"] != expected["bytes"]:
+        raise _Damaged(f"{path} has {facts['bytes']} bytes, expected {expected['bytes']}")
+    if facts["sha256"] != expected["sha256"]:
+        raise _Damaged(f"{path} was altered (its checksum differs)")
+
+
 def _state(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds beside tensors; also a file whose checksum fits may be another one."""
+    """Read state.json; a file whose checksum fits may still be another one."""
+
+    def unspelled(value: dict[str, Any]) -> Any:
+        return float(value[FLOAT]) if value.keys() == {FLOAT} else value
+
     try:
-        state = json.loads(path.read_bytes(), object_hook=_number)
+        state = json.loads(path.read_bytes(), object_hook=unspelled)
     except (ValueError, TypeError, RecursionError):
         raise _Damaged(f"{path} is not JSON") from None
     if not isinstance(state, dict):
@@ -206,50 +239,18 @@ def _state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _verify(path: Path, facts: dict[str, Any]) -> None:
-    found = _facts(path)
-    if found["bytes"] != facts["bytes"]:
-        raise _Damaged(f"{path} has {found['bytes']} bytes, expected {facts['bytes']}")
-    if found["sha256"] != facts["sha256"]:
-        raise _Damaged(f"{path} was altered (its checksum differs)")
-
-
-def _are_facts(files: Any) -> bool:
-    """Whether sizes and checksums of both files are there."""
-    facts = [files.get(name) for name in (TENSORS, STATE)] if isinstance(files, dict) else [None]
-    return all(isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in facts)
-
-
 def _tensors(path: Path, names: Collection[str] | None) -> Tensors:
     try:
-        return _read_tensors(path, names)
+        with safe_open(path, framework="pt") as f:
+            stored = list(f.keys())
+            missing = sorted(set(names or ()) - set(stored))
+            if missing:
+                raise ValueError(f"{path} has no tensor {', '.join(map(repr, missing))}")
+            wanted = [name for name in stored if names is None or name in names]
+            # clones: what safetensors returns is a map of the file, which is removed two checkpoints later
+            return {name: f.get_tensor(name).clone() for name in wanted}
     except SafetensorError as error:
         raise _Damaged(f"{path} is no safetensors file ({error})") from None
-
-
-def _read_tensors(path: Path, names: Collection[str] | None) -> Tensors:
-    with safe_open(path, framework="pt") as f:
-        there = set(f.keys())
-        wanted = there if names is None else set(names)
-        if wanted - there:
-            raise ValueError(f"{path} has no tensor {', '.join(map(repr, sorted(wanted - there)))}")
-        # clones: what safetensors returns is a map of the file, which is removed two checkpoints later
-        return {name: f.get_tensor(name).clone() for name in f.keys() if name in wanted}  # noqa: SIM118
-
-
-def _storable(tensors: Tensors) -> Tensors:
-    """On the CPU, contiguous, and none sharing memory with another: safetensors refuses the rest."""
-    seen: set[int] = set()
-    out = {}
-    for name, x in tensors.items():
-        y = x.detach().cpu().contiguous()
-        out[name] = y.clone() if _memory(y) in seen else y
-        seen.add(_memory(y))
-    return out
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -259,8 +260,3 @@ def _facts(path: Path) -> dict[str, Any]:
 
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb+") as f:
-        os.fsync(f.fileno())

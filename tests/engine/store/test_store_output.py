@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.engine.store.places import MARK
+from partita.engine.store.output import MARK
 from partita.recipes import Experiment
 from partita.recipes.study import run_study
 from partita.recipes.versus import versus

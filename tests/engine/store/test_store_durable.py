@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from partita.engine.store import checkpoint
-from partita.engine.store.checkpoint import (
+from partita.engine.store import durable
+from partita.engine.store.durable import (
     MANIFEST,
     STATE,
     TENSORS,
@@ -184,7 +184,7 @@ def test_no_valid_one_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 9)
+    monkeypatch.setattr(durable, "FORMAT", 9)
     write(tmp_path, 1, X, {})
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format 9, this version of Partita reads 3"):
@@ -231,7 +231,7 @@ def test_a_real_limit_of_the_system(tmp_path: Path) -> None:
     write(tmp_path, 1, X, {})
     script = (
         "import resource, sys, torch\n"
-        "from partita.engine.store.checkpoint import write\n"
+        "from partita.engine.store.durable import write\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         "try:\n"
         "    write(sys.argv[1], 2, {'x': torch.zeros(100_000)}, {})\n"
