@@ -71,7 +71,7 @@ def test_what_all_hold_has_the_key_of_the_model() -> None:
 
 
 @pytest.mark.parametrize("classes", [[WHOLE, LAST], [WHOLE, NARROW]], ids=["depth", "width"])
-def test_a_liar_sends_other_noise_for_each_part(classes) -> None:
+def test_a_byzantine_client_sends_other_noise_for_each_part(classes) -> None:
     forge = pt.attack.gaussian(1.0).forge
     assert forge is not None
     sent = forged_by_holders(forge, held_by(WHOLE, classes), KINDS)(nothing(), (0, 2), KEY)
@@ -79,7 +79,7 @@ def test_a_liar_sends_other_noise_for_each_part(classes) -> None:
     assert len(numbers.unique()) == len(numbers) == 38
 
 
-def test_a_liar_sends_other_noise_for_controls_of_the_same_name() -> None:
+def test_a_byzantine_client_sends_other_noise_for_controls_of_the_same_name() -> None:
     """SCAFFOLD's controls have the names of the model's tensors."""
     forge = pt.attack.gaussian(1.0).forge
     assert forge is not None

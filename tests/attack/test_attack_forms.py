@@ -20,7 +20,7 @@ from partita.engine.screen import screen
 from support import each
 
 KEY = draws.key(0, "attack", 3)
-LIARS = (1, 4)
+BYZANTINE = (1, 4)
 SIZES = (5.0, 7.0, 9.0, 0.0, 6.0, 8.0)  # client 3 has no data
 
 
@@ -42,9 +42,9 @@ def uploads(weight: tuple[float, ...] = SIZES, seed: int = 0, dtype: torch.dtype
     )
 
 
-def forge(attack: Attack, given: Upload, liars: tuple[int, ...] = LIARS, key: Tensor = KEY) -> Any:
+def forge(attack: Attack, given: Upload, byzantine: tuple[int, ...] = BYZANTINE, key: Tensor = KEY) -> Any:
     assert attack.forge is not None
-    return attack.forge(given, liars, key)
+    return attack.forge(given, byzantine, key)
 
 
 def numbers(given: Upload) -> dict[str, np.ndarray]:
@@ -59,7 +59,7 @@ def assert_sends(sent: Upload, expected: dict[str, np.ndarray], weight: float, *
     assert float(sent.weight) == weight
 
 
-HONEST = [0, 2, 5]  # no liars, nobody without data
+HONEST = [0, 2, 5]  # no Byzantine clients, nobody without data
 
 
 # ---- the definitions
@@ -69,8 +69,8 @@ HONEST = [0, 2, 5]  # no liars, nobody without data
 def test_sign_flip(scale: float) -> None:
     given = uploads()
     sent = forge(pt.attack.sign_flip(scale), given)
-    assert set(sent) == set(LIARS)
-    for i in LIARS:
+    assert set(sent) == set(BYZANTINE)
+    for i in BYZANTINE:
         assert_sends(sent[i], {k: -scale * x[i] for k, x in numbers(given).items()}, SIZES[i])
         assert int(sent[i].delta["count"]) == 10 * i  # counters stay what they were
 
@@ -79,10 +79,10 @@ def test_sign_flip(scale: float) -> None:
 def test_alie(z: float | None) -> None:
     given = uploads()
     n, m = 5, 2
-    s = n // 2 + 1 - m  # honest clients that must be further away than the liars
+    s = n // 2 + 1 - m  # honest clients that must be further away than the Byzantine clients
     shift = max(0.0, NormalDist().inv_cdf((n - m - s) / (n - m))) if z is None else z
     sent = forge(pt.attack.alie(z), given)
-    for i in LIARS:
+    for i in BYZANTINE:
         expected = {k: x[HONEST].mean(0) - shift * x[HONEST].std(0) for k, x in numbers(given).items()}
         assert_sends(sent[i], expected, SIZES[i])
         assert int(sent[i].delta["count"]) == 0  # as an honest client
@@ -94,7 +94,7 @@ def test_the_shift_of_alie_is_the_papers() -> None:
     assert _largest(51, 12) == pytest.approx(NormalDist().inv_cdf(25 / 39))
     for n in range(2, 40):
         shifts = [_largest(n, m) for m in range(1, n + 1)]
-        assert shifts == sorted(shifts)  # the more liars, the more they dare
+        assert shifts == sorted(shifts)  # the more Byzantine clients, the more they dare
         assert shifts[0] >= 0
         assert shifts[-1] == 3.0  # nobody left who would notice
 
@@ -103,7 +103,7 @@ def test_the_shift_of_alie_is_the_papers() -> None:
 def test_ipm(epsilon: float) -> None:
     given = uploads()
     sent = forge(pt.attack.ipm(epsilon), given)
-    for i in LIARS:
+    for i in BYZANTINE:
         expected = {k: -epsilon * x[HONEST].mean(0) for k, x in numbers(given).items()}
         assert_sends(sent[i], expected, SIZES[i])
 
@@ -116,7 +116,7 @@ def test_mimic(seed: int) -> None:
     z = np.linalg.svd(centred)[2][0]
     chosen = HONEST[int(np.abs(centred @ z).argmax())]
     sent = forge(pt.attack.mimic(), given)
-    for i in LIARS:
+    for i in BYZANTINE:
         assert_sends(sent[i], {k: x[chosen] for k, x in numbers(given).items()}, SIZES[i])
         assert int(sent[i].delta["count"]) == 10 * chosen
 
@@ -125,7 +125,7 @@ def test_mimic_breaks_ties_by_order_not_by_rounding() -> None:
     """Two honest clients are equally far from their mean."""
     for seed in range(20):
         given = uploads((5.0, 7.0, 9.0), seed=seed)
-        found = forge(pt.attack.mimic(), given, liars=(1,))
+        found = forge(pt.attack.mimic(), given, byzantine=(1,))
         assert_sends(found[1], {k: x[0] for k, x in numbers(given).items()}, 7.0)
 
 
@@ -150,7 +150,7 @@ def test_gaussian_has_its_mean_and_deviation() -> None:
 @each("word", ["nan", "inf", "-inf"])
 def test_nonfinite(word: str) -> None:
     sent = forge(pt.attack.nonfinite(word), uploads())
-    for i in LIARS:
+    for i in BYZANTINE:
         expected = {"w": (3, 2), "b": (), "c": (4,)}
         assert_sends(sent[i], {k: np.full(shape, float(word)) for k, shape in expected.items()}, SIZES[i])
         assert int(sent[i].delta["count"]) == 10 * i
@@ -220,7 +220,7 @@ def test_label_flip_of_numbers() -> None:
     assert poisoned(torch.tensor([1.0, 0.0, 1.0]), 0).tolist() == [0.0, 1.0, 0.0]  # yes or no
 
 
-def test_label_flip_changes_training_samples_of_liars_only() -> None:
+def test_label_flip_changes_training_samples_of_byzantine_clients_only() -> None:
     x, y = torch.arange(12.0).reshape(12, 1), torch.arange(12) % 3
     shared = pt.data.FederatedData.make(x, y, [[0, 4], [0, 4], [4, 4]], [[8, 2], [8, 2], [10, 2]])
     poison = pt.attack.label_flip().poison
@@ -272,7 +272,7 @@ def test_what_is_sent_depends_on_the_key_and_the_uploads_only(attack: Attack) ->
     first = forge(attack, uploads())
     torch.manual_seed(2)
     again, other = forge(attack, uploads()), forge(attack, uploads(), key=draws.key(0, "attack", 4))
-    for i in LIARS:
+    for i in BYZANTINE:
         for k, x in first[i].delta.items():
             torch.testing.assert_close(x, again[i].delta[k], rtol=0, atol=0, equal_nan=True)
     same = torch.equal(first[1].delta["b"].nan_to_num(), other[1].delta["b"].nan_to_num())
@@ -284,8 +284,11 @@ def test_the_order_of_the_cohort_does_not_matter(attack: Attack) -> None:
     given = uploads()
     order = torch.tensor([4, 2, 5, 0, 3, 1])
     turned = tree.rows(given, order)
-    straight, back = forge(attack, given), forge(attack, turned, tuple(order.argsort()[list(LIARS)].tolist()))
-    for i in LIARS:
+    straight, back = (
+        forge(attack, given),
+        forge(attack, turned, tuple(order.argsort()[list(BYZANTINE)].tolist())),
+    )
+    for i in BYZANTINE:
         there = back[int(order.argsort()[i])]
         for k, x in straight[i].delta.items():
             if x.is_floating_point():
@@ -294,7 +297,7 @@ def test_the_order_of_the_cohort_does_not_matter(attack: Attack) -> None:
 
 @every_attack
 def test_clients_without_data_do_not_count_as_honest(attack: Attack) -> None:
-    """With them or without, liars send the same."""
+    """With them or without, Byzantine clients send the same."""
     given = uploads()
     fewer = tree.rows(given, [0, 1, 2, 4, 5])
     straight, found = forge(attack, given), forge(attack, fewer, (1, 3))
@@ -309,14 +312,14 @@ def test_an_honest_client_that_diverged_does_not_count_either(attack: Attack, va
     given = uploads()
     given.delta["w"][5, 1, 1] = value
     straight, found = forge(attack, tree.rows(given, [0, 1, 2, 3, 4])), forge(attack, given)
-    for i in LIARS:
+    for i in BYZANTINE:
         for k, x in straight[i].delta.items():
             torch.testing.assert_close(x, found[i].delta[k], rtol=0, atol=0, equal_nan=True)
 
 
 @every_attack
 @each("value", [1.0, float("nan")])
-def test_a_cohort_of_liars_only(attack: Attack, value: float) -> None:
+def test_a_cohort_of_byzantine_clients_only(attack: Attack, value: float) -> None:
     given = uploads((5.0, 7.0))
     given.delta["w"][0, 0, 0] *= value
     sent = forge(attack, given, (0, 1))
@@ -330,7 +333,7 @@ def test_a_cohort_of_liars_only(attack: Attack, value: float) -> None:
 def test_types_stay(attack: Attack, dtype: torch.dtype) -> None:
     given = uploads(dtype=dtype)
     if attack.name != "malformed":
-        for i in LIARS:
+        for i in BYZANTINE:
             found = forge(attack, given)[i]
             assert {k: x.dtype for k, x in found.delta.items()} == {
                 k: x.dtype for k, x in given.delta.items()

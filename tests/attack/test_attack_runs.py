@@ -79,7 +79,7 @@ def test_a_share_is_drawn_by_the_seed() -> None:
     [[1, 4], (4, 1), {1, 4}, ["bob", "eve"], ["eve", 1], np.array([1, 4]), [np.int64(4), 1, 1, "bob"]],
     ids=str,
 )
-def test_liars_by_number_or_name(byzantine: Any) -> None:
+def test_byzantine_clients_by_number_or_name(byzantine: Any) -> None:
     assert byzantine_clients(byzantine, ATTACKS["alie"], NAMES, 0) == (1, 4)
 
 
@@ -92,9 +92,9 @@ def test_a_share_counts_clients() -> None:
 # ---- what they change
 
 
-def test_no_attack_is_the_run_without_liars_in_it() -> None:
-    """A liar that sends what it computed makes no difference."""
-    honest = Attack("honest", lambda uploads, liars, key: {}, None, {})  # noqa: ARG005
+def test_no_attack_is_the_run_without_byzantine_clients_in_it() -> None:
+    """A Byzantine client that sends what it computed makes no difference."""
+    honest = Attack("honest", lambda uploads, byzantine, key: {}, None, {})  # noqa: ARG005
     same = pt.attack.sign_flip(1.0)
     assert_same(tensors(federate(attack=honest)), tensors(federate(attack=None, byzantine=())))
     assert any(
@@ -104,7 +104,7 @@ def test_no_attack_is_the_run_without_liars_in_it() -> None:
 
 
 def test_sign_flip_of_one_round_by_hand() -> None:
-    """w¹ = w⁰ − Σ n_i s_i Δ_i / Σ n_i with s_i = −1 for liars."""
+    """w¹ = w⁰ − Σ n_i s_i Δ_i / Σ n_i with s_i = −1 for Byzantine clients."""
     start = pt.models.mlp(4, 5, 3, seed=1).state_dict()
     sizes = data().sizes()
     ends = [federate(attack=None, byzantine=(), rounds=1, schedule=Only(i)).shared for i in range(6)]
@@ -168,7 +168,7 @@ def test_loop_equals_vmap(attack: Attack) -> None:
 
 @every_attack
 def test_blocks_of_clients_make_no_difference(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Liars know the whole cohort, also where it is trained in parts."""
+    """Byzantine clients know the whole cohort, also where it is trained in parts."""
     whole = federate(pt.fedalt("output", LR), attack=attack)
     monkeypatch.setattr("partita.engine.federation.BLOCK_CLIENTS", 2)
     assert_same(tensors(whole), tensors(federate(pt.fedalt("output", LR), attack=attack)))
@@ -199,7 +199,7 @@ def test_a_model_with_counters(attack: Attack, norm: str, executor: str) -> None
 
 
 @every_attack
-def test_a_cohort_of_liars_only(attack: Attack) -> None:
+def test_a_cohort_of_byzantine_clients_only(attack: Attack) -> None:
     run = federate(attack=attack, byzantine=[0, 1, 2, 3, 4], cohort=1, rounds=6)
     assert run.summary()["rounds"] == run.metrics[-1]["round"] == 6
     scored = [row for row in run.clients if not row["byzantine"]]
@@ -213,7 +213,7 @@ def test_a_share_of_nobody() -> None:
         byzantine_clients(0.1, ATTACKS["alie"], NAMES[:4], 0)
 
 
-def test_liars_with_many_samples_are_not_called_greedy() -> None:
+def test_byzantine_clients_with_many_samples_are_not_called_greedy() -> None:
     large = data((2, 3000, 2, 2, 1500, 2))
     run = federate(data=large, attack=pt.attack.sign_flip(0.1), batch=512, rounds=2)
     assert run.summary()["excluded"] == []
@@ -227,8 +227,8 @@ def test_clients_without_data(attack: Attack) -> None:
     assert all(torch.isfinite(x).all() for x in run.shared.values())
 
 
-def test_an_attack_sends_for_liars_only() -> None:
-    def everyone(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+def test_an_attack_sends_for_byzantine_clients_only() -> None:
+    def everyone(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
         broken = Upload({k: x[0] * float("nan") for k, x in uploads.delta.items()})
         return dict.fromkeys((*range(6), 77), broken)
 
@@ -248,7 +248,7 @@ STRANGE: dict[str, Any] = {
 
 @each("what", STRANGE)
 def test_an_attack_may_send_anything(what: str) -> None:
-    forge: Callable[..., Any] = lambda uploads, liars, key: dict.fromkeys(liars, STRANGE[what])  # noqa: ARG005, E731
+    forge: Callable[..., Any] = lambda uploads, byzantine, key: dict.fromkeys(byzantine, STRANGE[what])  # noqa: ARG005, E731
     run = federate(attack=Attack("strange", forge, None, {}))
     assert run.summary()["excluded"] == ["bob", "eve"]
     assert all(run.summary()["excluded_why"].values())
@@ -280,7 +280,7 @@ def test_the_files_say_who_lies(tmp_path: Path) -> None:
     assert again.summary() == run.summary()
 
 
-def test_without_liars_nothing_is_said() -> None:
+def test_without_byzantine_clients_nothing_is_said() -> None:
     run = federate(attack=None, byzantine=())
     assert run.summary()["byzantine"] is None
     assert run.summary()["excluded_why"] == {}
@@ -304,7 +304,7 @@ def test_scores_are_of_the_honest(attack: Attack) -> None:
 
 
 def test_the_training_loss_is_of_the_honest() -> None:
-    """In the first round everyone starts from the same model, and liars train as others do."""
+    """In the first round everyone starts from the same model, and Byzantine clients train as others do."""
     sizes, honest = data().sizes(), [0, 2, 3, 5]
     own = [
         federate(attack=None, byzantine=(), rounds=1, schedule=Only(i)).metrics[0]["train_loss"]

@@ -15,7 +15,7 @@ from partita.core.parts import Aggregator, Algorithm, Attack
 from partita.core.types import Tensors, Upload
 from support import each
 
-CLIENTS, LIARS, LR = 8, (1, 6), 0.1
+CLIENTS, BYZANTINE, LR = 8, (1, 6), 0.1
 MEAN, VAR, COUNT = "1.running_mean", "1.running_var", "1.num_batches_tracked"
 ROBUST: dict[str, Callable[[], Aggregator]] = {
     "geometric_median": pt.aggregate.geometric_median,
@@ -50,11 +50,11 @@ def data() -> pt.data.FederatedData:
 def lying(name: str, by: float, seen: list[Tensors]) -> Attack:
     """Honest but for one tensor; a delta is subtracted, so that `by` is taken from what the server has."""
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
-        others = [i for i in range(len(uploads.delta[VAR])) if i not in liars]
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Upload]:  # noqa: ARG001
+        others = [i for i in range(len(uploads.delta[VAR])) if i not in byzantine]
         seen.append({k: uploads.delta[k][others] for k in (MEAN, VAR, COUNT)})
         sent = {}
-        for i in liars:
+        for i in byzantine:
             own = {k: v[i] for k, v in uploads.delta.items()}
             sent[i] = Upload({**own, name: own[name] + by}, extra={k: v[i] for k, v in uploads.extra.items()})
         return sent
@@ -95,10 +95,10 @@ def assert_honest(rule: Algorithm, name: str, by: float) -> None:
     """All statistics are within those of the honest clients, after one round and after three."""
     for rounds in (1, 3):
         seen: list[Tensors] = []
-        run = federate(rule, rounds=rounds, byzantine=LIARS, attack=lying(name, by, seen))
+        run = federate(rule, rounds=rounds, byzantine=BYZANTINE, attack=lying(name, by, seen))
         start = model().state_dict()
         if rounds > 1:
-            start = federate(rule, rounds=rounds - 1, byzantine=LIARS, attack=lying(name, by, [])).shared
+            start = federate(rule, rounds=rounds - 1, byzantine=BYZANTINE, attack=lying(name, by, [])).shared
         assert len(seen) == rounds
         assert run.summary()["excluded"] == []
         assert (run.shared[VAR] > 0).all()
@@ -116,7 +116,7 @@ def assert_honest(rule: Algorithm, name: str, by: float) -> None:
 def test_a_lie_about_statistics_does_not_touch_the_parameters(aggregate: str) -> None:
     """The rule sees the parameters alone: in the first round they are those of an honest run."""
     rule = pt.fedavg(LR, aggregate=ROBUST[aggregate]())
-    honest, lied = (federate(rule, byzantine=LIARS, attack=lying(VAR, by, [])) for by in (0.0, -1e6))
+    honest, lied = (federate(rule, byzantine=BYZANTINE, attack=lying(VAR, by, [])) for by in (0.0, -1e6))
     for k in honest.shared:
         if k not in (MEAN, VAR, COUNT):
             assert torch.equal(honest.shared[k], lied.shared[k]), k
@@ -125,12 +125,12 @@ def test_a_lie_about_statistics_does_not_touch_the_parameters(aggregate: str) ->
 @pytest.mark.parametrize("over", ["cohort", "all"])
 def test_fed_plus(over: str) -> None:
     rule = pt.fedplus(pt.psi.geomed(0.1), LR, 0.2, over=over)
-    run = federate(rule, rounds=3, byzantine=LIARS, attack=lying(VAR, 1e6, []))
+    run = federate(rule, rounds=3, byzantine=BYZANTINE, attack=lying(VAR, 1e6, []))
     assert (run.shared[VAR] > 0).all()
     assert (run.shared[VAR] < 100).all()
 
 
 def test_a_mean_averages_them() -> None:
-    """It bears no liar, and statistics are averaged as ever."""
-    run = federate(pt.fedavg(LR), byzantine=LIARS, attack=lying(VAR, -1e6, []))
+    """It bears no Byzantine client, and statistics are averaged as ever."""
+    run = federate(pt.fedavg(LR), byzantine=BYZANTINE, attack=lying(VAR, -1e6, []))
     assert (run.shared[VAR] > 1e5).all()

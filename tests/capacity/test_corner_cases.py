@@ -126,8 +126,8 @@ def test_narrow_models_with_shared_statistics_are_warned_about() -> None:
         )
 
 
-@pytest.mark.parametrize("liar", [0, 1], ids=["strong", "weak"])
-def test_attacks_know_who_holds_what(liar: int) -> None:
+@pytest.mark.parametrize("byzantine", [0, 1], ids=["strong", "weak"])
+def test_attacks_know_who_holds_what(byzantine: int) -> None:
     """ipm(ε) sends −ε times the mean of the honest: of a part of the model, of those who hold it."""
     held = held_by({"y": (3,), "z": (2,)}, [{"y": (3,), "z": (2,)}, {"z": (2,)}])
     kinds = [0, 1, 0, 0, 1]
@@ -137,11 +137,13 @@ def test_attacks_know_who_holds_what(liar: int) -> None:
     uploads = Upload({"y": y, "z": z}, weight=torch.ones(5), client=torch.arange(5))
     forge = pt.attack.ipm(0.5).forge
     assert forge is not None
-    lies = forged_by_holders(forge, held, kinds)(uploads, (liar,), torch.tensor(0))[liar]
-    others = [i for i in range(5) if i != liar]
+    lies = forged_by_holders(forge, held, kinds)(uploads, (byzantine,), torch.tensor(0))[byzantine]
+    others = [i for i in range(5) if i != byzantine]
     torch.testing.assert_close(lies.delta["z"], -0.5 * z[others].mean(0))
     strong = [i for i in others if kinds[i] == 0]
-    torch.testing.assert_close(lies.delta["y"], -0.5 * y[strong].mean(0) if kinds[liar] == 0 else y[liar])
+    torch.testing.assert_close(
+        lies.delta["y"], -0.5 * y[strong].mean(0) if kinds[byzantine] == 0 else y[byzantine]
+    )
 
 
 @each("attack", ["alie", "gaussian", "ipm", "malformed", "mimic", "nonfinite", "sign_flip"])

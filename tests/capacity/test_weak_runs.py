@@ -1,4 +1,4 @@
-"""Devices of different capacity with everything else that a run may have: time, liars, stages, the disk."""
+"""Devices of different capacity with all else a run may have: time, Byzantine clients, stages, the disk."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_bytes_of_clients_in_their_own_time() -> None:
     assert 0 < left <= 4 * size["strong"]  # who is still at work
 
 
-# ---- liars
+# ---- Byzantine clients
 
 
 AGGREGATORS = {
@@ -111,7 +111,7 @@ AGGREGATORS = {
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
-def test_a_weak_liar_has_no_say_in_what_it_does_not_hold(aggregator) -> None:
+def test_a_weak_byzantine_client_has_no_say_in_what_it_does_not_hold(aggregator) -> None:
     """Noise for a tensor, or for channels, that it never had is read by nobody."""
     kinds = ("strong", "weak", "strong", "strong", "weak", "weak")
     method = pt.fedavg(lr=0.2, aggregate=AGGREGATORS[aggregator])
@@ -136,7 +136,7 @@ def test_a_weak_liar_has_no_say_in_what_it_does_not_hold(aggregator) -> None:
 
 @pytest.mark.parametrize("aggregator", ["coordinate_median", "geometric_median", "krum"])
 def test_robust_rules_hold_among_the_strong_and_among_all(aggregator) -> None:
-    """One strong and one weak liar of six send numbers of 10⁶: what comes out stays small."""
+    """One strong and one weak Byzantine client of six send numbers of 10⁶: what comes out stays small."""
     kinds = ("strong", "strong", "strong", "strong", "weak", "weak")
     run = federate(
         mlp(),

@@ -127,9 +127,9 @@ def test_a_line_without_samples_has_no_loss() -> None:
 
 
 @both_executors
-@each("liars", [(), (1, 4)], ids=["honest", "some lie"])
+@each("byzantine", [(), (1, 4)], ids=["honest", "some lie"])
 @each("name", ["ffgg", "fedavg"])
-def test_the_gradient_is_that_of_the_theory(name: str, liars: tuple[int, ...], executor: str) -> None:
+def test_the_gradient_is_that_of_the_theory(name: str, byzantine: tuple[int, ...], executor: str) -> None:
     """F_m(θ) of the quadratic problem; for fedavg θ is a part of the model that it shares."""
     problem = pt.data.quadratic(clients=7, n=40, d_theta=5, d_w=3)
     rate = problem.constants.gamma_theta
@@ -144,9 +144,9 @@ def test_the_gradient_is_that_of_the_theory(name: str, liars: tuple[int, ...], e
         measures=[pt.measures.gradient_norm("w", pt.exact())],
         executor=executor,
         baselines=False,
-        **({"attack": pt.attack.sign_flip(), "byzantine": liars} if liars else {}),
+        **({"attack": pt.attack.sign_flip(), "byzantine": byzantine} if byzantine else {}),
     )
-    honest = [m for m in range(7) if m not in liars]
+    honest = [m for m in range(7) if m not in byzantine]
     gradients = problem.F(run.shared["theta"])[honest]
     assert found(run, "gradient_norm") == {
         "total": pytest.approx(float(gradients.mean(0).norm()), abs=1e-10),

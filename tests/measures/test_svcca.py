@@ -383,7 +383,7 @@ def test_the_mean_of_some_layers(executor: str) -> None:
     assert found(single) == {"output": pytest.approx(found(run)["output"], abs=1e-12)}
 
 
-def test_liars_and_clients_without_samples_take_no_part() -> None:
+def test_byzantine_clients_and_clients_without_samples_take_no_part() -> None:
     lies: dict[str, Any] = {"attack": pt.attack.gaussian(10.0), "byzantine": [1, 3]}
     run = federate(pt.local(LR), pt.measures.svcca(X, over="mean"), **lies)
     expected = {b: np.mean(every) for b, every in by_hand(run, X, leave=(1, 3)).items()}

@@ -64,8 +64,8 @@ def test_tables_of_errors_are_filled() -> None:
 
 
 @pytest.mark.slow
-def test_liars_do_not_stop_a_robust_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figure 4: one θ* for all is found in spite of ten of 42 liars; the mean diverges when they shout."""
+def test_byzantine_clients_do_not_stop_a_robust_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figure 4: one θ* is found with ten Byzantine clients of 42; the mean diverges when they shout."""
     monkeypatch.setattr(quadratic, "POINTS", 2)
     some = ("same-flip-median", "same-flip4-*", "own-flip-median")
     runs, _ = run("ffgg-byzantine", *some, rounds=22)
@@ -94,10 +94,10 @@ def test_stale_gradients_converge_where_one_theta_fits_all(monkeypatch: pytest.M
 def test_arrivals_are_ahead_of_rounds_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persafl, "POINTS", 1)
     runs, _ = run("persafl-mnist", "fedavg", "fedasync", time=9.0, batch=2, tune=1)
-    in_step, at_once = runs["fedavg"][0].summary(), runs["fedasync"][0].summary()
-    assert (in_step["rounds"], at_once["rounds"] > 15) == (1, True)
-    assert at_once["clock"]["active"] > 3 * in_step["clock"]["active"]
-    assert all(s["clock"]["time"] <= 9.0 for s in (in_step, at_once))
+    synchronous, at_once = runs["fedavg"][0].summary(), runs["fedasync"][0].summary()
+    assert (synchronous["rounds"], at_once["rounds"] > 15) == (1, True)
+    assert at_once["clock"]["active"] > 3 * synchronous["clock"]["active"]
+    assert all(s["clock"]["time"] <= 9.0 for s in (synchronous, at_once))
     assert len(persafl._table(runs).rows) == 2
 
 
