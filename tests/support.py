@@ -23,8 +23,8 @@ def each(
 ) -> Callable[[Test], Test]:
     """Run a test for each case as `pytest.mark.parametrize` does, but as one test, for cases that are cheap.
 
-    All cases are tried, and the failure names each one that does not pass. Each case begins from the seed of
-    every test, and has a `tmp_path` and a `monkeypatch` of its own.
+    All cases are tried, and the failure names each one that does not pass; none can be skipped. Each case
+    begins from the seed of every test, and has a `tmp_path` and a `monkeypatch` of its own.
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = list(_labelled(cases, arguments))
@@ -41,7 +41,7 @@ def each(
                 torch.manual_seed(0)
                 try:
                     _call(test, fixtures, number, dict(zip(arguments, values, strict=True)))
-                except (Exception, pytest.fail.Exception) as error:
+                except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                     failures[f"{number}, {label}: {type(error).__name__}: {error}"] = error
             if failures:
                 told = "\n".join([f"{len(failures)} of {len(table)} cases", *failures])

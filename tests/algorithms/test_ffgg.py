@@ -209,11 +209,11 @@ LIES: dict[str, Attack | None] = {
 def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
     """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
     problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
-    liars = (1, 4, 8) if attack else ()
-    c, good = problem.constants, 12 - len(liars)
-    assert len(liars) / 12 <= c.tolerated(good)
-    gamma = c.gamma_byzantine(good, len(liars))
-    lies = {"attack": attack, "byzantine": liars} if attack else {}
+    byzantine = (1, 4, 8) if attack else ()
+    c, good = problem.constants, 12 - len(byzantine)
+    assert len(byzantine) / 12 <= c.tolerated(good)
+    gamma = c.gamma_byzantine(good, len(byzantine))
+    lies = {"attack": attack, "byzantine": byzantine} if attack else {}
     found = iterates(
         problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 80, **lies
     )

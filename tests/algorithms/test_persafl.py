@@ -1,4 +1,4 @@
-"""Asynchronous methods: PersA-FL, FedAsync and FedBuff against each other; who needs rounds in step."""
+"""Asynchronous methods: PersA-FL, FedAsync and FedBuff against each other; which must be synchronous."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support import each
 LAM, INNER, LR = 4.0, 0.1, 0.05
 LATE = pt.schedule.delays(upload=pt.schedule.exponential(5.0))
 STALE = {"rounds": 12, "schedule": pt.schedule.asynchronous(concurrency=4, delays=LATE)}
-IN_STEP = {"rounds": 3, "cohort": 4, "schedule": pt.schedule.synchronous()}
+SYNCHRONOUS = {"rounds": 3, "cohort": 4, "schedule": pt.schedule.synchronous()}
 both_executors = each("executor", ["loop", "vmap"])
 all_executors = each("executor", ["loop", "vmap", "graph"])
 
@@ -93,8 +93,8 @@ def test_without_a_step_of_its_own_maml_leaves_statistics_alone() -> None:
     assert apart(models(one), models(other)) == 0.0
 
 
-def test_in_step_maml_is_perfedavg() -> None:
-    one, other = (federate(m, **IN_STEP) for m in (pt.persafl_maml(0.2, 0.1), pt.perfedavg(0.2, 0.1)))
+def test_synchronous_maml_is_perfedavg() -> None:
+    one, other = (federate(m, **SYNCHRONOUS) for m in (pt.persafl_maml(0.2, 0.1), pt.perfedavg(0.2, 0.1)))
     assert apart(models(one), models(other)) == 0.0
     assert [r["test.personal"] for r in one.metrics] == [r["test.personal"] for r in other.metrics]
 
@@ -171,9 +171,9 @@ def test_stacked_clients_stop_where_single_ones_do() -> None:
     assert apart(models(runs[0]), models(runs[1])) < 1e-12
 
 
-def test_in_step_the_server_of_me_is_that_of_pfedme() -> None:
-    one = federate(me(server_lr=0.7), **IN_STEP)
-    other = federate(pt.pfedme(LR, LAM, INNER, 5, beta=0.7), **IN_STEP)
+def test_the_server_of_synchronous_me_is_that_of_pfedme() -> None:
+    one = federate(me(server_lr=0.7), **SYNCHRONOUS)
+    other = federate(pt.pfedme(LR, LAM, INNER, 5, beta=0.7), **SYNCHRONOUS)
     assert apart(one.shared, other.shared) == 0.0
     assert [r["train_loss"] for r in one.metrics] == [r["train_loss"] for r in other.metrics]
 
@@ -250,16 +250,16 @@ def test_who_waits_for_everyone_at_work_is_the_synchronous_twin(
 
 
 ALONE = [name for name in METHODS if name != "pipeline"]
-ONLY_IN_STEP = {"local": "send nothing", "finetune": "send nothing", "l2gd": "one coin"}
+SYNCHRONOUS_ONLY = {"local": "send nothing", "finetune": "send nothing", "l2gd": "one coin"}
 
 
 @each("name", ALONE)
 def test_methods_run_asynchronously_or_say_why_not(name: str) -> None:
     given = {p.name: declared(p.annotation)[1].example for p in needed(METHODS[name])}
     method = METHODS[name](**given, **({"buffer": 3} if name == "fedbuff" else {}))
-    if name in ONLY_IN_STEP:
-        assert ONLY_IN_STEP[name] in method.synchronous_only
-        with pytest.raises(ValueError, match=f"{name}.*{ONLY_IN_STEP[name]}"):
+    if name in SYNCHRONOUS_ONLY:
+        assert SYNCHRONOUS_ONLY[name] in method.synchronous_only
+        with pytest.raises(ValueError, match=f"{name}.*{SYNCHRONOUS_ONLY[name]}"):
             federate(method, **STALE)
     else:
         assert not method.synchronous_only
@@ -287,6 +287,6 @@ def test_the_control_variate_of_stale_clients_is_the_mean_of_theirs(option: int,
 
 
 @pytest.mark.parametrize("method", [pt.fedasync(0.1), pt.persafl_maml(0.1, 0.1), me()], ids=lambda m: m.name)
-def test_baselines_of_a_run_without_rounds(method: Algorithm) -> None:
+def test_baselines_of_an_asynchronous_run(method: Algorithm) -> None:
     run = federate(method, **{**STALE, "baselines": True})
     assert all(np.isfinite(run.summary()["test"][kind]) for kind in ("local", "global", "personal"))

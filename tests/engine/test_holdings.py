@@ -113,7 +113,7 @@ def test_narrow_models_have_no_mean() -> None:
         run.model(personal="mean")
 
 
-def test_liars_are_not_in_the_mean() -> None:
+def test_byzantine_clients_are_not_in_the_mean() -> None:
     run = federate(ALT, attack=pt.attack.sign_flip(), byzantine=[1])
     found = run.model(personal="mean").state_dict()
     a, _, b = sizes(run)

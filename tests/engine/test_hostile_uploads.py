@@ -275,10 +275,10 @@ def without_memory(x: Tensor) -> Tensor:
 
 
 def attack(spoil: Callable[[Upload], Any]) -> Attack:
-    """Liars send what this makes of what they should send."""
+    """Byzantine clients send what this makes of what they should send."""
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Tensor) -> dict[int, Any]:  # noqa: ARG001
-        return {i: spoil(Upload(*tree.row(uploads[:4], i))) for i in liars}
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Tensor) -> dict[int, Any]:  # noqa: ARG001
+        return {i: spoil(Upload(*tree.row(uploads[:4], i))) for i in byzantine}
 
     return Attack("hostile", forge, None, {})
 

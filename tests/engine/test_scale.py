@@ -26,7 +26,7 @@ SLOW = pt.schedule.delays(upload=pt.schedule.exponential(1.0), dropout=0.1)
 CASES: dict[str, dict[str, Any]] = {
     "disk": {"algorithm": pt.fedalt("output", lr=0.1), "store": "disk", "checkpoint_every": 2},
     "memory": {"algorithm": pt.fedalt("output", lr=0.1), "store": "memory"},
-    "liars": {"algorithm": pt.fedavg(lr=0.1), "attack": pt.attack.sign_flip(), "byzantine": 0.2},
+    "byzantine": {"algorithm": pt.fedavg(lr=0.1), "attack": pt.attack.sign_flip(), "byzantine": 0.2},
     "asynchronous": {
         "algorithm": pt.fedalt("output", lr=0.1),
         "schedule": pt.schedule.asynchronous(concurrency=COHORT, buffer=20, delays=SLOW),
@@ -95,7 +95,7 @@ def test_ten_times_the_clients_make_no_calls_and_no_objects(case: str, tmp_path:
     few, many = (counted(clients, tmp_path / str(clients), case) for clients in (FEW, MANY))
     for kind, calls in few[0].items():
         assert many[0][kind] == pytest.approx(calls, rel=0.03), kind
-    # liars are listed one by one in the settings
+    # Byzantine clients are listed one by one in the settings
     allowed = (MANY - FEW) * (0.05 + CASES[case].get("byzantine", 0))
     assert many[1] - few[1] < allowed
     assert many[2] - few[2] < allowed

@@ -362,7 +362,9 @@ unusable = each("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
 @unusable
 @each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
 @each("cohort", [None, 3])
-def test_with_a_liar_set_aside_as_without_it(attack: Any, method: Any, cohort: int | None) -> None:
+def test_with_a_byzantine_client_set_aside_as_without_it(
+    attack: Any, method: Any, cohort: int | None
+) -> None:
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"], rounds=4, cohort=cohort)
 
 
@@ -423,10 +425,10 @@ ROBUST = [pt.rfa(lr=0.1), pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_me
 def test_a_quarter_that_claims_more_than_it_has_changes_nothing(method: Any, times: float) -> None:
     """Five times the weight would make a majority of the quarter."""
 
-    def forge(uploads: Upload, liars: tuple[int, ...], key: Any) -> dict[int, Upload]:  # noqa: ARG001
+    def forge(uploads: Upload, byzantine: tuple[int, ...], key: Any) -> dict[int, Upload]:  # noqa: ARG001
         assert uploads.weight is not None
         lie = {k: -10 * v for k, v in uploads.delta.items()}
-        return {i: Upload({k: v[i] for k, v in lie.items()}, times * uploads.weight[i]) for i in liars}
+        return {i: Upload({k: v[i] for k, v in lie.items()}, times * uploads.weight[i]) for i in byzantine}
 
     greedy = Attack("greedy", forge, None, {})
     got = assert_as_if_it_were_not_there(method, attack=greedy, byzantine=["eve"])

@@ -40,7 +40,7 @@ N = DOUBLE.clients
 RANDOM = S.delays(download=S.exponential(1.0), upload=S.scaled(S.uniform(0.5, 1.5), S.uniform(4, 6)))
 
 
-# ---- concurrency = buffer = everyone and equal delays: rounds in step
+# ---- concurrency = buffer = everyone and equal delays: synchronous rounds
 
 
 @every_method
@@ -55,13 +55,13 @@ def test_the_synchronous_twin(case: Case) -> None:
     stages = tuple(replace(s, cohort=None) for s in algorithm.stages)
     algorithm = replace(algorithm, stages=stages)
     twin = federate(algorithm, DOUBLE, cohort=None, schedule=schedule)
-    in_step = federate(algorithm, DOUBLE, cohort=None, schedule=S.synchronous())
-    assert_same_bits(tensors(twin), tensors(in_step))
-    assert rows(twin, "time") == rows(in_step, "time")
+    synchronous = federate(algorithm, DOUBLE, cohort=None, schedule=S.synchronous())
+    assert_same_bits(tensors(twin), tensors(synchronous))
+    assert rows(twin, "time") == rows(synchronous, "time")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedalt", "ffgg"])
-def test_a_part_of_the_clients_in_step(name: str) -> None:
+def test_synchronous_rounds_of_a_part_of_the_clients(name: str) -> None:
     """Also with fewer clients at a time, down to one: the same clients are drawn."""
     algorithm = make(name, CASES[name].options)
     for some in (1, 3):
@@ -385,7 +385,7 @@ def test_a_buffer_that_can_never_be_full_is_refused() -> None:
 
 
 def test_a_stage_of_its_own_schedule() -> None:
-    """Arrivals, then rounds in step on the same clock, then one round of everyone."""
+    """Arrivals, then synchronous rounds on the same clock, then one round of everyone."""
     schedule = S.asynchronous(concurrency=3, delays=RANDOM)
     algorithm = pt.pipeline(
         pt.stage(pt.fedavg(lr=0.2), rounds=6, schedule=schedule),

@@ -92,7 +92,7 @@ def test_what_always_holds(
     dropout=st.sampled_from([0.0, 0.6]),
     order=st.sampled_from(["random", "turns"]),
 )
-def test_rounds_in_step_end_when_they_should(
+def test_synchronous_rounds_end_when_they_should(
     deadline: float | None, quorum: int | float, late: str, dropout: float, order: str
 ) -> None:
     delays = S.delays(upload=S.exponential(2.0), dropout=dropout)
@@ -206,16 +206,16 @@ def test_a_deadline_keeps_a_straggler_from_holding_up_a_round() -> None:
 
 
 def test_asynchronous_clients_are_more_active() -> None:
-    """30 clients and the paper's delays: more than three times the share at work of ten per round in step."""
+    """30 clients and the paper's delays: over three times the share at work of ten per synchronous round."""
 
     def active(turns: Any, count: int) -> float:
         found = cohorts(turns, count)
         return sum(c.activity for c in found) / (found[-1].time * 30)
 
-    in_step = active(begin(S.synchronous(delays=PAPER), 30, 6), 100)
+    synchronous = active(begin(S.synchronous(delays=PAPER), 30, 6), 100)
     at_once = active(begin(S.asynchronous(24, delays=PAPER), 30), 1000)
     assert at_once == pytest.approx(0.8, abs=0.01)
-    assert at_once > 3 * in_step
+    assert at_once > 3 * synchronous
 
 
 def test_activity_is_the_time_between_request_and_arrival() -> None:

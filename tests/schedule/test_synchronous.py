@@ -1,4 +1,4 @@
-"""Rounds in step: who comes next is known in time to read its state ahead."""
+"""Synchronous rounds: who comes next is known in time to read its state ahead."""
 
 from __future__ import annotations
 

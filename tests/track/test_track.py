@@ -555,8 +555,8 @@ def test_nested_numbers_have_a_path() -> None:
         "aggregation/inner/moved": 0.25,
         "excluded": 0.0,
     }
-    liars = {"clients": 2, "attack": "alie", "test": {"local": None}}
-    facts = {"excluded": ["x"], "excluded_why": {"x": "too large"}, "byzantine": liars}
+    byzantine = {"clients": 2, "attack": "alie", "test": {"local": None}}
+    facts = {"excluded": ["x"], "excluded_why": {"x": "too large"}, "byzantine": byzantine}
     assert track.numbers(facts) == {"excluded": 1.0, "byzantine/clients": 2.0}
     assert track.numbers({"byzantine": None}) == {"excluded": 0.0}
 
