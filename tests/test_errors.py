@@ -302,8 +302,8 @@ def by(id: str, algorithm: object, says: str, allowed: str) -> Wrong:
 
 def another(id: str, shown: str, call: Call, spoil: Spoil = leave) -> Wrong:
     """Not the run that is in the folder."""
-    says = f"resume: OUT holds a run with another {shown}"
-    return Wrong(id, call, says, "expected the same", copy(HALF, spoil))
+    says = f"resume=True: OUT holds a run that differs in its {shown}"
+    return Wrong(id, call, says, "give the same", copy(HALF, spoil))
 
 
 def no_config(id: str, text: str | bytes) -> Wrong:
@@ -1153,8 +1153,8 @@ TABLE = [
     Wrong(
         "other data",
         lambda out: federate(out, resume=True, data=data(test=0.5)),
-        "resume: OUT holds a run with another data (fingerprint: ",
-        "expected the same",
+        "resume=True: OUT holds a run that differs in its data (fingerprint: ",
+        "give the same",
         copy(HALF),
     ),
     another("another model", "model (tensors: ", resumed(model=pt.models.mlp(4, 5, 2))),
@@ -1171,8 +1171,8 @@ TABLE = [
     Wrong(
         "config without its method",
         resumed(),
-        "resume: config.json in OUT says nothing of algorithm",
-        "expected a new folder",
+        "resume=True: config.json in OUT has no algorithm",
+        "give another folder out=",
         copy(HALF, edited(lambda c: c.pop("algorithm"))),
     ),
     another(
@@ -1196,8 +1196,8 @@ TABLE = [
     Wrong(
         "config of another Partita",
         resumed(),
-        "resume: OUT holds a run of partita 9.9",
-        "expected the same",
+        "resume=True: OUT holds a run of partita 9.9",
+        "give the same",
         copy(HALF, edited(lambda c: c["versions"].update(partita="9.9"))),
     ),
     # checkpoints that are damaged or another's
@@ -1221,8 +1221,8 @@ TABLE = [
     Wrong(
         "no checkpoint left",
         resumed(),
-        "resume: ",
-        "OUT has no checkpoint left; choose another folder",
+        "resume=True: ",
+        "OUT has no checkpoint left; give another folder out=",
         copy(HALF, no_checkpoint),
     ),
     strange(
@@ -1295,15 +1295,15 @@ TABLE = [
     Wrong(
         "metrics.jsonl is text",
         load,
-        "OUT/metrics.jsonl, line 1: ",
-        "expected an object per line",
+        "file='OUT/metrics.jsonl': line 1 ",
+        "a JSON object per line",
         copy(WHOLE, wrote("metrics.jsonl", "hello\n")),
     ),
     Wrong(
         "metrics.jsonl is a list",
         load,
-        "OUT/metrics.jsonl, line 1: ",
-        "expected an object per line",
+        "file='OUT/metrics.jsonl': line 1 ",
+        "a JSON object per line",
         copy(WHOLE, wrote("metrics.jsonl", "[]\n")),
     ),
     Wrong(

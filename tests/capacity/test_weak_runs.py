@@ -307,7 +307,9 @@ def test_another_capacity_is_not_resumed(other, shown, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=DEPTH, callbacks=[Stop(1)], **options)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match=rf"^resume: .* holds a run with another capacity \(.*{shown}"):
+    with pytest.raises(
+        ValueError, match=rf"^resume=True: .* holds a run that differs in its capacity \(.*{shown}"
+    ):
         federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=other, resume=True, **options)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     run = federate(mlp(), digits(), pt.fedavg(lr=0.1), capacity=DEPTH, resume=True, **options)

@@ -277,7 +277,7 @@ def test_a_run_is_resumed_with_the_same_personal_part(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     del config["partition"]  # as an older run left it
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="says nothing of partition"):
+    with pytest.raises(ValueError, match="has no partition"):
         run("output", resume=True)
 
 

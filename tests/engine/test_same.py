@@ -113,27 +113,27 @@ def renamed() -> pt.data.FederatedData:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "initial weights": ({"model": Net(seed=1)}, "another model (initial"),
-    "another class": ({"model": Longer()}, "another model (class: 'Net' -> 'Longer'"),
-    "an attribute of the model": ({"model": Net(slope=0.2)}, "another code (model"),
-    "an activation": ({"model": Net(act=torch.relu)}, "another code (model"),
-    "dropout": ({"model": dropped(0.5)}, "another code (model"),
-    "code of the loss": ({"loss": weighted(2.0)}, "another code (loss"),
+    "initial weights": ({"model": Net(seed=1)}, "differs in its model (initial"),
+    "another class": ({"model": Longer()}, "differs in its model (class: 'Net' -> 'Longer'"),
+    "an attribute of the model": ({"model": Net(slope=0.2)}, "differs in its code (model"),
+    "an activation": ({"model": Net(act=torch.relu)}, "differs in its code (model"),
+    "dropout": ({"model": dropped(0.5)}, "differs in its code (model"),
+    "code of the loss": ({"loss": weighted(2.0)}, "differs in its code (loss"),
     "code of the metric": (
         {"metric": pt.Metric(lambda o, t: error_rate(o, t) / 2, higher_is_better=False)},
-        "another metric",
+        "differs in its metric",
     ),
     "code of the split": ({"algorithm": pt.fedalt(lambda n: "output" in n, lr=0.1)}, "personal: 'personal"),
     "a rate": ({"algorithm": pt.fedalt(personal, lr=lambda t, n: 0.1 * t / n)}, "lr: 0.1 -> '<lambda>"),
-    "attack": ({"attack": pt.attack.sign_flip(scale=2.0)}, "another attack (scale: 1.0 -> 2.0)"),
+    "attack": ({"attack": pt.attack.sign_flip(scale=2.0)}, "differs in its attack (scale: 1.0 -> 2.0)"),
     "liars": ({"byzantine": [2]}, "byzantine: [1] -> [2]"),
-    "schedule": ({"schedule": pt.schedule.synchronous(order="turns")}, "another schedule"),
-    "capacity": ({"capacity": pt.capacity.width({"all": 1.0})}, "another capacity"),
-    "measures": ({"measures": []}, "another measures"),
+    "schedule": ({"schedule": pt.schedule.synchronous(order="turns")}, "differs in its schedule"),
+    "capacity": ({"capacity": pt.capacity.width({"all": 1.0})}, "differs in its capacity"),
+    "measures": ({"measures": []}, "differs in its measures"),
     "evaluations": ({"evaluate_every": 1}, "evaluate_every: None -> 1"),
     "scores": ({"train_scores": True}, "train_scores: False -> True"),
-    "the seed of the data": ({"data": data(seed=1)}, "another data (fingerprint"),
-    "names of clients": ({"data": renamed()}, "another data (fingerprint"),
+    "the seed of the data": ({"data": data(seed=1)}, "differs in its data (fingerprint"),
+    "names of clients": ({"data": renamed()}, "differs in its data (fingerprint"),
     "the seed": ({"seed": 1}, "seed: 0 -> 1"),
     "rounds": ({"rounds": 3}, "rounds: 2 -> 3"),
 }
@@ -154,10 +154,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run_of_another_experiment_is_not_taken(case: str, finished: Path) -> None:
     changed, words = CHANGES[case]
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match=r"^resume: ") as study_error:
+    with pytest.raises(ValueError, match=r"^resume=True: ") as study_error:
         run_study(study(**changed), [0], out=finished, resume=True, announce=quiet)
     folder = finished / "one" / "seed-0"
-    with pytest.raises(ValueError, match=r"^resume: ") as run_error:
+    with pytest.raises(ValueError, match=r"^resume=True: ") as run_error:
         experiment(**changed).run(out=folder, resume=True, baselines={})
     assert words in str(study_error.value)
     assert str(study_error.value) == str(run_error.value)  # one definition for both
@@ -183,7 +183,7 @@ def test_a_folder_of_a_version_that_noted_less(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     del config["code"]
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="says nothing of code, as another version of partita may"):
+    with pytest.raises(ValueError, match="has no code: another version of partita may"):
         experiment().run(out=tmp_path / "run", resume=True)
 
 
@@ -202,7 +202,9 @@ def test_what_other_calls_have_finished_is_compared_too(tmp_path: Path) -> None:
         return lambda _: Study({"a": Variant(experiment(**changed)), "b": Variant(experiment())})
 
     run_study(two(), [0], out=tmp_path / "s", only=["a"], announce=quiet)
-    with pytest.raises(ValueError, match=r"a/seed-0 holds a run with another settings \(rounds: 2 -> 1\)"):
+    with pytest.raises(
+        ValueError, match=r"a/seed-0 holds a run that differs in its settings \(rounds: 2 -> 1\)"
+    ):
         run_study(two(rounds=1), [0], out=tmp_path / "s", only=["b"], resume=True, announce=quiet)
 
 
@@ -219,7 +221,7 @@ def test_a_variant_that_starts_from_another_has_the_weights_of_that_one(tmp_path
     before, after = (json.loads((out / n / "seed-0" / "config.json").read_text()) for n in ("first", "then"))
     assert before["model"]["initial"] != after["model"]["initial"]
     (out / "first").rename(tmp_path / "old")
-    with pytest.raises(ValueError, match=r"then/seed-0 holds a run with another model \(initial"):
+    with pytest.raises(ValueError, match=r"then/seed-0 holds a run that differs in its model \(initial"):
         run_study(pair(0.2), [0], out=out, resume=True, announce=quiet)
 
 
@@ -313,7 +315,7 @@ def test_what_no_weight_shows_is_compared(
     assert run(2, "--resume")[0] == 0
     status, told = run(3, "--resume")
     assert status == 2
-    assert re.search("resume: .*out holds a run with another (model|metric|code)", told)
+    assert re.search("resume=True: .*out holds a run that differs in its (model|metric|code)", told)
 
 
 def test_a_comparison_from_the_command_line_after_its_file_was_edited(
@@ -350,11 +352,11 @@ def experiment(seed=0):
     file.write_text(text.replace("* 1.0", "* 3.0"))
     status, told = call("--resume")
     assert (status, told.count("\n")) == (2, 1)
-    assert "another code (loss" in told
+    assert "differs in its code (loss" in told
     file.write_text(text.replace("mlp(64, 4, 10, seed=seed)", "mlp(64, 4, 10, seed=7)"))
     status, told = call("--resume")
     assert status == 2
-    assert "another model (initial" in told
+    assert "differs in its model (initial" in told
 
 
 # ---- digits of code

@@ -509,7 +509,7 @@ def test_the_rows_the_files_and_the_page(tmp_path: Path) -> None:
     again: dict[str, Any] = {"out": out, "rounds": 3, "resume": True}
     same = federate(pt.fedalt("output", LR), pt.measures.svcca(X, k=2), **again)
     assert same.metrics == run.metrics
-    with pytest.raises(ValueError, match="holds a run with another measures"):
+    with pytest.raises(ValueError, match="holds a run that differs in its measures"):
         federate(pt.fedalt("output", LR), pt.measures.svcca(X + 1, k=2), **again)
 
 

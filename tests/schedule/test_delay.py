@@ -302,7 +302,9 @@ def test_a_run_is_not_resumed_with_another_file(write: Write, tmp_path: Path) ->
     assert upload == {"name": "trace", "path": str(tmp_path / "delays.csv"), "digest": upload["digest"]}
     again = run(write("1\n2\n3\n"), tmp_path / "run", resume=True)
     assert again.summary()["clock"] == first.summary()["clock"]
-    with pytest.raises(ValueError, match=r"another schedule \(delays\.upload\.digest: .*expected the same"):
+    with pytest.raises(
+        ValueError, match=r"differs in its schedule \(delays\.upload\.digest: .*give the same"
+    ):
         run(write("1\n2\n4\n"), tmp_path / "run", resume=True)
 
 

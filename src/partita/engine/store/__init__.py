@@ -26,16 +26,16 @@ def open_store(
     device: torch.device | str = "cpu",
     limit: int = 1 << 30,
 ) -> Store:
-    """The store of a run: `template` is the state of a client that was never saved.
+    """Return the store of a run: `template` is the state of a client that was never saved.
 
     'auto' keeps states on disk when a folder is given and all clients together would exceed `limit` bytes.
-    A function makes a store of the user's own.
+    A function makes a store of another kind.
     """
     if not isinstance(kind, str):
         return kind(template, clients, folder, device)
     check.choice("kind", kind, ("auto", "memory", "disk"))
     if kind == "disk" and folder is None:
-        raise ValueError("kind='disk': expected a folder to keep the clients' states in")
+        raise check.fail("kind", kind, "a folder to keep the clients' states in")
     large = clients * Layout.of(template).width > limit
     if folder is not None and (kind == "disk" or (kind == "auto" and large)):
         return DiskStore(template, clients, folder, device)
