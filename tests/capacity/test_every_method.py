@@ -19,7 +19,7 @@ from partita.data import FederatedData
 from partita.models.blocks import Blocks, layers, scalable, seeded
 from support import each
 
-pytestmark = pytest.mark.filterwarnings("ignore:capacity. narrow models share")
+pytestmark = pytest.mark.filterwarnings("ignore:capacity. narrow and wide models share")
 TREATMENTS = [
     "personal",  # where a client keeps layers in shapes of its own
     pytest.param("global", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""What a run tells while it runs. Subclass `Callback` and pass it as `callbacks=[...]`."""
+"""Callbacks, which a run calls while it runs. Subclass `Callback` and pass it as `callbacks=[...]`."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ class Callback:
         """A run begins, or goes on from `round`."""
 
     def config(self, what: str, config: Mapping[str, Any]) -> None:
-        """What config.json holds, right after `start`."""
+        """Receive what config.json holds, right after `start`."""
 
     def note(self, what: str, text: str) -> None:
-        """What takes a while now, beside rounds; nothing any more, if empty."""
+        """Something beside rounds takes a while now; an empty text says that it is over."""
 
     def round(self, event: Event) -> None:
         """A round is over."""
 
     def evaluation(self, what: str, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl."""
+        """Receive a row of metrics.jsonl."""
 
     def end(self, what: str) -> None:
         """The run is over."""
 
     def summary(self, what: str, summary: Mapping[str, Any]) -> None:
-        """What summary.json holds, right after `end`."""
+        """Receive what summary.json holds, right after `end`."""
 
     def close(self) -> None:
-        """Everything is over, by its end or by an error."""
+        """All runs are over, by their end or by an error."""
 
 
 class Trace(Callback):
-    """A trace of some rounds, for chrome://tracing or ui.perfetto.dev: every operation, on CPU and GPU."""
+    """Writes a trace of some rounds, on CPU and GPU, for chrome://tracing or ui.perfetto.dev."""
 
     def __init__(self, path: Path, skip: int = 2, rounds: int = 2) -> None:
         self._path, self._skip, self._rounds = path, skip, rounds
@@ -65,7 +65,7 @@ class Trace(Callback):
         self._profile: Any = None
 
     def start(self, what: str, round: int, rounds: int) -> None:
-        """Only the first run: the others are alike. Where few rounds are left, the last of them."""
+        """Trace the first run only: the others are alike. Where few rounds are left, trace the last ones."""
         left = rounds - round
         if self._what or left < 1:
             return
@@ -81,21 +81,18 @@ class Trace(Callback):
         self._profile.start()
 
     def round(self, event: Event) -> None:
-        """A round is over."""
+        """Advance the profiler."""
         if self._profile is not None and event.what == self._what:
             self._profile.step()
 
     def close(self) -> None:
-        """Write what there is."""
+        """Write the trace."""
         if self._profile is not None:
             self._profile.stop()
 
 
 class ProgressBar(Callback):
-    """A bar per run: round, loss, how many clients diverged, time left.
-
-    Shown on the standard error stream of a terminal.
-    """
+    """Shows a bar per run on the standard error stream: round, loss, diverged clients, time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -112,24 +109,24 @@ class ProgressBar(Callback):
         self._tasks: dict[str, Any] = {}
 
     def start(self, what: str, round: int, rounds: int) -> None:
-        """Adds a bar."""
+        """Add a bar."""
         if not self._tasks:
             self._progress.start()
         self._tasks[what] = self._progress.add_task(what, total=rounds, completed=round, note="loss -")
 
     def round(self, event: Event) -> None:
-        """Moves it."""
+        """Move the bar."""
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
         gone = f", [red]{event.diverged} diverged[/red]" if event.diverged else ""
         gone += f", {event.abandoned} abandoned" if event.abandoned else ""
         self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}{gone}")
 
     def note(self, what: str, text: str) -> None:
-        """Says it beside the bar."""
+        """Show the text beside the bar."""
         if what in self._tasks and text:
             self._progress.update(self._tasks[what], note=text)
 
     def close(self) -> None:
-        """Stops drawing and gives the terminal its cursor back, if there still is one."""
+        """Stop drawing and give the terminal its cursor back, if there still is one."""
         with contextlib.suppress(OSError):
             self._progress.stop()

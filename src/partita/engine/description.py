@@ -1,4 +1,4 @@
-"""Settings, methods and parts as JSON: what is needed to write them down again, and to tell them apart."""
+"""Descriptions of settings, methods and parts as JSON, to write config.json and to tell runs apart."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from partita.engine.stage import Choices
 
 
 def describe(value: Any) -> Any:
-    """A JSON-able description of options: what is needed to write them down again."""
+    """Return a description of a value in JSON's types: what is needed to write it down again."""
     if isinstance(value, Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | Optimizer):
         return {"name": value.name, **describe(value.options), **_own_code(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {} if code.is_known(type(value)) else {"code": code.digest(type(value))}
+        own = {} if code.is_installed(type(value)) else {"code": code.digest(type(value))}
         return {"name": type(value).__name__.lower(), **describe(_fields(value)), **own}
     if isinstance(value, Mapping):
         return {str(k): describe(v) for k, v in value.items()}
@@ -31,10 +31,10 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, Sequence):
         return [describe(v) for v in value]
-    if not callable(value) and not hasattr(value, "shape") and code.is_known(type(value)):
+    if not callable(value) and not hasattr(value, "shape") and code.is_installed(type(value)):
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    return name if code.told_by_name(value) else f"{name} #{code.digest(value)}"
+    return name if code.is_told_by_name(value) else f"{name} #{code.digest(value)}"
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -43,22 +43,27 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _own_code(part: Any) -> dict[str, str]:
-    """Of a method or another part whose functions are a user's: name and options do not tell what it does."""
-    given = {k: v.bind if isinstance(v, Aggregation) else v for k, v in _fields(part).items() if callable(v)}
-    own = {k: v for k, v in given.items() if not code.is_known(v if hasattr(v, "__module__") else type(v))}
+    """Return a digest of the user's functions in a method or another part: names do not tell what they do."""
+    fields = _fields(part).items()
+    functions = {k: v.bind if isinstance(v, Aggregation) else v for k, v in fields if callable(v)}
+    own = {
+        k: v
+        for k, v in functions.items()
+        if not code.is_installed(v if hasattr(v, "__module__") else type(v))
+    }
     return {"code": code.digest(own)} if own else {}
 
 
 def versions() -> dict[str, str]:
-    """What a run was computed with."""
-    found = {"python": platform.python_version()}
+    """Return the versions of what a run is computed with."""
+    packages = {"python": platform.python_version()}
     for package in ("partita", "torch", "numpy", "safetensors"):
         try:
-            found[package] = version(package)
+            packages[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "unknown"
-    found["torch"] = torch.__version__
-    return found
+            packages[package] = "unknown"
+    packages["torch"] = torch.__version__
+    return packages
 
 
 def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
 
 
 def _partition(setup: Setup, algorithm: Algorithm) -> dict[str, Any]:
-    """Which tensors a method leaves with the clients, and how many numbers are shared and personal."""
+    """Return the names of a method's personal tensors, and how many numbers are shared and personal."""
     partition = setup.partition_of(algorithm)
     shared, personal = (sum(setup.initial[k].numel() for k in names) for names in partition)
     return {"personal": partition.personal, "parameters": {"shared": shared, "personal": personal}}

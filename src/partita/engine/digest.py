@@ -1,10 +1,10 @@
-"""What a function or an object does, as a few hexadecimal digits: two versions of a loss are told apart.
+"""Digests of what functions and objects do, in a few hexadecimal digits: two versions of a loss differ.
 
-The same text gives the same digits in every process of one version of Python. What installed packages bring
-is known by its name, since a run notes the versions of those that it computes with; all else is known by its
-bytecode, its constants, its defaults, what it closes over, and the functions and values that it calls by
-name. No text shows everything (an object in the user's file, an import inside a function): a trial of the
-model, the loss and the metric (`partita.engine.model.probe.tried`) tells the rest.
+The same source gives the same digest in every process of one version of Python. What installed packages bring
+is hashed by its name, since a run notes the versions of those that it computes with; all else is hashed by
+its bytecode, its constants, its defaults, what it closes over, and the functions and values that it calls by
+name. No source shows everything (an object in the user's file, an import inside a function): a trial of the
+model, the loss and the metric (`partita.engine.model.probe.tried`) shows the rest.
 """
 
 from __future__ import annotations
@@ -25,81 +25,80 @@ import torch
 from torch import Tensor, nn
 
 DIGITS = 12
-DEPTH = 60  # how far the walk goes: what is deeper is known by the name of its kind
+DEPTH = 60  # of the walk: what is deeper is hashed by the name of its class
 PLAIN = (bool, int, float, complex, str, bytes)
 CONTAINERS = (list, tuple, set, frozenset, Mapping)
-OURS = {"partita", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
+LIBRARIES = {"partita", "torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _MODULE = set(vars(nn.Module())) - {"training"}  # what every module has: its tensors, its parts, hooks
+_CLASS = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__firstlineno__"}
+_CLASS |= {"__static_attributes__", "__annotations__", "__abstractmethods__", "_abc_impl", "__parameters__"}
 
 
 def digest(value: Any) -> str:
-    """The digits of a value, whatever it is."""
-    found = _Digest()
-    found.add(value)
-    return found.hexdigest()
+    """Return the digest of any value."""
+    walk = _Walk()
+    walk.add(value)
+    return walk.hexdigest()
 
 
 def structure_digest(model: nn.Module) -> str:
-    """The digits of a model without its weights: its layers, with which settings, computed by which code."""
-    found = _Digest()
-    found.module(model)
-    return found.hexdigest()
+    """Return the digest of a model without its weights: its layers, their settings and their code."""
+    walk = _Walk()
+    walk.module(model)
+    return walk.hexdigest()
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The digits of named tensors, every bit of them; each is read once."""
-    found = _Digest()
+    """Return the digest of all bits of named tensors; each is read once."""
+    walk = _Walk()
     for name, tensor in tensors.items():
-        found.word(name)
-        found.tensor(tensor)
-    return found.hexdigest()
+        walk.word(name)
+        walk.tensor(tensor)
+    return walk.hexdigest()
 
 
-def told_by_name(value: Any) -> bool:
-    """Whether its name and the version of its library say all: a plain function or class of a library."""
+def is_told_by_name(value: Any) -> bool:
+    """Return whether name and version say all of it: it is a plain function or class of a library."""
     if isinstance(value, FunctionType):
-        return is_known(value) and value.__closure__ is None
-    return isinstance(value, BuiltinFunctionType | type) and is_known(value)
+        return is_installed(value) and value.__closure__ is None
+    return isinstance(value, BuiltinFunctionType | type) and is_installed(value)
 
 
-def is_known(value: Any) -> bool:
-    """Whether a function, a class or a module is of an installed package."""
-    if isinstance(value, FunctionType):  # it may bear the name of another that it wraps
+def is_installed(value: Any) -> bool:
+    """Return whether a function, a class or a module is of an installed package."""
+    if isinstance(value, FunctionType):  # it may have the name of another that it wraps
         module = value.__globals__.get("__name__")
     else:
         module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return _installed(str(module or "").partition(".")[0])
-
-
-def _installed(package: str) -> bool:
-    if package in OURS:
+    package = str(module or "").partition(".")[0]
+    if package in LIBRARIES:
         return True
     module = sys.modules.get(package)
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(place).parts)
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
 
 
-class _Digest:
-    """A walk through what decides what a value does; functions, classes and objects are walked once."""
+class _Walk:
+    """A walk through what decides what a value does; functions, classes and objects are visited once."""
 
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
-        self.met: dict[int, tuple[int, Any]] = {}  # with the object: its number must not go to another
-        self.inside: set[int] = set()  # of which containers the walk is in
+        self.visited: dict[int, tuple[int, Any]] = {}  # by id, with the object: an id must not be reused
+        self.inside: set[int] = set()  # ids of the containers that the walk is in
         self.depth = 0
 
     def hexdigest(self) -> str:
-        """What was walked so far, in digits."""
+        """Return the digest of the walk so far."""
         return self.hash.hexdigest()[:DIGITS]
 
     def word(self, text: str) -> None:
-        """Text, with its length: 'ab', 'c' is not 'a', 'bc'."""
+        """Add text, with its length: 'ab', 'c' is not 'a', 'bc'."""
         part = text.encode(errors="surrogatepass")
         self.hash.update(f"{len(part)}:".encode() + part)
 
     def add(self, value: Any) -> None:
-        """Any value; what cannot be looked into is known by the name of its kind."""
+        """Add any value; what cannot be looked into is hashed by the name of its class."""
         if self.depth >= DEPTH:
             self.word(type(value).__qualname__)
             return
@@ -124,14 +123,14 @@ class _Digest:
             self.inside.add(id(value))
             self.container(value)
             self.inside.remove(id(value))
-        elif id(value) in self.met:
-            self.word(f"again {self.met[id(value)][0]}")
+        elif id(value) in self.visited:
+            self.word(f"again {self.visited[id(value)][0]}")
         else:
-            self.met[id(value)] = len(self.met), value
-            self.thing(value)
+            self.visited[id(value)] = len(self.visited), value
+            self.visit(value)
 
     def container(self, value: Any) -> None:
-        """What it holds."""
+        """Add what a container holds."""
         self.word(f"{type(value).__name__} {len(value)}")
         if isinstance(value, set | frozenset):
             self.word(str(sorted(map(digest, value))))
@@ -143,8 +142,8 @@ class _Digest:
             for each in value:
                 self.add(each)
 
-    def thing(self, value: Any) -> None:
-        """By what kind of thing it is."""
+    def visit(self, value: Any) -> None:
+        """Add an object by its type."""
         if isinstance(value, Tensor):
             self.tensor(value)
         elif isinstance(value, np.ndarray) and value.dtype != object:
@@ -159,7 +158,7 @@ class _Digest:
         elif isinstance(value, FunctionType):
             self.function(value)
         elif isinstance(value, type):
-            self.kind(value)
+            self.class_(value)
         elif isinstance(value, ModuleType):
             self.word(value.__name__)
         elif isinstance(value, nn.Module):
@@ -171,7 +170,7 @@ class _Digest:
             self.instance(value)
 
     def tensor(self, value: Tensor) -> None:
-        """Its kind, its shape and all its bits."""
+        """Add the type, the shape and all bits of a tensor."""
         value = value.detach()
         self.word(f"{value.dtype} {tuple(value.shape)}")
         if value.layout is torch.strided and not value.is_meta:
@@ -179,8 +178,8 @@ class _Digest:
             self.hash.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
     def function(self, value: FunctionType) -> None:
-        """A library's by its name, another by what it does; both by what they close over."""
-        known = is_known(value)
+        """Add a function: a library's by its name, another by what it does; both by what they close over."""
+        known = is_installed(value)
         self.word(f"function {value.__qualname__ if known else ''}")
         for cell in value.__closure__ or ():
             try:
@@ -188,7 +187,7 @@ class _Digest:
             except ValueError:  # not filled yet
                 self.word("empty")
                 continue
-            if not known or _is_ones_own(held) or _is_plain(held):
+            if not known or _is_users(held) or _is_plain(held):
                 self.add(held)
         if known:
             self.word(str(value.__globals__.get("__name__")))
@@ -203,15 +202,15 @@ class _Digest:
                 self.named(name, value.__globals__[name], names)
 
     def named(self, name: str, value: Any, names: list[str]) -> None:
-        """Of what a function finds by a name in its file: functions, classes and values that stay.
+        """Add what a function finds by a name in its file: functions, classes and immutable values.
 
-        A list or an object there may be what the function counts in. Of a module of the user's it is what the
+        A list or an object there may be what the function counts in. Of a module of the user's, add what the
         function calls by name.
         """
         self.word(name)
         if isinstance(value, ModuleType):
             self.word(value.__name__)
-            for part in [] if is_known(value) or id(value) in self.inside else names:
+            for part in [] if is_installed(value) or id(value) in self.inside else names:
                 if part in vars(value):
                     self.inside.add(id(value))
                     self.named(part, vars(value)[part], names)
@@ -222,7 +221,7 @@ class _Digest:
             self.word(type(value).__qualname__)
 
     def code(self, code: CodeType) -> None:
-        """Instructions and their constants; not its lines, its file or its docstring."""
+        """Add instructions and their constants; not the lines, the file or the docstring."""
         self.word(
             f"{code.co_argcount} {code.co_kwonlyargcount} {code.co_posonlyargcount} {len(code.co_code)}"
         )
@@ -234,10 +233,10 @@ class _Digest:
             else:
                 self.word(str(step.argval))
 
-    def kind(self, value: type) -> None:
-        """A class by its functions and values, and those of what it inherits from."""
+    def class_(self, value: type) -> None:
+        """Add a class by its functions and values, and those of its bases."""
         self.word(f"class {value.__qualname__}")
-        if is_known(value):
+        if is_installed(value):
             self.word(value.__module__)
             return
         for name, part in sorted(vars(value).items()):
@@ -248,7 +247,7 @@ class _Digest:
             self.add(base)
 
     def module(self, value: nn.Module) -> None:
-        """A model without its weights."""
+        """Add a model without its weights."""
         for name, part in value.named_modules():
             self.word(name)
             self.add(type(part))
@@ -257,15 +256,15 @@ class _Digest:
             hooks = [hook for kind in HOOKS for hook in getattr(part, kind).values()]
             for key, held in [*sorted(own.items()), *fixed.items()]:
                 self.word(key)
-                if is_known(type(part)) and not _is_plain(held) and not _is_ones_own(held):
+                if is_installed(type(part)) and not _is_plain(held) and not _is_users(held):
                     self.word(type(held).__qualname__)
                 else:
                     self.add(held)
             self.add(hooks)
-            self.word(_shown(part.extra_repr))
+            self.word(_text(part.extra_repr))
 
     def instance(self, value: Any) -> None:
-        """An object by its class and what it holds; a library's by the user's functions that it holds."""
+        """Add an object by its class and attributes; a library's by the user's functions among them."""
         kind = type(value)
         self.add(kind)
         slots = [s for base in kind.__mro__ for s in _slots(base)]
@@ -273,43 +272,39 @@ class _Digest:
             **getattr(value, "__dict__", {}),
             **{s: getattr(value, s) for s in slots if hasattr(value, s)},
         }
-        if not is_known(kind):
+        if not is_installed(kind):
             self.add({k: v for k, v in held.items() if isinstance(k, str)})
         elif isinstance(value, BuiltinFunctionType):
             self.word(f"{value.__module__}.{value.__qualname__}")
         elif dataclasses.is_dataclass(value):
             self.add({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
         else:
-            for key in sorted(k for k, v in held.items() if isinstance(k, str) and _is_ones_own(v)):
+            for key in sorted(k for k, v in held.items() if isinstance(k, str) and _is_users(v)):
                 self.word(key)
                 self.add(held[key])
-            if not held and kind.__module__.partition(".")[0] in OURS:
-                self.word(_shown(lambda: repr(value)))
-
-
-_CLASS = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__firstlineno__"}
-_CLASS |= {"__static_attributes__", "__annotations__", "__abstractmethods__", "_abc_impl", "__parameters__"}
+            if not held and kind.__module__.partition(".")[0] in LIBRARIES:
+                self.word(_text(lambda: repr(value)))
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    found = vars(kind).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _is_ones_own(value: Any) -> bool:
-    """Whether it is a function, a class or an object of the user's, and of no library."""
+def _is_users(value: Any) -> bool:
+    """Return whether it is a function, a class or an object of the user's, and of no library."""
     if isinstance(value, functools.partial):
-        return _is_ones_own(value.func)
+        return _is_users(value.func)
     if isinstance(value, MethodType):
-        return _is_ones_own(value.__func__)
+        return _is_users(value.__func__)
     if isinstance(value, FunctionType | type):
-        return not is_known(value)
+        return not is_installed(value)
     plain = value is None or isinstance(value, (*PLAIN, *CONTAINERS, ModuleType, BuiltinFunctionType))
-    return not plain and not is_known(type(value))
+    return not plain and not is_installed(type(value))
 
 
 def _unwrapped(part: Any) -> Any:
-    """The functions behind a property or a method of the class."""
+    """Return the functions behind a property or a method of a class."""
     if isinstance(part, staticmethod | classmethod):
         return part.__func__
     if isinstance(part, property):
@@ -320,7 +315,7 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What a function and those inside of it look up by name."""
+    """Yield the names that a function and those inside of it look up."""
     yield from dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -328,7 +323,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """A value that a text can hold, or a tensor."""
+    """Return whether a value is a plain one, a container of such, or a tensor."""
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
@@ -336,9 +331,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (*PLAIN, Tensor, np.ndarray))
 
 
-def _shown(tell: Callable[[], str]) -> str:
-    """What a thing says of itself, without its place in memory; some say nothing but an error."""
+def _text(describe: Callable[[], str]) -> str:
+    """Return an object's text without its address in memory; empty for one that fails to give it."""
     try:
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", tell())
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", describe())
     except Exception:
         return ""

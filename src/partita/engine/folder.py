@@ -1,4 +1,4 @@
-"""The output folder of a run: its files, its lock, its checkpoints, and how a run there is gone on with."""
+"""The output folder of a run: its files, its lock, its checkpoints, and how a run in it is resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDINGS = 1e-3
 
 
 class RunFolder:
-    """A run's files; without a path nothing is written.
+    """The files of a run; without a path nothing is written.
 
     every  rounds between checkpoints (0: none; None: about every 30 seconds)
     """
@@ -38,14 +38,14 @@ class RunFolder:
 
     @property
     def name(self) -> str | None:
-        """The path as a text."""
+        """The path as text."""
         return None if self.path is None else str(self.path)
 
     # ---- one process at a time
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes out of the folder, once it is there; let them in again at the end."""
+        """Keep other processes out of the folder, once it exists, until the end."""
         self._hold()
         try:
             yield
@@ -63,9 +63,9 @@ class RunFolder:
     def checkpoint_to_resume(
         self, config: dict[str, Any], choices: Choices, resume: bool
     ) -> Checkpoint | None:
-        """Return the newest valid checkpoint of the run that is there; None where a new run begins.
+        """Return the newest valid checkpoint of the run in the folder; None where a new run begins.
 
-        What its executors have decided is added to `choices`. Refuses to overwrite or to mix runs.
+        What its executors have decided is added to `choices`. To overwrite or to mix runs is refused.
         """
         if self.path is None:
             return None
@@ -75,7 +75,7 @@ class RunFolder:
             _clear(self.path)
             return None
         if not resume:
-            allowed = "a new folder, or resume=True to go on with the run in it"
+            allowed = "a new folder, or resume=True to continue the run in it"
             raise check.fail("out", str(self.path), allowed)
         before = check_same(config, self.path)
         choices.update(before["executor"]["picks"])
@@ -89,7 +89,7 @@ class RunFolder:
         return saved
 
     def resumed(self, saved: Checkpoint) -> None:
-        """Go on from this checkpoint: later ones are removed."""
+        """Remove the checkpoints after this one, which the run goes on from."""
         assert self.path is not None
         self._saved_version = saved.round
         durable.drop(self.path / "checkpoint", after=saved.round)
@@ -119,7 +119,7 @@ class RunFolder:
             write_json(self.path / "summary.json", record.facts)
 
     def checkpoint_due(self, version: int) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Return whether it is time for a checkpoint."""
         if self._every:
             return version % self._every == 0
         return time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
@@ -155,54 +155,53 @@ def _locked(folder: Path) -> int | None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a killed run left before its first checkpoint, and nothing of anybody else."""
+    """Remove what a killed run left before its first checkpoint, and refuse what others wrote there."""
     left = folder / "checkpoint"
-    theirs = [p.name for p in left.glob("*") if not re.fullmatch(r"\.\d+\.(tmp|old)|clients-\d+", p.name)]
+    foreign = [p.name for p in left.glob("*") if not re.fullmatch(r"\.\d+\.(tmp|old)|clients-\d+", p.name)]
     if left.exists() and not left.is_dir():
-        theirs = ["a file"]
-    if theirs:
-        raise check.fail(
-            "out", str(folder), f"a folder without a checkpoint/ of something else ({theirs[0]})"
-        )
+        foreign = ["a file"]
+    if foreign:
+        allowed = f"a folder without a checkpoint/ of something else ({foreign[0]})"
+        raise check.fail("out", str(folder), allowed)
     shutil.rmtree(left, ignore_errors=True)
 
 
 def parts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a result, of what config.json holds: all but names, versions and what was picked.
+    """Return what decides a result, of what config.json holds: all but names, versions and choices.
 
     How often a run is written down does not count: a run may be resumed with another `checkpoint_every`.
     """
-    found = {k: v for k, v in config.items() if k not in ("what", "executor", "versions")}
-    if isinstance(found.get("settings"), dict):
-        found["settings"] = {k: v for k, v in found["settings"].items() if k != "checkpoint_every"}
-    return found
+    deciding = {k: v for k, v in config.items() if k not in ("what", "executor", "versions")}
+    if isinstance(deciding.get("settings"), dict):
+        deciding["settings"] = {k: v for k, v in deciding["settings"].items() if k != "checkpoint_every"}
+    return deciding
 
 
 def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The config.json of a folder, if a run that is described like this one wrote it.
+    """Return the config.json of a folder, or refuse to go on if it is of another run than this one.
 
     Single runs, baselines and the runs of a study, finished or not, are all compared here.
     """
     before = read_json(folder / "config.json")
     versions, executor = before.get("versions"), before.get("executor")
-    theirs = versions.get("partita") if isinstance(versions, dict) else None
-    if theirs != now["versions"]["partita"]:
-        ours = now["versions"]["partita"]
-        reason = f"{folder} holds a run of partita {theirs}, not {ours}"
+    version = versions.get("partita") if isinstance(versions, dict) else None
+    if version != now["versions"]["partita"]:
+        reason = f"{folder} holds a run of partita {version}, not {now['versions']['partita']}"
         raise check.fail("resume", True, "the same version, or another folder out=", reason)
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
         raise _another("executor", str(executor), folder)
-    there = parts(before)
+    old_parts = parts(before)
     for part, new in parts(plain(now)).items():
-        if part not in there:
+        if part not in old_parts:
             reason = f"config.json in {folder} has no {part}: another version of partita may have written it"
             raise check.fail("resume", True, "another folder out=", reason)
+        old = old_parts[part]
         if part == "trial":
-            _check_trial(there[part], new, folder)
-            continue
-        if there[part] != new:
-            changes = _changes(there[part], new)
-            hint = "; a model without a seed is another one each time" if _only_weights(changes) else ""
+            _check_trial(old, new, folder)
+        elif old != new:
+            changes = _changes(old, new)
+            weights = all(change.startswith(("initial: ", "fixed: ")) for change in changes)
+            hint = "; a model without a seed is another one each time" if weights else ""
             raise _another(part, ", ".join(changes), folder, hint)
     return before
 
@@ -215,16 +214,17 @@ def _another(part: str, changes: str, folder: Path, hint: str = "") -> check.Ref
 
 def _check_trial(old: Any, new: Mapping[str, Any], folder: Path) -> None:
     """Refuse where two trials differ by more than the roundings of other machines and threads."""
-    known = old if isinstance(old, dict) else {}
-    for name in [name for name in {**known, **new} if not _alike(known.get(name), new.get(name))]:
-        what = {"training.loss": "loss", "evaluation.metric": "metric"}.get(name, "model")
-        numbers = f"{name}: {known.get(name)} -> {new.get(name)}"
-        changes = f"on the same samples, with the same initial weights: {numbers}"
-        raise _another(what, changes, folder)
+    before = old if isinstance(old, dict) else {}
+    for name in {**before, **new}:
+        if not _are_close(before.get(name), new.get(name)):
+            part = {"training.loss": "loss", "evaluation.metric": "metric"}.get(name, "model")
+            numbers = f"{name}: {before.get(name)} -> {new.get(name)}"
+            changes = f"on the same samples, with the same initial weights: {numbers}"
+            raise _another(part, changes, folder)
 
 
-def _alike(old: Any, new: list[float] | None) -> bool:
-    """Whether two lists of numbers are the same up to roundings."""
+def _are_close(old: Any, new: list[float] | None) -> bool:
+    """Return whether two lists of numbers are the same up to roundings."""
     if old is None or new is None:
         return old is new
     if not isinstance(old, list) or len(old) != len(new) or not all(isinstance(x, int | float) for x in old):
@@ -233,17 +233,13 @@ def _alike(old: Any, new: list[float] | None) -> bool:
     return all(abs(x - y) <= ROUNDINGS * (scale + ROUNDINGS) for x, y in zip(old, new))
 
 
-def _only_weights(changes: Sequence[str]) -> bool:
-    """Whether models differ in their initial weights alone."""
-    return all(change.startswith(("initial: ", "fixed: ")) for change in changes)
-
-
 def _changes(old: Any, new: Any, name: str = "") -> list[str]:
-    """What differs, by name; parts that have names of their own are looked into: `delays.upload.mean`."""
+    """Return what differs, by name; parts with names are compared entry by entry: `delays.upload.mean`."""
     both = isinstance(old, dict) and isinstance(new, dict)
     if not both or (name and not ("name" in old and "name" in new)):
         return [f"{name and name + ': '}{old!r} -> {new!r}"[:160]]
-    if old.get("name") != new.get("name"):  # another thing altogether
-        return [f"{name and name + '.'}name: {old.get('name')!r} -> {new.get('name')!r}"]
+    prefix = f"{name}." if name else ""
+    if old.get("name") != new.get("name"):  # another part altogether
+        return [f"{prefix}name: {old.get('name')!r} -> {new.get('name')!r}"]
     keys = [k for k in {**new, **old} if k not in old or k not in new or old[k] != new[k]]
-    return [c for k in keys for c in _changes(old.get(k), new.get(k), f"{name and name + '.'}{k}")]
+    return [change for k in keys for change in _changes(old.get(k), new.get(k), f"{prefix}{k}")]

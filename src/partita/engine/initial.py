@@ -17,35 +17,35 @@ from partita.engine.model.seeding import kept, set_all
 
 
 def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A run never changes the model it was given; a function is called under the run's seed."""
+    """Return a copy of a model, or call a function under the run's seed; a run never changes its argument."""
     if isinstance(model, nn.Module):
         try:
             return copy.deepcopy(model)
         except Exception as error:  # any module may fail in its own way
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            allowed = f"a model that copy.deepcopy can copy: {reason}"
-            raise check.fail("model", type(model).__name__, allowed) from error
+            allowed = "a model that copy.deepcopy can copy"
+            raise check.fail("model", type(model).__name__, f"{allowed}: {reason}") from error
     if not callable(model):
         raise check.fail("model", model, "an nn.Module or a function that returns one")
     with kept(torch.device("cpu")):
         set_all(seed, torch.device("cpu"))
         torch.default_generator.manual_seed(seed)  # and not torch.manual_seed, which reseeds GPUs too
         try:
-            made = model()
+            instance = model()
         except TypeError as error:
-            instance = f"an instance such as {model.__name__}(...), or " if isinstance(model, type) else ""
-            allowed = f"{instance}a function that returns an nn.Module, without arguments ({error})"
+            example = f"an instance such as {model.__name__}(...), or " if isinstance(model, type) else ""
+            allowed = f"{example}a function that returns an nn.Module, without arguments ({error})"
             raise check.fail("model", model, allowed) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(instance, nn.Module):
         raise check.fail("model", model, "a function that returns an nn.Module")
-    return made
+    return instance
 
 
 class Origin(NamedTuple):
-    """What a run starts from, in digits: a resumed run must bring the same, and a baseline has the same.
+    """Digests of what a run starts from: a resumed run must have the same, and a baseline has the same.
 
-    initial  of the weights and statistics that are trained, as they were at the start
-    fixed    of what is trained by nobody and so is in no checkpoint
+    initial  of the initial weights and statistics that are trained
+    fixed    of the tensors that are not trained, and so are in no checkpoint
     code     of what the model, the user's own loss and the user's own metric compute
     trial    what the three make of some samples (see `partita.engine.model.probe.tried`)
     """
@@ -57,21 +57,21 @@ class Origin(NamedTuple):
 
     @staticmethod
     def of(model: nn.Module, names: tuple[str, ...], computed: dict[str, str | None], trial: Trial) -> Origin:
-        """Of a model whose tensors with these names are trained."""
-        there = model.state_dict(keep_vars=True).items()
-        fixed = {k: v for k, v in there if k not in names and not v.requires_grad}
+        """Return the origin of a model whose tensors with these names are trained."""
+        tensors = model.state_dict(keep_vars=True).items()
+        fixed = {k: v for k, v in tensors if k not in names and not v.requires_grad}
         initial = code.tensors_digest(tensors_of(model, names))
         return Origin(initial, code.tensors_digest(fixed), computed, trial)
 
 
 def computed_by(model: nn.Module, loss: Any, metric: Any) -> dict[str, str | None]:
-    """What is computed, in digits; None for a loss or a metric that its name tells."""
-    own = {"loss": loss, "metric": metric}
-    found = {k: None if v is None or isinstance(v, str) else code.digest(v) for k, v in own.items()}
-    return {"model": code.structure_digest(model), **found}
+    """Return digests of the code of model, loss and metric; None for a loss or a metric given by name."""
+    functions = {"loss": loss, "metric": metric}
+    digests = {k: None if v is None or isinstance(v, str) else code.digest(v) for k, v in functions.items()}
+    return {"model": code.structure_digest(model), **digests}
 
 
 def tensors_of(model: nn.Module, names: tuple[str, ...]) -> Tensors:
-    """Parameters and buffers by name."""
-    there: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return tree.pick(there, names)
+    """Return the parameters and buffers of these names."""
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return tree.pick(tensors, names)

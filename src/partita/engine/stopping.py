@@ -1,4 +1,4 @@
-"""How a run ends before its last round, with a checkpoint: by a signal, or because its time is up."""
+"""How a run ends before its last round, with a checkpoint: by a signal, or at its time limit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that end a process: a batch system's, and that of a terminal which is gone (not on Windows)."""
+TERMINATIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a process: a batch system's, and that of a closed terminal (not on Windows)."""
 
 
 class Stopped(Exception):
-    """Raised when the `max_time` of a run is over: a checkpoint is there, `resume=True` goes on from it.
+    """Raised when the `max_time` of a run is over. A checkpoint is written; `resume=True` continues from it.
 
     `what` names the run (the method, or a baseline of it), of which `round` of `rounds` are done.
     """
@@ -27,7 +27,7 @@ class Stopped(Exception):
 
     @property
     def where(self) -> str:
-        """How far it came: 'in fedalt at round 3 of 10'."""
+        """How far the run came, such as 'in fedalt at round 3 of 10'."""
         if self.rounds is None:
             return f"before {self.what}"
         return f"in {self.what} at round {self.round} of {self.rounds}"
@@ -44,47 +44,49 @@ class Terminated(SystemExit):
 
 
 def at_once(number: int, frame: FrameType | None = None) -> NoReturn:  # noqa: ARG001
-    """End here, as this signal asks."""
+    """Raise what ends the program for this signal."""
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the program like Ctrl-C, so that it can say how to go on."""
-    before = {}
+    """Let SIGTERM and SIGHUP unwind the program like Ctrl-C, so that it can say how to resume."""
+    handlers = {}
     if _in_main_thread():
-        before = {n: signal.signal(n, at_once) for n in ENDING if signal.getsignal(n) is signal.SIG_DFL}
+        handlers = {
+            n: signal.signal(n, at_once) for n in TERMINATIONS if signal.getsignal(n) is signal.SIG_DFL
+        }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 class Interrupt:
-    """Ctrl-C, SIGTERM and SIGHUP finish the round in progress and leave a checkpoint; so does a deadline.
+    """Ends a run after the round in progress, with a checkpoint, on Ctrl-C, SIGTERM, SIGHUP or a deadline.
 
-    A second signal stops at once. What a program has set for SIGTERM and SIGHUP itself is left alone, and
-    what is ignored stays ignored: `nohup` wants a run to outlive its terminal.
+    A second signal stops at once. Handlers that a program has set for SIGTERM and SIGHUP itself stay, and
+    ignored signals stay ignored: `nohup` lets a run outlive its terminal.
     """
 
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline  # of time.monotonic()
-        self.requested = 0  # the number of the signal that came
-        self._before: dict[int, Any] = {}
+        self.requested = 0  # the number of the signal that arrived
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if _in_main_thread():
-            for number in (signal.SIGINT, *ENDING):
+            for number in (signal.SIGINT, *TERMINATIONS):
                 if _ends_the_process(number):
-                    self._before[number] = signal.signal(number, self._note)
+                    self._handlers[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._before = {}
-        if kind is None and self.requested:  # it came after the last look
+        self._handlers = {}
+        if kind is None and self.requested:  # it arrived after the last check
             at_once(self.requested)
 
     def check(self, name: str, round: int, rounds: int, *, over: bool, save: Callable[[], None]) -> None:
@@ -103,7 +105,7 @@ class Interrupt:
 
 
 def _ends_the_process(number: int) -> bool:
-    """Whether a signal would end it now; not if it is ignored, or another program's business."""
+    """Return whether a signal would end the process: not if it is ignored or handled by the program."""
     handler = signal.getsignal(number)
     if number == signal.SIGINT:
         return handler not in (signal.SIG_IGN, None)
@@ -111,5 +113,5 @@ def _ends_the_process(number: int) -> bool:
 
 
 def _in_main_thread() -> bool:
-    """Only there Python lets a program say what signals do."""
+    """Return whether this is the main thread, the only one that may set handlers of signals."""
     return threading.current_thread() is threading.main_thread()

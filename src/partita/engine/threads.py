@@ -1,4 +1,4 @@
-"""The threads that a run computes on: sums are split among them, so their number decides the last bits."""
+"""The number of threads that a run computes with: sums are split among them, so it decides the last bits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from partita.engine.record import read_json
 
 @contextmanager
 def same_threads(folder: Path | None) -> Iterator[None]:
-    """As many threads of torch as the run in this folder began with, and at the end as many as before.
+    """Let torch use as many threads as the run in this folder began with; at the end, as many as before.
 
-    Without a run in the folder, those that are set.
+    Without a run in the folder nothing is changed.
     """
     now = torch.get_num_threads()
     wanted = _recorded(folder) or now
@@ -27,7 +27,7 @@ def same_threads(folder: Path | None) -> Iterator[None]:
     cores, reason = _cores(), f"{now} are set now, and another number would change the last bits"
     if wanted > cores:
         reason = f"this machine has {cores} cores, so it takes longer; fewer would change the last bits"
-    check.warn(f"resume: the run in {folder} began with {wanted} threads and goes on with as many: {reason}")
+    check.warn(f"resume: the run in {folder} began with {wanted} threads and continues with them: {reason}")
     torch.set_num_threads(wanted)
     try:
         yield
@@ -36,7 +36,7 @@ def same_threads(folder: Path | None) -> Iterator[None]:
 
 
 def _recorded(folder: Path | None) -> int | None:
-    """What config.json says, if there is one that says it."""
+    """Return the number of threads in config.json, None if it has none."""
     if folder is None or not (folder / "config.json").is_file():
         return None
     executor = read_json(folder / "config.json").get("executor")
@@ -45,5 +45,5 @@ def _recorded(folder: Path | None) -> int | None:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,6 @@
-"""What the files of a run hold, by name: a file whose values are of another kind is refused where it is read.
+"""The form of the files that a run writes, by name: a file with values of other types is refused when read.
 
-Names that are not known, and values that are not there, are left alone: older and newer runs have others.
+Unknown names and missing values are accepted: older and newer runs have others.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def check_form(path: Path, found: Any, form: Any, name: str = "") -> None:
-    """A value of a JSON file is what a run writes: an object, a list, a number or a text; or nothing."""
-    if found is None:
+def check_form(path: Path, value: Any, form: Any, name: str = "") -> None:
+    """Refuse a value of a JSON file that has another form than a run writes; null is accepted."""
+    if value is None:
         return
     if isinstance(form, str):
-        if not _LEAVES[form](found):
+        if not _LEAVES[form](value):
             raise _refusal(path, name, form)
     elif isinstance(form, list):
-        if not isinstance(found, list):
+        if not isinstance(value, list):
             raise _refusal(path, name, "a list")
-        for each in found:
-            check_form(path, each, form[0], name)
+        for item in value:
+            check_form(path, item, form[0], name)
     else:
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise _refusal(path, name, "an object")
-        for key, value in found.items():
+        for key, item in value.items():
             if key in form or ANY in form:
                 inner = f"{name}.{key}" if name else str(key)
-                check_form(path, value, form.get(key, form.get(ANY)), inner)
+                check_form(path, item, form.get(key, form.get(ANY)), inner)
 
 
 def _refusal(path: Path, name: str, allowed: str) -> ValueError:

@@ -131,7 +131,7 @@ class Devices:
             self._check_personal(partition, settings.norm == "personal")
         if self.narrow and has_buffers and settings.norm not in ("static", "personal"):
             check.warn(
-                "capacity: narrow and wide models share statistics, although the means of their channels "
+                "capacity: narrow and wide models share statistics although the means of their channels "
                 "differ; use norm='static'",
             )
         untrained = [k for k, v in self.full.items() if all(self.shapes[c].get(k) != v for c in self.used)]

@@ -23,19 +23,19 @@ WIDTH = 0x77
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """A `Change` of the problem. `masks` has a row for each width, the last one all ones."""
+    """A `Change` of the problem: `masks` has a row for each width, the last one all ones."""
 
     masks: Tensors
     widths: int
     buffers: frozenset[str]
 
     def __call__(self, tensors: Tensors, key: Tensor) -> Tensors:
-        """w ⊙ m_p. Statistics are no weights: they are put right after the pass."""
+        """Return w ⊙ m_p. Statistics are no weights: they are corrected after the pass."""
         which = self._drawn(key)
         return {k: tensors[k] * self._mask(k, which, tensors[k]) for k in self.masks if k not in self.buffers}
 
     def kept(self, name: str, new: Tensor, old: Tensor, key: Tensor) -> Tensor:
-        """The statistics of channels that took no part stay as they were."""
+        """Keep the statistics of channels that took no part as they were."""
         if name not in self.masks:
             return new
         return torch.where(self._mask(name, self._drawn(key), new).bool(), new, old)
@@ -52,7 +52,7 @@ class Ordered:
 def ordered(
     widths: Sequence[Mapping[str, tuple[int, ...]]], whole: Tensors, buffers: Sequence[str]
 ) -> Ordered:
-    """Of a model with these tensors and narrower ones inside of it."""
+    """Return ordered dropout for a model with these tensors and the narrower models inside of it."""
     masks: Tensors = {}
     for name, value in whole.items():
         if all(shapes[name] == tuple(value.shape) for shapes in widths):

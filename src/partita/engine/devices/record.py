@@ -1,6 +1,6 @@
-"""What frozen blocks make of a client's samples: the multi-step forward pass of a weak device.
+"""The multi-step forward pass of a weak device: what frozen blocks make of a client's samples.
 
-Piece by piece: a piece is fetched, all samples pass through it, what comes out is recorded, and the piece is
+A piece of the blocks is fetched, all samples pass through it, what comes out is recorded, and the piece is
 dropped before the next one is fetched (Lee et al. 2024, Algorithm 1).
 """
 
@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from partita.core.types import Tensors
 
-SAMPLES = 64  # that pass through a piece at a time
+SAMPLES = 64  # samples that pass through a piece at a time
 Fetch = Callable[[Sequence[str]], Tensors]
 """The server's tensors of these names: out of memory in a simulation, over the network on a device."""
 
@@ -30,28 +30,28 @@ def passed(
     disk: bool = False,
     size: int = SAMPLES,
 ) -> Tensor:
-    """The record of the last piece, a row for each sample.
+    """Return the record of the last piece, a row for each sample.
 
     pieces   blocks without tensors of their own: only their structure is used
     batches  the samples, `rows` of them in all
-    disk     whether records lie in files; only a batch at a time is in memory then
-    size     of a batch, from the second piece on
+    disk     whether records are kept in files; only a batch at a time is in memory then
+    size     samples of a batch, from the second piece on
     """
     record: Tensor | None = None
     for piece in pieces:
-        given = batches if record is None else _batches(record, size)
-        record = recorded(_through(piece, fetch, given), rows, disk)
+        inputs = batches if record is None else _batches(record, size)
+        record = recorded(_through(piece, fetch, inputs), rows, disk)
     assert record is not None, "no pieces"
     return record
 
 
 def _batches(record: Tensor, size: int) -> Iterator[Tensor]:
-    """The rows in batches; of no rows an empty one, for the shape of what comes out."""
+    """Return the rows in batches; of no rows an empty batch, for the shape of what comes out."""
     return (record[i : i + size] for i in range(0, max(len(record), 1), size))
 
 
 def _through(piece: nn.Module, fetch: Fetch, batches: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The piece's tensors live as long as this iterator."""
+    """Pass batches through a piece, whose tensors live as long as this iterator."""
     tensors = fetch([k for k, _ in (*piece.named_parameters(), *piece.named_buffers())])
     for x in batches:
         with torch.no_grad():  # as a decorator it would keep what was yielded last
@@ -61,7 +61,7 @@ def _through(piece: nn.Module, fetch: Fetch, batches: Iterator[Tensor]) -> Itera
 
 
 def recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
-    """Parts one after another, in memory or in a file; only one of them is in memory besides."""
+    """Return parts one after another, in memory or in a file; only one more part is in memory at a time."""
     first = next(parts)
     record = _room(first, rows, disk)
     record[: len(first)] = first
@@ -75,7 +75,7 @@ def recorded(parts: Iterator[Tensor], rows: int, disk: bool) -> Tensor:
 
 
 def _room(like: Tensor, rows: int, disk: bool) -> Tensor:
-    """Memory for so many rows. A file has no name any more when it is used: it ends with its tensor."""
+    """Return memory for so many rows. A file is unlinked before it is used: it ends with its tensor."""
     shape = (rows, *like.shape[1:])
     if not disk or not math.prod(shape):
         return like.new_empty(shape)

@@ -26,10 +26,10 @@ def open_store(
     device: torch.device | str = "cpu",
     limit: int = 1 << 30,
 ) -> Store:
-    """The store of a run: `template` is the state of a client that was never saved.
+    """Return the store of a run: `template` is the state of a client that was never saved.
 
     'auto' keeps states on disk when a folder is given and all clients together would exceed `limit` bytes.
-    A function makes a store of the user's own.
+    A function makes a store of another kind.
     """
     if not isinstance(kind, str):
         return kind(template, clients, folder, device)

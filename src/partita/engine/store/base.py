@@ -31,15 +31,15 @@ class Store(Protocol):
 
     @property
     def touched(self) -> IntArray:
-        """The clients that were saved, in order."""
+        """The clients that were ever saved, in order."""
         ...
 
     def load(self, clients: Clients) -> ClientState:
-        """The states of these clients, stacked in this order. No later call changes them."""
+        """Return the states of these clients, stacked in this order. No later call changes them."""
         ...
 
     def prefetch(self, clients: Clients) -> None:
-        """These are likely to be loaded next. Whether they are or not, nothing changes but the speed."""
+        """Prepare to load these clients next; this changes nothing but the speed."""
         ...
 
     def save(self, clients: Clients, states: ClientState) -> None:
@@ -47,15 +47,15 @@ class Store(Protocol):
         ...
 
     def snapshot(self, round: int) -> Tensors:
-        """What the checkpoint of this round has to hold, as CPU tensors."""
+        """Return what the checkpoint of this round has to hold, as CPU tensors."""
         ...
 
     def committed(self) -> None:
-        """The checkpoint with the last snapshot is safe on disk."""
+        """Note that the checkpoint with the last snapshot is safe on disk."""
         ...
 
     def restore(self, snapshot: Tensors) -> None:
-        """Go (back) to the states of this snapshot."""
+        """Restore the states of a snapshot."""
         ...
 
 
@@ -69,7 +69,7 @@ class Snapshot(NamedTuple):
 
 
 def encode(snapshot: Snapshot, layout: Layout, clients: int) -> Tensors:
-    """As named tensors; the description travels along, so that a foreign snapshot is refused."""
+    """Return a snapshot as named tensors, with its description, so that a foreign one can be refused."""
     about = {
         "clients": clients,
         "layout": layout.describe(),
@@ -84,7 +84,7 @@ def encode(snapshot: Snapshot, layout: Layout, clients: int) -> Tensors:
 
 
 def decode(tensors: Tensors, layout: Layout, clients: int) -> Snapshot:
-    """The inverse of `encode`, for a store of this layout and number of clients."""
+    """Invert `encode`, for a store of this layout and number of clients."""
     missing = {"clients", "rows", "about"} - set(tensors)
     if missing:
         raise ValueError(f"snapshot: {', '.join(sorted(missing))} missing, so it is not of a client store")

@@ -1,4 +1,4 @@
-"""Small files that are either there in full or not at all."""
+"""Small files, written in full or not at all: JSON, CSV and text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the one that is there when all of it is on disk."""
+    """Open a file that takes the place of an earlier one when all of it is on disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as f:
@@ -46,17 +46,17 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """A value as JSON that every parser takes; see `plain` for what becomes of tensors and NaN."""
+    """Return a value as JSON that every parser takes; see `plain` for what becomes of tensors and NaN."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """A value as a file of JSON."""
+    """Write a value as a file of JSON."""
     write_text(path, json_text(value, indent=2) + "\n")
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence[str]) -> None:
-    """A table of plain values, None as an empty cell; row by row: it is never in memory as a whole."""
+    """Write a table of plain values, None as an empty cell, row by row: it is never in memory as a whole."""
     with _replaced(Path(path)) as f:
         table = csv.writer(_Lines(f), lineterminator="\r\n")
         table.writerow(columns)
@@ -68,7 +68,7 @@ _FORMULA = re.compile("'*[=+@\\-\t\r\n＝＋－＠]")
 
 
 def as_text(value: str) -> str:
-    """The text with a quote before it if a spreadsheet would take it for a formula; `from_text` undoes it.
+    """Return a text, quoted if a spreadsheet would take it for a formula; `from_text` undoes it.
 
     See https://owasp.org/www-community/attacks/CSV_Injection.
     """
@@ -76,17 +76,17 @@ def as_text(value: str) -> str:
 
 
 def from_text(cell: str) -> str:
-    """What `as_text` was given."""
+    """Return the text that `as_text` was called with."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def _cells(row: Iterable[Any]) -> list[Any]:
-    """Numbers stay numbers, a negative one too."""
+    """Return a row with its texts quoted; numbers stay numbers, negative ones too."""
     return [as_text(value) if type(value) is str else value for value in row]
 
 
 class _Lines:
-    """Rows of a csv writer. Told that lines end in \\r\\n it quotes both characters; ours end in \\n."""
+    """A file for a csv writer: told that lines end in \\r\\n it quotes both characters; ours end in \\n."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -96,12 +96,12 @@ class _Lines:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A JSON object per line."""
+    """Write a JSON object per line."""
     write_text(path, "".join(_line(row) for row in rows))
 
 
 def append_jsonl(path: str | Path, row: Mapping[str, Any]) -> None:
-    """One more line, on disk when this returns. A torn line of a killed run is cut off first."""
+    """Append a line, on disk when this returns. A torn line of a killed run is cut off first."""
     path = Path(path)
     new, line = not path.exists(), _line(row).encode()
     try:
@@ -117,7 +117,7 @@ def append_jsonl(path: str | Path, row: Mapping[str, Any]) -> None:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a file; a last line without its end was torn by a kill and is ignored."""
+    """Return the lines of a file; a last line without its end was torn by a kill and is ignored."""
     rows = []
     for i, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1]):
         try:
@@ -133,7 +133,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """In JSON's types: tensors and arrays as numbers and lists; NaN and ±inf, unknown to JSON, as None."""
+    """Return a value in JSON's types: tensors and arrays as lists; NaN and ±inf, unknown to JSON, as None."""
     if value is None or type(value) in (str, int, bool):  # most of a large table
         return value
     if isinstance(value, Tensor):
@@ -150,7 +150,7 @@ def plain(value: Any) -> Any:
 
 
 def make_folder(field: str, folder: str | os.PathLike[str]) -> Path:
-    """The folder, made if it is not there; refused is what cannot be one, as the argument `field`."""
+    """Make a folder if it does not exist; refuse what cannot be one, as the argument `field`."""
     path = check.path(field, folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def make_folder(field: str, folder: str | os.PathLike[str]) -> Path:
 
 
 def failed(cause: OSError, what: str) -> OSError:
-    """The same kind of error, saying what could not be done; some do not even name the file."""
+    """Return the same kind of error, saying what could not be done; some do not even name the file."""
     return OSError(cause.errno or errno.EIO, f"{what}: {cause.strerror or cause}")
 
 
@@ -190,13 +190,13 @@ def _whole_lines(f: BinaryIO) -> int:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """A folder with all it holds; holes in files stay holes, so that rows never written cost nothing."""
+    """Copy a folder; holes in files stay holes, so that rows never written cost nothing."""
     copy = _copy_sparse if hasattr(os, "SEEK_DATA") else shutil.copy2
-    there = set(os.listdir(target)) if target.exists() else set()
+    earlier = set(os.listdir(target)) if target.exists() else set()
     try:
         shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
     except OSError as e:
-        for name in set(os.listdir(source)) - there:
+        for name in set(os.listdir(source)) - earlier:
             _remove(target / name)
         reasons = [str(r[-1]) for r in e.args[0]] if isinstance(e, shutil.Error) else [str(e)]
         raise OSError(e.errno or errno.EIO, f"cannot copy {source} to {target}: {reasons[0]}") from e

@@ -47,7 +47,7 @@ class Layout:
 
     @classmethod
     def of(cls, template: ClientState) -> Layout:
-        """The layout of states like this one."""
+        """Return the layout of states like this one."""
         fields: dict[tuple[str, str], Field] = {}
         offset = 0
         names = [(part, name) for part, tensors in template._asdict().items() for name in tensors]
@@ -59,7 +59,7 @@ class Layout:
         return cls(tuple(fields[key] for key in names), max(offset, _ALIGN))
 
     def pack(self, states: ClientState, count: int) -> Tensor:
-        """Stacked states of `count` clients -> rows, uint8 [count, width], on the device of the states."""
+        """Return stacked states of `count` clients as rows, uint8 [count, width], on the states' device."""
         self._check_states(states, count)
         parts = states._asdict()
         device = parts[self.fields[0].part][self.fields[0].name].device if self.fields else "cpu"
@@ -70,7 +70,7 @@ class Layout:
         return rows
 
     def unpack(self, rows: Tensor, device: torch.device | str = "cpu") -> ClientState:
-        """Rows -> stacked states on a device, as views of the rows there."""
+        """Return rows as stacked states on a device, views of the rows there."""
         rows = rows.to(device)
         parts: dict[str, Tensors] = {"personal": {}, "memory": {}}
         for f in self.fields:
@@ -79,29 +79,29 @@ class Layout:
         return ClientState(**parts)
 
     def describe(self) -> list[list[Any]]:
-        """The layout in JSON's types."""
+        """Return the layout in JSON's types."""
         fields = sorted(self.fields, key=lambda f: f.offset)
         return [[f.part, f.name, list(f.shape), _short(f.dtype), f.offset] for f in fields]
 
-    def check(self, found: object, where: str) -> None:
-        """Refuse what was written with another layout; `found` is its description."""
-        here = self.describe()
-        if found == here:
+    def check(self, description: object, where: str) -> None:
+        """Refuse what was written with another layout, of which this is the description."""
+        fields = self.describe()
+        if description == fields:
             return
-        there = found if isinstance(found, list) else []
-        only_there = [_line(f) for f in there if f not in here]
-        only_here = [_line(f) for f in here if f not in there]
+        written = description if isinstance(description, list) else []
+        only_written = [_line(f) for f in written if f not in fields]
+        only_here = [_line(f) for f in fields if f not in written]
         raise ValueError(
-            f"{where} was written for other client states: there {_few(only_there)}, here {_few(only_here)}"
+            f"{where} was written for other client states: there {_few(only_written)}, here {_few(only_here)}"
         )
 
     def _check_states(self, states: ClientState, count: int) -> None:
         parts = states._asdict()
         expected = {(f.part, f.name) for f in self.fields}
-        given = {(part, name) for part in parts for name in parts[part]}
-        if given != expected:
-            odd = ", ".join(f"{part} {name!r}" for part, name in sorted(given ^ expected))
-            raise ValueError(f"states: names differ from the template's: {odd}")
+        names = {(part, name) for part in parts for name in parts[part]}
+        if names != expected:
+            differing = ", ".join(f"{part} {name!r}" for part, name in sorted(names ^ expected))
+            raise ValueError(f"states: names differ from the template's: {differing}")
         for f in self.fields:
             x = parts[f.part][f.name]
             if tuple(x.shape) != (count, *f.shape) or x.dtype != f.dtype:
@@ -132,7 +132,7 @@ def _few(lines: list[str], most: int = 3) -> str:
 
 
 def indices(clients: Clients, total: int, *, distinct: bool = False) -> IntArray:
-    """Client numbers as an array, checked."""
+    """Return client numbers as an array, checked."""
     numbers = np.asarray(clients, dtype=np.int64)
     outside = numbers[(numbers < 0) | (numbers >= total)]
     if len(outside):

@@ -35,7 +35,7 @@ class MemoryStore:
         return self.layout.unpack(self._rows(indices(clients, self._clients)), self._device)
 
     def prefetch(self, clients: Clients) -> None:
-        """They are here."""
+        """Do nothing: all states are in memory."""
 
     def save(self, clients: Clients, states: ClientState) -> None:
         numbers = indices(clients, self._clients, distinct=True)
@@ -46,7 +46,7 @@ class MemoryStore:
         return encode(Snapshot(touched, self._rows(touched).cpu(), round), self.layout, self._clients)
 
     def committed(self) -> None:
-        """Nothing to do: each snapshot is complete in itself."""
+        """Do nothing: each snapshot is complete in itself."""
 
     def restore(self, snapshot: Tensors) -> None:
         found = decode(snapshot, self.layout, self._clients)

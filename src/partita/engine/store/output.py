@@ -1,6 +1,6 @@
-"""Where to write: a folder that is new or empty, a page where there is none but one's own.
+"""Output that overwrites nothing of others: folders must be new or empty, pages new or written by Partita.
 
-What others wrote is never written over. A run that is resumed goes on in the folder that it made.
+A run that is resumed goes on in the folder that it made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from partita.core import check
 from partita.engine.store.files import make_folder
 
 MARK = "Made by Partita"
-"""What every page and picture of ours says somewhere."""
+"""What every page and picture that Partita writes contains."""
 STARTS = (b"<!doctype html>", b"<svg ", b"\x89PNG")
 RUN, STUDY = "config.json", "study.json"
 
@@ -22,16 +22,16 @@ RUN, STUDY = "config.json", "study.json"
 def new_folder(
     field: str, folder: str | PathLike[str], *, left: str = "", outside: Path | None = None
 ) -> Path:
-    """The folder, made if it is not there; refused if it holds anything, hidden files included.
+    """Make a folder if it does not exist; refuse one that holds anything, hidden files included.
 
-    left     a pattern of the names that one's own writing may have left there when it was killed
+    left     a pattern of the names that Partita may have left there when it was killed
     outside  a folder that it must not be in: a copy would be copied into itself
     """
     path = check.path(field, folder)
-    there = sorted(os.listdir(path)) if path.is_dir() else []
-    theirs = [name for name in there if not re.fullmatch(left, name)]
-    if theirs:
-        raise check.fail(field, str(folder), f"a new or an empty folder: this one holds {_held(theirs)}")
+    names = sorted(os.listdir(path)) if path.is_dir() else []
+    foreign = [name for name in names if not re.fullmatch(left, name)]
+    if foreign:
+        raise check.fail(field, str(folder), f"a new or an empty folder: this one holds {_contents(foreign)}")
     if outside is not None and not path.is_file() and _is_inside(path, outside):
         raise check.fail(field, str(folder), f"a folder outside of {outside}")
     return make_folder(field, path)
@@ -40,11 +40,11 @@ def new_folder(
 def _is_inside(path: Path, folder: Path) -> bool:
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # what is no path cannot be made either, which is said then
+    except (OSError, ValueError):  # what is no path cannot be made either, and is refused then
         return False
 
 
-def _held(names: list[str]) -> str:
+def _contents(names: list[str]) -> str:
     for file, what in ((STUDY, "a study already"), (RUN, "a run already")):
         if file in names:
             return what
@@ -53,18 +53,15 @@ def _held(names: list[str]) -> str:
 
 
 def new_page(field: str, path: str | PathLike[str]) -> Path:
-    """The file, if a page can be written there: nothing is there, or a page that Partita wrote."""
+    """Return a path that a page can be written to: of a new file, or of a page that Partita wrote."""
     target = Path(path)
     if target.is_dir():
         raise check.fail(field, str(path), "a file such as report.html, this is a folder")
     if not target.parent.is_dir():
         raise check.fail(field, str(path), "a file in a folder that exists")
     if os.path.lexists(target) and not _is_ours(target):
-        raise check.fail(
-            field,
-            str(path),
-            "a new file, or a page that Partita wrote: something else is there, which is kept",
-        )
+        allowed = "a new file, or a page that Partita wrote: something else is there, which is kept"
+        raise check.fail(field, str(path), allowed)
     return target
 
 

@@ -39,13 +39,13 @@ _BITS = 32  # of a checksum
 
 
 def slots_of(places: IntArray) -> IntArray:
-    """Where the rows lie."""
+    """Return the slots of these places."""
     slots: IntArray = (places >> _BITS) - 1
     return slots
 
 
 class RowFile:
-    """`oldest` is the round of the oldest checkpoint that can be restored; NOTHING before the first one."""
+    """The file. `oldest` is the round of the oldest checkpoint that it can restore; NOTHING without one."""
 
     def __init__(self, path: Path, layout: Layout, clients: int) -> None:
         self.path = path
@@ -78,23 +78,23 @@ class RowFile:
                 )
 
     def prefetch(self, slots: IntArray) -> None:
-        """These are likely to be read soon: the system may fetch them from the disk meanwhile."""
+        """Let the system fetch rows from the disk that are likely to be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         ordered = np.sort(slots)
-        for some in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
-            if len(some):
-                at, length = self._row_at(int(some[0])), len(some) * self._layout.width
+        for run in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
+            if len(run):
+                at, length = self._row_at(int(run[0])), len(run) * self._layout.width
                 with contextlib.suppress(OSError):  # not every file system takes advice
                     os.posix_fadvise(self._fd, at, length, os.POSIX_FADV_WILLNEED)
 
     def write(self, clients: IntArray, slots: IntArray, rows: Row) -> IntArray:
-        """Write rows of these clients to these slots, which are in order; what to find them by."""
+        """Write rows of these clients to these slots, which are in order; return their places."""
         ends = np.flatnonzero(np.diff(slots) != 1) + 1
         try:
-            for some, block in zip(np.split(slots, ends), np.split(rows, ends)):
-                if len(some):
-                    self._write(self._row_at(int(some[0])), block.reshape(-1).data)
+            for run, block in zip(np.split(slots, ends), np.split(rows, ends)):
+                if len(run):
+                    self._write(self._row_at(int(run[0])), block.reshape(-1).data)
         except OSError as e:
             raise self._failed(e) from e
         sums = np.array([_crc(c, row) for c, row in zip(clients.tolist(), rows)], dtype=np.int64)
@@ -109,7 +109,7 @@ class RowFile:
             raise self._failed(e) from e
 
     def note(self, round: int) -> None:
-        """From now on the rows of checkpoints before this round may be written over."""
+        """Note that the rows of checkpoints before this round may be written over from now on."""
         if round == self.oldest:
             return
         try:
@@ -127,15 +127,15 @@ class RowFile:
         return failed(e, f"cannot write client rows to {self.path} (the last checkpoint is intact)")
 
     def _read_round(self) -> tuple[int, int]:
-        found = []
+        valid = []
         for place in (0, 1):
             data = os.pread(self._fd, _ROUND.size + _CRC.size, self._rounds_at + place * _SECTOR)
             (round,) = _ROUND.unpack(data[: _ROUND.size])
             if data == _sealed(round):
-                found.append((round, place))
-        if not found:
+                valid.append((round, place))
+        if not valid:
             raise self._refused("its header is damaged (the checksum differs)")
-        return max(found)
+        return max(valid)
 
     def _create(self) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")
@@ -162,11 +162,11 @@ class RowFile:
         self._check_about(os.pread(self._fd, length, _HEAD.size))
         self.check_length(0)
 
-    def _check_about(self, found: bytes) -> None:
-        if found == self._about:
+    def _check_about(self, written: bytes) -> None:
+        if written == self._about:
             return
         try:
-            about = json.loads(found)
+            about = json.loads(written)
             clients, fields = about["clients"], about["layout"]
         except (ValueError, TypeError, KeyError):
             raise self._refused("its description is damaged") from None

@@ -14,7 +14,7 @@ NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Slots:
-    """Places from 0 up to `extent` are in use, left or free; further ones are new."""
+    """The places of a row file: from 0 up to `extent` they are in use, left or free; further ones are new."""
 
     def __init__(self, extent: int = 0) -> None:
         self.extent = extent
@@ -22,7 +22,7 @@ class Slots:
         self._left: list[tuple[int, IntArray]] = []
 
     def take(self, count: int) -> IntArray:
-        """So many places to write, in order: free ones first, which lie side by side if they can."""
+        """Return so many places to write, in order: free ones first, side by side where they can be."""
         free = np.sort(np.concatenate([NONE, *self._free]))
         taken, rest = free[:count], free[count:]
         self._free = [rest] if len(rest) else []
@@ -32,14 +32,14 @@ class Slots:
         return np.concatenate([taken, new])
 
     def give(self, slots: IntArray) -> None:
-        """No snapshot has ever seen these."""
+        """Free places that no snapshot has ever needed."""
         self._free.append(slots)
 
     def leave(self, slots: IntArray, taken: int) -> None:
-        """Snapshots up to this number may need these."""
+        """Leave places that snapshots up to this number may need."""
         self._left.append((taken, slots))
 
     def release(self, oldest: int) -> None:
-        """The oldest checkpoint on disk is the snapshot of this number."""
+        """Free the places that are needed only by snapshots before this one, the oldest on disk."""
         self._free += [slots for taken, slots in self._left if taken < oldest]
         self._left = [(taken, slots) for taken, slots in self._left if taken >= oldest]
