@@ -11,8 +11,8 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypedDict, Unpack
 from torch import Tensor, nn
 
 from partita import optim
+from partita.aggregate.batchnorm import with_statistics
 from partita.aggregate.mean import mean
-from partita.aggregate.statistics import with_statistics
 from partita.algorithms.partition import Personal, check_personal, split
 from partita.core import check, tree
 from partita.core.options import Option, bind, readable, signature

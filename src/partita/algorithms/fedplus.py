@@ -21,7 +21,7 @@ from typing import Annotated, Unpack
 import torch
 from torch import Tensor, nn
 
-from partita.aggregate.statistics import with_statistics
+from partita.aggregate.batchnorm import with_statistics
 from partita.algorithms import psi as penalties
 from partita.algorithms.base import Choices, Common, Lr, compose, counted, method, serve_with, settings
 from partita.algorithms.local.sgd import Carry, finish, move, start

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from partita.algorithms.local.statistics import settled
+from partita.algorithms.local.batchnorm import settled
 from partita.core import tree
 from partita.core.parts import Measure
 from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload

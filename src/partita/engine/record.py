@@ -23,9 +23,9 @@ from numpy.typing import ArrayLike
 from partita.core import check
 from partita.data.population import Numbered
 from partita.engine.divergence import DIVERGED, sentences
+from partita.engine.formats import CONFIG, SUMMARY, check_form
 from partita.engine.store.files import from_text, read_jsonl
 from partita.engine.table import BLOCK, Table
-from partita.engine.written import CONFIG, SUMMARY, check_form
 
 MODELS = ("local", "global", "personal")
 """The models that each client is scored with: trained alone, the server's, its own."""

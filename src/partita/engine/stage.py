@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from partita.algorithms.base import as_is
+from partita.algorithms.local.batchnorm import statistics_of, with_own_statistics
 from partita.algorithms.local.evaluation import deployment, evaluation, global_model
 from partita.algorithms.local.measuring import measure_program, measured_split
-from partita.algorithms.local.statistics import statistics_of, with_own_statistics
 from partita.core import draws, tree
 from partita.core.parts import (
     Algorithm,

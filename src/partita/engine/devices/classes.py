@@ -20,7 +20,7 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine.cohorts import subgroup
-from partita.engine.devices.record import passed, recorded
+from partita.engine.devices.activations import passed, recorded
 from partita.engine.execute.base import Executor, Runner
 from partita.engine.execute.plan import work_of
 

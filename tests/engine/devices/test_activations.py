@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 import partita as pt
 from partita.capacity import depth
 from partita.capacity.blocks import part
-from partita.engine.devices.record import SAMPLES, passed
+from partita.engine.devices.activations import SAMPLES, passed
 from support import each
 
 Tensors = dict[str, Tensor]
