@@ -92,7 +92,7 @@ def test_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Killed):
         federate(**options, callbacks=[Kill()])
     files = Files()
-    monkeypatch.setattr(folder.checkpoint, "read", files.during(folder.checkpoint.read))
+    monkeypatch.setattr(folder.durable, "read", files.during(folder.durable.read))
     monkeypatch.setattr(train, "decode", files.during(train.decode))
     monkeypatch.setattr(train, "restored", files.during(train.restored))
     federate(**options, resume=True)

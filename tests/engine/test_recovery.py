@@ -595,7 +595,7 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(threads, tmp_path, mon
     other = federate(None, "memory", **options)
     assert not all(torch.equal(other.shared[k], x) for k, x in whole.shared.items()), "no use as a test"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    with pytest.warns(UserWarning, match="began with 2 threads and goes on with as many: 1 are set now"):
+    with pytest.warns(UserWarning, match="began with 2 threads and continues with them: 1 are set now"):
         federate(tmp_path / "run", "memory", resume=True, **options)
     assert torch.get_num_threads() == 1
     assert_same_bits(tmp_path / "run", outcome(tmp_path / "whole"))

@@ -539,23 +539,23 @@ WRONG: dict[str, tuple[Callable[[], Measure], str]] = {
     "over": (lambda: pt.measures.svcca(X, over="min"), "measure over='min': expected one of 'max', 'mean'"),
     "unknown block": (
         lambda: pt.measures.svcca(X, ["conv3"]),
-        "measure svcca blocks='conv3': expected a submodule of Blocks, such as 'conv1', 'pool', 'conv2'",
+        "measure svcca: blocks='conv3': expected a submodule of Blocks, such as 'conv1', 'pool', 'conv2'",
     ),
     "a probe of another shape": (
         lambda: pt.measures.svcca(noise(4, 2, 6, 6)),
-        "measure svcca x='samples of shape [2, 6, 6], torch.float64': expected samples that the model takes",
+        "measure svcca: x='samples of shape [2, 6, 6], torch.float64': expected samples that the model takes",
     ),
     "a probe with NaN": (
         lambda: pt.measures.svcca(torch.cat([X, X[:1] * torch.nan])),
-        "measure svcca x[21] of the probe=nan: expected finite numbers",
+        "measure svcca: x[21] of the probe=nan: expected finite numbers",
     ),
     "a probe of words": (
         lambda: pt.measures.svcca(np.array([["a"], ["b"]])),
-        "measure svcca dtype of x='<U1': expected numbers",
+        "measure svcca: dtype of x='<U1': expected numbers",
     ),
     "too many": (
         lambda: pt.measures.svcca(41),
-        "measure svcca x=41: expected samples, or at most 40: so many",
+        "measure svcca: x=41: expected samples, or at most 40: so many",
     ),
 }
 
@@ -572,7 +572,7 @@ def test_what_cannot_be_measured_is_refused_before_the_run(name: str, tmp_path: 
 def test_a_model_without_blocks_needs_names() -> None:
     data = pt.data.from_arrays(torch.randn(40, 6, 3), torch.randint(2, (40,)), torch.arange(40) % 4, test=0.3)
     settings: dict[str, Any] = {"rounds": 1, "steps": 2, "batch": 4, "baselines": False, "executor": "loop"}
-    with pytest.raises(ValueError, match="measure svcca blocks=None: expected the names of the submodules"):
+    with pytest.raises(ValueError, match="measure svcca: blocks=None: expected the names of the submodules"):
         pt.federate(Odd(), data, pt.local(LR), measures=[pt.measures.svcca(5)], **settings)
     measures = [pt.measures.svcca(5, blocks=["reader", "last"])]
     run = pt.federate(Odd(), data, pt.local(LR), measures=measures, **settings)

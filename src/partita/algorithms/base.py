@@ -131,14 +131,15 @@ def settings(options: Common, **fixed: Unpack[Common]) -> Choices:
     `fixed` are those by which the method is defined.
     """
     options = having(options, **fixed)
-    optimizer, limit = options["optimizer"], options["max_grad_norm"]
+    optimizer, limit = options.get("optimizer"), options.get("max_grad_norm")
     if optimizer is None:
-        optimizer = optim.sgd(momentum=options["momentum"], weight_decay=options["weight_decay"])
+        momentum, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
+        optimizer = optim.sgd(momentum=momentum, weight_decay=decay)
     else:
         _refuse_both(optimizer, options)
     return Choices(
         optimizer if limit is None else clipped(optimizer, limit),
-        options["weighting"],
+        options.get("weighting", "samples"),
         options.get("aggregate") or mean(),
         options.get("server") or optim.sgd(lr=1.0),
     )
@@ -151,7 +152,7 @@ def having(options: Common, **fixed: Unpack[Common]) -> Common:
 
 def _refuse_both(optimizer: Optimizer, options: Mapping[str, Any]) -> None:
     for short in ("momentum", "weight_decay"):
-        if options[short]:
+        if options.get(short):
             name = optimizer.name if short in optimizer.options else "sgd"
             example = f"optimizer=partita.optim.{name}({short}={options[short]:g})"
             raise check.fail(
@@ -268,7 +269,8 @@ def serve_with(optimizer: Optimizer) -> Callable[[Problem], ServerRule]:
     """x ← server optimizer(x, Δ). Statistics are no parameters: they become what was aggregated."""
 
     def bind(problem: Problem) -> ServerRule:
-        statistics, lr = set(problem.buffers), optimizer.options.get("lr", 1.0)
+        statistics, lr = set(problem.buffers), optimizer.options.get("lr")
+        lr = 1.0 if lr is None else lr
 
         def init(shared: Tensors) -> ServerState:
             moved = {k: v for k, v in shared.items() if k not in statistics}

@@ -58,7 +58,7 @@ NOBODY = Chunk(Upload({}), [], 0)
 def one_round(stage: Stage, state: State) -> Round:
     """Let a cohort train, and the server act on what it sends."""
     begin = time.perf_counter()
-    stage.executor.release()  # what the last round computed is used up
+    stage.release(state.server)  # what the last round computed is used up
     with state.timer("cohort"):
         cohort = state.schedule.next(state.server)  # who reports now, and what each had downloaded
     if len(set(cohort.clients)) < len(cohort.clients):
@@ -117,7 +117,9 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
         return result
     usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
     kept = uploads._replace(delta={}, extra={}, sums={})
-    return result._replace(uploads=kept, sum=_aggregate(stage, state, usable, chunk))
+    result = result._replace(uploads=kept, sum=_aggregate(stage, state, usable, chunk))
+    stage.release((state.server, result))
+    return result
 
 
 def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
@@ -129,6 +131,7 @@ def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
             return _trained(stage, state, cohort)
         for chunk in _chunks(stage, pending.untrained(cohort, in_flight)):
             pending.add(chunk.clients, _trained(stage, state, chunk))
+            stage.release(state.server)
     arriving = pending.take(cohort.clients)
     return arriving._replace(uploads=_with_sender(stage, arriving.uploads, cohort.clients))
 

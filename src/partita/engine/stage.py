@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -141,6 +141,11 @@ class Stage:
         looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
         able = getattr(self.algorithm.aggregate, "adds_up", False)
         return able and self.setup.devices.alike and not looked_at
+
+    def release(self, kept: Any) -> None:
+        """Let the executor use the memory of earlier results again, but for what is `kept`."""
+        if hasattr(self.executor, "release"):  # a user's may know nothing of it
+            self.executor.release(kept)
 
     def blocks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Cut clients into blocks whose states fit."""

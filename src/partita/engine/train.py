@@ -68,8 +68,7 @@ def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) 
     last = len(stage.setup.plans) - 1
     while True:
         while not state.schedule.done(state.server):
-            done = one_round(stage, state)
-            monitor.after(stage, state, done)
+            monitor.after(stage, state, one_round(stage, state))  # no name for it: uploads are large
             interrupt.check(
                 monitor.name,
                 state.server.version,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from partita.core import tree
+from partita.core import check, tree
 from partita.core.device import put
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
@@ -130,6 +131,10 @@ class ClassExecutor:
         """
         if not program.trains:
             return upload
+        for name, whole in self.upload_like.extra.items():
+            if name in upload.extra and upload.extra[name].shape[1:] != whole.shape:
+                reason = f"devices that hold a part of the model send {name!r} in another shape"
+                raise check.fail("Upload.extra", name, "Upload.sums for changes of the model", reason)
         delta = self._placed(upload.delta, self.upload_like.delta, n)
         return upload._replace(delta=delta, sums=self._placed(upload.sums, self.upload_like.sums, n))
 
@@ -259,10 +264,10 @@ class Classes:
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: what a class does depends on what its samples have passed before."""
 
-    def release(self) -> None:
+    def release(self, kept: Any = ()) -> None:
         """Let the executors of all classes use the memory of earlier results again."""
         for executor in (self.whole, *[each.executor for each in self.executors.values()]):
-            executor.release()
+            executor.release(kept)
 
 
 def _endings(name: str) -> Iterator[str]:

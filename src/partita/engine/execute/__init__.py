@@ -84,7 +84,7 @@ def make_executor(executor: str | Factory, task: Task) -> Runner:
     if isinstance(executor, str):
         return EXECUTORS[executor](task)
     runner = executor(task)
-    members = ("name", "bound", "on", "prefetch", "release", "__call__")
+    members = ("name", "bound", "on", "prefetch", "__call__")
     missing = [name for name in members if not hasattr(runner, name)]
     if missing:
         allowed = f"a function that returns an executor: one that has {', '.join(missing)}, too"

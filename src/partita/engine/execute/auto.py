@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,10 +69,10 @@ class Auto:
             if executor.name == name:
                 executor.prefetch(program, clients, context)
 
-    def release(self) -> None:
+    def release(self, kept: Any = ()) -> None:
         """Let those that train use the memory of earlier results again."""
         for executor in self.candidates:
-            executor.release()
+            executor.release(kept)
 
     def _role(self, program: Program, context: RoundContext) -> str:
         return f"{self.label}{program.name}, stage {context.stage}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class Executor(Protocol):
         """Prepare what these clients will do next, while a device is at work."""
         ...
 
-    def release(self) -> None:
-        """Use the memory of earlier results again: nobody reads them any more."""
+    def release(self, kept: Any = ()) -> None:
+        """Use the memory of earlier results again: of these, only what is in `kept` is still read."""
         ...
 
 

@@ -80,9 +80,9 @@ class Loop:
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""
 
-    def release(self) -> None:
-        """Use the memory of earlier results of training again: nobody reads them any more."""
-        self.buffers.release()
+    def release(self, kept: Any = ()) -> None:
+        """Use the memory of earlier results of training again, but for what is `kept`."""
+        self.buffers.release(kept)
 
     def on(self, data: FederatedData) -> Loop:
         """Return this executor bound to `data`."""
@@ -109,9 +109,11 @@ class Buffers:
         self._lent.append(like.new_empty(shape))
         return self._lent[-1]
 
-    def release(self) -> None:
-        """Take back all that was lent; what was not needed since the last time is given up."""
-        self._free, self._lent = self._lent, []
+    def release(self, kept: Any) -> None:
+        """Take back what was lent, but for the memory of `kept`; what was not needed since is given up."""
+        in_use = {x.untyped_storage().data_ptr() for x in tree.leaves(kept) if isinstance(x, Tensor)}
+        self._free = [x for x in self._lent if x.untyped_storage().data_ptr() not in in_use]
+        self._lent = []
 
 
 class Rows:

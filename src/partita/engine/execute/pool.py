@@ -11,6 +11,7 @@ import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +40,9 @@ class Pool:
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""
 
-    def release(self) -> None:
-        """Use the memory of earlier results of training again: nobody reads them any more."""
-        self.workers[0].release()
+    def release(self, kept: Any = ()) -> None:
+        """Use the memory of earlier results of training again, but for what is `kept`."""
+        self.workers[0].release(kept)
 
     def on(self, data: FederatedData) -> Pool:
         """Return this executor bound to `data`."""

@@ -70,7 +70,7 @@ class Vmap:
                 drawn = plans(self.bound.data, clients, phase, number, context)
                 self.prefetched[self._plan_key(clients, phase, number, context)] = drawn
 
-    def release(self) -> None:
+    def release(self, kept: Any = ()) -> None:
         """Do nothing: a stack is new memory each time."""
 
     def _plan_key(self, clients: np.ndarray, phase: Phase, number: int, context: RoundContext) -> Any:
