@@ -143,7 +143,7 @@ def test_many_passes_are_ordered_like_few(monkeypatch: pytest.MonkeyPatch) -> No
     """The sort for more passes than fit beside the random bits gives the same order."""
     key, n, passes = np.arange(4), np.array([3, 0, 5, 2]), np.array([2, 0, 3, 1])
     few, _ = plan._orders(key, n, passes, torch.device("cpu"))
-    monkeypatch.setattr(plan, "PASSES", 1)
+    monkeypatch.setattr(plan, "NUMBERED_PASSES", 1)
     many, _ = plan._orders(key, n, passes, torch.device("cpu"))
     assert torch.equal(few, many)
 

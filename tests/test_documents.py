@@ -31,6 +31,7 @@ import partita as pt
 from partita.algorithms import METHODS
 from partita.algorithms.known import KNOWN
 from partita.cli import app, catalogue
+from partita.core.options import signature
 from partita.recipes import RECIPES, find
 from partita.recipes.experiment import build
 from partita.recipes.expressions import parse
@@ -192,8 +193,7 @@ def builds(name: str, assignments: tuple[str, ...]) -> bool:
     recipe = find(str(EXAMPLES / Path(name).name) if name.endswith(".py") else name)
     settings = parse(list(assignments))
     if name.startswith(STORED):  # needs data that may not be here
-        arguments = recipe.__code__.co_varnames[: recipe.__code__.co_argcount]  # type: ignore[attr-defined]
-        return set(settings) <= set(arguments)
+        return set(settings) <= set(signature(recipe).parameters)
     return bool(build(recipe, settings))
 
 

@@ -280,7 +280,7 @@ def test_the_control_variate_of_stale_clients_is_the_mean_of_theirs(option: int,
     run = federate(pt.scaffold(0.1, option), **{**STALE, "schedule": stale, "out": tmp_path / "run"})
     saved = durable.read(tmp_path / "run" / "checkpoint")
     assert saved is not None
-    c = {k: saved.tensors[f"extra/{k}"] for k in run.shared}
+    c = {k: saved.tensors[f"server/extra/{k}"] for k in run.shared}
     own = [run.client(i).memory for i in range(DATA.clients)]
     assert apart(c, {k: sum(m[k] for m in own) / len(own) for k in c}) < 1e-12
     assert max(float(x.abs().max()) for x in c.values()) > 1e-3

@@ -447,7 +447,7 @@ def test_channels_that_are_normalized_together_cannot_be_masked() -> None:
 def test_nobody_holds_all_of_it() -> None:
     with pytest.warns(
         UserWarning,
-        match="capacity: no client holds all of hidden1.linear.weight and others, so that it stays as it was",
+        match="capacity: no client holds all of hidden1.linear.weight and others, which is not trained",
     ):
         run = federate(mlp(), digits(), pt.fedavgm(lr=0.1), rounds=2, capacity=width({"a": 0.5, "b": 0.25}))
     moved = run.shared["hidden1.linear.weight"] != mlp().hidden1.linear.weight

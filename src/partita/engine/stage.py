@@ -72,6 +72,7 @@ class Stage:
     personalize  the model that a client is evaluated with, with statistics of its own under norm="static"
     programs     by name, all that clients run: see `programs`
     executor     runs a program for a group of clients, each on its part of the model
+    release      lets the executor use the memory of earlier results again, but for what is kept
     aggregate    (stacked uploads, key) -> one upload
     """
 
@@ -86,6 +87,7 @@ class Stage:
     personalize: Callable[[Problem], Personalize]
     programs: Mapping[str, Program]
     executor: Executor
+    release: Callable[[Any], None]
     aggregate: Callable[[Upload, Tensor], Upload]
     server_rule: ServerRule
     limits: Limits
@@ -141,11 +143,6 @@ class Stage:
         looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
         able = getattr(self.algorithm.aggregate, "adds_up", False)
         return able and self.setup.devices.alike and not looked_at
-
-    def release(self, kept: Any) -> None:
-        """Let the executor use the memory of earlier results again, but for what is `kept`."""
-        if hasattr(self.executor, "release"):  # a user's may know nothing of it
-            self.executor.release(kept)
 
     def blocks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Cut clients into blocks whose states fit."""
@@ -249,12 +246,17 @@ def bind(
         personalize=personalize,
         programs=programs(algorithm, personalize, is_global, splits),
         executor=executor,
+        release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=devices.aggregate(algorithm.aggregate(problem)),
         server_rule=algorithm.server(problem),
         limits=_limits(setup, new_client, tree.pick(initial, partition.shared)),
         work=stage_work(plan),
         is_global=is_global,
     )
+
+
+def _nothing_to_release(kept: Any) -> None:
+    """Do nothing, for an executor that lends no memory."""
 
 
 def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
