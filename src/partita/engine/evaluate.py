@@ -64,9 +64,9 @@ def _group(state: State, clients: int) -> Group:
 def _refresh_statistics(stage: Stage, state: State) -> None:
     """Measure the statistics of the server's model, unless they are those of its present version."""
     static = stage.setup.settings.norm == "static" and stage.problem.tracked
-    if not static or stage.norms.version == state.server.version:
+    if not static or state.norms_version == state.server.version:
         return
-    stage.norms.version = state.server.version
+    state.norms_version = state.server.version
     clients, devices = stage.setup.measurable, stage.setup.devices
     classes = stage.executor if isinstance(stage.executor, Classes) else None
     statistics = _statistics(stage, state, classes.whole if classes else stage.executor, clients)

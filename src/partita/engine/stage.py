@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,13 +53,6 @@ class Limits(NamedTuple):
     store_device: str
 
 
-@dataclass
-class NormsVersion:
-    """The version of the server's model whose BatchNorm statistics are known (norm="static"): a cache."""
-
-    version: int = -1
-
-
 @dataclass(frozen=True, eq=False)
 class Stage:
     """All that follows from the settings and from the model that the stage begins with.
@@ -93,7 +86,6 @@ class Stage:
     limits: Limits
     work: Work
     is_global: bool
-    norms: NormsVersion = field(default_factory=NormsVersion)
 
     @property
     def algorithm(self) -> Algorithm:

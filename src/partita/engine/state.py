@@ -39,6 +39,8 @@ class State:
     schedule            the schedule at work: the virtual clock, and who is in flight
     pending             uploads that are computed and have not arrived
     executor_choices    what executors have decided
+    norms_version       the version whose BatchNorm statistics are measured (norm="static"); not saved:
+                        they are measured again
     """
 
     stage: int
@@ -53,6 +55,7 @@ class State:
     executor_choices: Choices
     server_is_complete: bool = True
     pending: PendingUploads = field(default_factory=PendingUploads)
+    norms_version: int = -1
 
     def context(self, stage: Stage, group: Group | None = None) -> RoundContext:
         """Return what draws and rates depend on: now, or when a group received its model."""
