@@ -67,7 +67,7 @@ def _tried(model: nn.Module, x: Tensor) -> list[Use]:
     try:
         return uses(model, x)
     except Exception as error:  # any module may fail in its own way
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = check.reason(error)
         taken = f"a batch of shape {list(x.shape)}, {x.dtype}"
         raise check.fail("model", type(model).__name__, f"a model that can take {taken}: {reason}") from error
 

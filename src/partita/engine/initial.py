@@ -22,7 +22,7 @@ def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
         try:
             return copy.deepcopy(model)
         except Exception as error:  # any module may fail in its own way
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = check.reason(error)
             allowed = "a model that copy.deepcopy can copy"
             raise check.fail("model", type(model).__name__, f"{allowed}: {reason}") from error
     if not callable(model):

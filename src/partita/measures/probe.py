@@ -65,6 +65,6 @@ def _pass(problem: Problem, params: Tensors, x: Tensor) -> None:
     try:
         problem.outputs(params, x, ())
     except Exception as error:  # any module may fail in its own way
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = check.reason(error)
         samples = f"samples of shape {list(x.shape[1:])}, {x.dtype}"
         raise check.fail("x", samples, f"samples that the model takes: {reason}") from error
