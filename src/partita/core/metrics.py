@@ -33,6 +33,7 @@ from partita.core.criterion import (
 )
 
 Score = Callable[[Tensor, Tensor], float]
+OfArrays = Callable[[np.ndarray, np.ndarray], float]
 ON = ("outputs", "probabilities", "classes")
 BINS = 15  # of the calibration error
 
@@ -75,7 +76,8 @@ class Metric:
     higher_is_better  True for scores such as accuracy, False for errors such as Brier's
     name              what tables and files call it (None: the function's name)
     on                what the function gets of the model: its 'outputs' as they are (default), the
-                      'probabilities' of the classes (for two classes, that of class 1), or predicted 'classes'
+                      'probabilities' of the classes (that of class 1 where there are two), or the predicted
+                      'classes'
 
         pt.federate(..., metric=pt.Metric(sklearn.metrics.f1_score, higher_is_better=True, on="classes"))
     """
@@ -251,9 +253,7 @@ def _rmse(form: Form) -> ClientMetric:  # noqa: ARG001
 # ---- functions of all samples
 
 
-def _of_classes(
-    name: str, score: Callable[[np.ndarray, np.ndarray], float]
-) -> Callable[[Form], ClientMetric]:
+def _of_classes(name: str, score: OfArrays) -> Callable[[Form], ClientMetric]:
     """Return the maker of a metric of predicted classes."""
 
     def make(form: Form) -> ClientMetric:
@@ -291,10 +291,10 @@ def _f1(form: Form) -> ClientMetric:
     return _of_classes("f1", f1)(form)
 
 
-def _of_scores(name: str, score: Callable[[np.ndarray, np.ndarray], float]) -> Callable[[Form], ClientMetric]:
-    """Return the maker of a metric that ranks samples: of class 1, or the mean over one class against the rest.
+def _of_scores(name: str, score: OfArrays) -> Callable[[Form], ClientMetric]:
+    """Return the maker of a metric that ranks samples by how likely they are of class 1.
 
-    With more than two classes the mean is over those of which the client has samples, and others.
+    With more than two classes it is the mean over the classes that the client has, each against the rest.
     """
 
     def make(form: Form) -> ClientMetric:
@@ -472,23 +472,21 @@ def choose_metrics(
     if not chosen:
         raise check.fail("metric", metric, "at least one metric, or None for the default")
     form = _form(loss, output, target)
-    made = tuple(_chosen(each, loss, loss_is_own, form, target, labels) for each in chosen)
+    made = tuple(_chosen(each, loss, loss_is_own, form, labels) for each in chosen)
     names = [m.name for m in made]
     if len(set(names)) < len(names):
         raise check.fail("metric", names, "each metric once")
     return made
 
 
-def _chosen(
-    metric: Any, loss: Criterion, loss_is_own: bool, form: Form, target: Tensor, labels: Tensor
-) -> ClientMetric:
+def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor) -> ClientMetric:
     if metric is None:
         classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss_is_own
-        default = "accuracy" if classes and not target.is_floating_point() else "loss"
-        return _named(default, loss, loss_is_own, form, target, labels, name=loss.name)
+        default = "accuracy" if classes and not labels.is_floating_point() else "loss"
+        return _named(default, loss, loss_is_own, form, labels, name=loss.name)
     if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
         name = check.choice("metric", metric, [*METRICS, "loss"])
-        return _named(name, loss, loss_is_own, form, target, labels)
+        return _named(name, loss, loss_is_own, form, labels)
     if not isinstance(metric, Metric):
         function = users_function("metric", metric, [*METRICS, "loss"])
         metric = Metric(function, _direction(metric))
@@ -496,13 +494,7 @@ def _chosen(
 
 
 def _named(
-    metric: str,
-    loss: Criterion,
-    loss_is_own: bool,
-    form: Form,
-    target: Tensor,
-    labels: Tensor,
-    name: str = "loss",
+    metric: str, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor, name: str = "loss"
 ) -> ClientMetric:
     if metric == "loss":
         of_torch = loss.weight is not None or loss.adds_up
@@ -524,7 +516,7 @@ def _all_count(form: Form, labels: Tensor) -> bool:
 
 
 def _form(loss: Criterion, output: Tensor, target: Tensor) -> Form:
-    """Return how outputs belong to targets: torch's losses have the classes before the places, ours behind."""
+    """Return how outputs belong to targets, as the loss takes them."""
     axis = _axis_of_classes(loss, output, target)
     classes = output.shape[axis] if output.dim() == target.dim() + 1 else 1
     named = loss in LOSSES.values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,24 +10,26 @@ from partita.core.types import ServerState, Tensors
 
 PATIENCE = 10
 """Evaluations without an improvement, after which a run has converged."""
-LEAST = 0.01
-"""The share of the best validation loss by which a loss must be lower to count as an improvement."""
+LEAST = 0.002
+"""The share of all progress so far by which a score or a loss must be better to count as an improvement."""
 
 
 @dataclass
 class Convergence:
     """What the evaluations of a stage on validation samples have shown so far.
 
-    score, loss  the best ones, and `round` the round of the best score (of equal ones the least loss)
-    waited       evaluations since the score improved, or the loss by a share of LEAST
-    least        the loss at the last such improvement
-    server       the server's state in that round, and `states` the clients', where they are to be kept
+    score, loss  the best score (of equal ones the one with the least loss) with its loss, and its `round`
+    first        score and loss at the first evaluation
+    mark         score and loss at their last improvements
+    waited       evaluations since one of the two improved
+    server       the server's state in the best round, and `states` the clients', where they are to be kept
     """
 
     score: float | None = None
     loss: float | None = None
-    least: float | None = None
     round: int = -1
+    first: Sequence[float | None] = (None, None)
+    mark: Sequence[float | None] = (None, None)
     waited: int = 0
     server: ServerState | None = None
     states: Tensors | None = None
@@ -36,15 +38,16 @@ class Convergence:
         """Note an evaluation; return whether it is the best so far."""
         if score is None:
             return False
-        sign = 1.0 if higher_is_better else -1.0
+        sign, now = (1.0 if higher_is_better else -1.0), (score, loss)
+        if self.score is None:
+            self.first = self.mark = now
         better = self.score is None or sign * score > sign * self.score
-        lower = loss is not None and (self.least is None or loss < self.least - LEAST * abs(self.least))
-        self.waited = 0 if better or lower else self.waited + 1
-        if lower:
-            self.least = loss
         tied = score == self.score and loss is not None and (self.loss is None or loss < self.loss)
         if better or tied:
             self.score, self.loss, self.round = score, loss, round
+        improved = list(map(_improved, self.first, self.mark, now, (sign, -1.0)))
+        self.waited = 0 if any(improved) else self.waited + 1
+        self.mark = [new if yes else old for yes, old, new in zip(improved, self.mark, now)]
         return better or tied
 
     def has_converged(self, patience: int | None) -> bool:
@@ -61,3 +64,10 @@ class Convergence:
             setattr(self, name, state[name])
         if self.server is not None:
             self.server = ServerState(**state["server"])
+
+
+def _improved(first: float | None, mark: float | None, now: float | None, sign: float) -> bool:
+    """Return whether a number is better than at its last improvement, by a share of the progress."""
+    if first is None or mark is None or now is None:
+        return False
+    return sign * (now - mark) > LEAST * abs(mark - first)

@@ -25,8 +25,7 @@ BINS = 4
 
 
 class ClientCounters:
-    """For each client how often it reported, the passes over its samples, its delays, how often it was late or
-    lost."""
+    """For each client how often it reported, was late or lost, its delays, and passes over its samples."""
 
     def __init__(self, clients: int) -> None:
         self.reports: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)

@@ -24,9 +24,7 @@ from partita.engine.state import State, has_global
 from partita.engine.store import MemoryStore
 from partita.engine.store.files import plain
 
-SCORES = tuple(
-    f"{split}.{what}" for split in ("validation", "test") for what in ("global", "personal", "loss")
-)
+SCORES = tuple(f"{split}.{of}" for split in ("validation", "test") for of in ("global", "personal", "loss"))
 
 
 class Monitor:
@@ -145,12 +143,8 @@ class Monitor:
         if self.setup.settings.measures:
             usable = [not rejection for rejection in done.rejections]
             row["measures"] = measures(stage, state, done.cohort, done.uploads, usable)
-        improved = state.convergence.see(
-            version,
-            row[f"{split}.personal"],
-            row[f"{split}.loss"],
-            self.setup.profile.metric.higher_is_better,
-        )
+        score, loss = row[f"{split}.personal"], row[f"{split}.loss"]
+        improved = state.convergence.see(version, score, loss, self.setup.profile.metric.higher_is_better)
         if improved and self._keeps_best(stage, state):
             state.keep_best()
         counters.rows.append(row)
@@ -188,8 +182,7 @@ class Monitor:
                 state.counters.global_scored = self.final(stage, state, "global")
 
     def final(self, stage: Stage, state: State, model: str) -> dict[str, Scored]:
-        """Return how a model does at the end, by split: on every test sample, and on the others that are asked
-        for."""
+        """Return how a model does at the end, by split; of test samples each one is kept."""
         wanted = {"validation": self.setup.watched == "validation", "train": self.setup.settings.train_scores}
         splits = [split for split, is_wanted in wanted.items() if is_wanted]
         return {s: scored(stage, state, model, s, every_sample=s == "test") for s in ("test", *splits)}
