@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 
 from partita.core import check
 from partita.core.draws import generator
-from partita.engine.significance.paired import _parts, _resampled
+from partita.engine.significance.paired import resampled
 
 RESAMPLES = 2_000
 
 
 class Interval(NamedTuple):
-    """A mean, the ends of its interval (NaN where there is nothing to tell it from), and what varies in it."""
+    """A mean, the ends of its interval (NaN where nothing can be drawn anew), and what varies in it."""
 
     mean: float
     low: float
@@ -45,16 +45,15 @@ def mean_interval(
     errors    standard errors of the scores, from the test samples of each client. With them the clients are
               those there are, and their test samples are drawn anew; without them clients are drawn anew
 
-    Seeds are drawn with replacement, then clients, the same for every seed drawn (McCullagh 2000; Owen 2007,
-    the pigeonhole bootstrap), and the weighted mean is worked out each time: x̄*. Drawing samples within drawn
-    clients would count their noise twice, for the scores carry it already (Davison & Hinkley 1997, section
-    3.8). With few seeds or clients percentiles of x̄* are too narrow; the distance of each end from the mean is
-    multiplied by
+    Seeds are drawn with replacement, and clients, the same for every seed (McCullagh 2000; Owen 2007, the
+    pigeonhole bootstrap). The weighted mean x̄* moves by what the seeds drawn and what the clients drawn
+    change; drawing samples within drawn clients would count their noise twice, for the scores carry it
+    already (Davison & Hinkley 1997, section 3.8). Of S seeds and C clients, deviations are multiplied by
+    √(S / (S − 1)) and √(C / (C − 1)), which makes their variances V_s and V_c unbiased, and the ends by
 
         t_{1−α/2}(ν) / z_{1−α/2},  ν = (V_s + V_c)² / (V_s² / (S − 1) + V_c² / (C − 1))
 
-    (Satterthwaite 1946), where V_s and V_c are the variances of x̄* when only seeds or only clients are drawn,
-    with factors S / (S − 1) and C / (C − 1) that make them unbiased. With one seed it covers clients alone.
+    (Satterthwaite 1946), as percentiles of few seeds are too narrow. With one seed it covers clients alone.
     """
     from scipy.stats import norm
     from scipy.stats import t as student
@@ -62,7 +61,9 @@ def mean_interval(
     x = np.atleast_2d(np.asarray(scores, dtype=np.float64))
     w = np.broadcast_to(np.ones(x.shape[1]) if weights is None else np.asarray(weights, np.float64), x.shape)
     if x.ndim != 2 or w.min(initial=0.0) < 0:
-        raise check.fail("scores", x.shape, "a row for each seed and a column for each client, weights from 0")
+        raise check.fail(
+            "scores", x.shape, "a row for each seed and a column for each client, weights from 0"
+        )
     known = np.isfinite(x) & (w > 0)
     x, w = np.where(known, x, 0.0), np.where(known, w, 0.0)
     rows, columns = w.any(1), w.any(0)
@@ -72,37 +73,30 @@ def mean_interval(
     mean = float((w * x).sum() / w.sum())
     seeds, clients = x.shape
     rng = generator(seed, "means")
-    over_seeds = _means(x, w, _resampled(seeds, RESAMPLES, rng), None)
-    if errors is None:
-        over_clients = _means(x, w, None, _resampled(clients, RESAMPLES, rng))
-        freedom, unit = clients - 1, "clients"
-    else:
-        e = np.where(known, np.nan_to_num(np.broadcast_to(np.asarray(errors, np.float64), known.shape)), 0.0)
-        e = e[rows][:, columns]
-        # test samples are the same for all seeds, so that their noise is common to them
+    sources = []  # what is drawn anew, the deviations of x̄* from the mean, degrees of freedom
+    if errors is not None:
+        e = np.broadcast_to(np.asarray(errors, np.float64), known.shape)
+        e = np.where(known, np.nan_to_num(e), 0.0)[rows][:, columns]
+        # the test samples are the same for all seeds, and so is their noise
         scale = float(np.sqrt(((w * e).sum(0) ** 2).sum()) / w.sum())
-        over_clients = mean + scale * rng.standard_normal(RESAMPLES)
-        freedom, unit = 0, "test samples"
-    parts = [(v, k) for v, k in ((over_clients, freedom), (over_seeds, seeds - 1)) if v.std() > 0 or k > 0]
-    covers = " and ".join(
-        name for name, there in ((unit, errors is not None or clients > 1), ("seeds", seeds > 1)) if there
-    )
-    if not covers:
+        sources.append(("test samples", scale * rng.standard_normal(RESAMPLES), np.inf))
+    elif clients > 1:
+        sources.append(("clients", _deviations((w * x).sum(0), w.sum(0), rng), clients - 1))
+    if seeds > 1:
+        sources.append(("seeds", _deviations((w * x).sum(1), w.sum(1), rng), seeds - 1))
+    if not sources:
         return Interval(mean, float("nan"), float("nan"), "nothing")
-    unbiased = [(v - mean) * (np.sqrt((k + 1) / k) if k else 1.0) for v, k in parts]
-    variances = [float((v**2).mean()) for v in unbiased]
-    losses = sum(v**2 / k for v, (_, k) in zip(variances, parts) if k)
-    ν = sum(variances) ** 2 / losses if losses > 0 else np.inf
-    wider = float(student.ppf(0.5 + level / 2, ν) / norm.ppf(0.5 + level / 2))
-    low, high = np.quantile(sum(unbiased), [0.5 - level / 2, 0.5 + level / 2]) * wider
-    return Interval(mean, float(mean + low), float(mean + high), covers)
+    variances = np.array([(deviations**2).mean() for _, deviations, _ in sources])
+    ν = variances.sum() ** 2 / max(sum(v**2 / k for v, (_, _, k) in zip(variances, sources)), 1e-300)
+    wider = student.ppf(0.5 + level / 2, max(ν, 1.0)) / norm.ppf(0.5 + level / 2)
+    together = np.sum([deviations for _, deviations, _ in sources], axis=0)
+    low, high = mean + wider * np.quantile(together, [0.5 - level / 2, 0.5 + level / 2])
+    return Interval(mean, float(low), float(high), " and ".join(unit for unit, _, _ in sources))
 
 
-def _means(x: np.ndarray, w: np.ndarray, seeds: np.ndarray | None, clients: np.ndarray | None) -> np.ndarray:
-    """Return the weighted mean of each resample of seeds or of clients; the mean itself where it is empty."""
-    if seeds is not None:
-        above, below = seeds @ (w * x).sum(1), seeds @ w.sum(1)
-    else:
-        assert clients is not None
-        above, below = clients @ (w * x).sum(0), clients @ w.sum(0)
-    return np.divide(above, below, out=np.full(len(above), (w * x).sum() / w.sum()), where=below > 0)
+def _deviations(above: np.ndarray, below: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return how far Σ above* / Σ below* is from the mean for resamples of the entries, with unbiased variance."""
+    n, mean = len(above), above.sum() / below.sum()
+    means = [(weights @ above) / (weights @ below) for weights in resampled(n, RESAMPLES, rng)]
+    deviations: np.ndarray = (np.concatenate(means) - mean) * np.sqrt(n / (n - 1))
+    return deviations

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike
 
 from partita.core import check
 from partita.core.draws import generator
-from partita.engine.significance.paired import _resampled
+from partita.engine.significance.paired import resampled
 
 
 class Pair(NamedTuple):
-    """Two methods: how much better the first is on the mean client, and the p-values, corrected for all pairs.
+    """Two methods: how much better the first is on the mean client; p-values are corrected for all pairs.
 
     `low` and `high` hold the true mean differences of all pairs at once. `p_mean` belongs to them, `p_rank`
     to the ranks of the changes (Wilcoxon).
@@ -73,7 +73,9 @@ def rank_methods(
 
     x = np.asarray(scores, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] < 2:
-        raise check.fail("scores", x.shape, "a row for each client and a column for each of two or more methods")
+        raise check.fail(
+            "scores", x.shape, "a row for each client and a column for each of two or more methods"
+        )
     x = x[np.isfinite(x).all(1)] * (1.0 if higher_is_better else -1.0)
     N, k = x.shape
     if N < 2:
@@ -111,19 +113,26 @@ def _pairs(x: np.ndarray, level: float, seed: int, resamples: int = 4_999) -> li
     scale = d.std(0, ddof=1)
     scale = np.where(scale > 1e-12 * np.abs(d).max(0), scale, 0.0)
     units = (d - mean) / np.where(scale > 0, scale, 1.0)
-    weights = _resampled(N, resamples, generator(seed, "pairs"))
-    drift = weights @ units / N
-    width = np.sqrt(np.maximum(weights @ units**2 / N - drift**2, 0.0) * N / (N - 1))
-    largest = np.abs(np.divide(drift, width, out=np.zeros_like(drift), where=width > 1e-6)).max(1) * np.sqrt(N)
+    largest = _largest_t(units, resamples, seed)
     c = max(float(np.quantile(largest, level)), float(student.ppf(0.5 + level / 2, N - 1)))
     error = scale / np.sqrt(N)
     t = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
     p_mean = np.maximum((1 + (largest[:, None] >= t).sum(0)) / (resamples + 1), 2 * student.sf(t, N - 1))
     p_rank = holm([_wilcoxon(column) for column in d.T])
-    return [
-        Pair(*names[i], float(mean[i]), *(float(mean[i] + s * c * error[i]) for s in (-1, 1)), *ps)
-        for i, ps in enumerate(zip(p_mean.tolist(), p_rank.tolist()))
-    ]
+    ends = zip((mean - c * error).tolist(), (mean + c * error).tolist())
+    rows = zip(names, mean.tolist(), ends, p_mean.tolist(), p_rank.tolist())
+    return [Pair(*name, difference, *end, *ps) for name, difference, end, *ps in rows]
+
+
+def _largest_t(units: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """Return the largest |t*| over the columns, of mean 0 and variance 1, for resamples of the rows."""
+    N, largest = len(units), []
+    for weights in resampled(N, resamples, generator(seed, "pairs")):
+        drift = weights @ units / N
+        width = np.sqrt(np.maximum(weights @ units**2 / N - drift**2, 0.0) / (N - 1))
+        t = np.divide(drift, width, out=np.zeros_like(drift), where=width > 1e-6)
+        largest.append(np.abs(t).max(1))
+    return np.concatenate(largest)
 
 
 def _wilcoxon(d: np.ndarray) -> float:
@@ -136,7 +145,7 @@ def _wilcoxon(d: np.ndarray) -> float:
 
 
 def holm(p: ArrayLike) -> np.ndarray:
-    """Return p-values corrected for their number m: max over the smaller ones of (m − rank + 1) p (Holm 1979)."""
+    """Return p-values corrected for their number: the largest (m − rank + 1) p up to each (Holm 1979)."""
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
     stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))

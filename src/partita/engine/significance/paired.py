@@ -79,7 +79,7 @@ def right_wrong(ours: ArrayLike, theirs: ArrayLike, ranges: ArrayLike, *, level:
     from scipy.stats import binom, norm
 
     right, reference = _flat("ours", ours, bool), _flat("theirs", theirs, bool)
-    starts, n = _ranges(ranges, len(right))
+    starts, n = split_ranges(ranges, len(right))
     if len(reference) != len(right):
         raise check.fail("theirs", len(reference), f"as many samples as ours has: {len(right)}")
     b, c = _sums(right & ~reference, starts, n), _sums(~right & reference, starts, n)
@@ -120,7 +120,8 @@ def _score_variance(b: np.ndarray, c: np.ndarray, n: np.ndarray, Δ: np.ndarray)
     linear = -b - c + (2 * n - b + c) * Δ
     root = np.sqrt(np.maximum(linear**2 + 8 * n * c * Δ * (1 - Δ), 0.0))
     q = (root - linear) / np.maximum(4 * n, 1)
-    return np.maximum(n * (2 * q + Δ * (1 - Δ)), 0.0)
+    variance: np.ndarray = n * (2 * q + Δ * (1 - Δ))
+    return variance.clip(0.0)
 
 
 # ---- means over samples
@@ -147,7 +148,7 @@ def mean_changes(gains: ArrayLike, ranges: ArrayLike, *, level: float = 0.95, se
     equal give an interval of no width, one sample gives none.
     """
     flat = _flat("gains", gains, np.float64)
-    starts, n = _ranges(ranges, len(flat))
+    starts, n = split_ranges(ranges, len(flat))
     unknown = _sums(~np.isfinite(flat), starts, n) > 0
     n = np.where(unknown, 0, n)
     flat = np.where(np.isfinite(flat), flat, 0.0)
@@ -200,7 +201,7 @@ def _t_interval(
     error, quantile = scale / np.sqrt(n), float(student.ppf(0.5 + level / 2, n - 1))
     lowest, highest = np.full(len(x), -quantile), np.full(len(x), quantile)
     if STUDENTIZED <= n <= NORMAL:
-        weights = _resampled(n, resamples, generator(seed, "resamples", n)).T
+        weights = np.vstack([*resampled(n, resamples, generator(seed, "resamples", n))]).T
         # about the mean, in units of the spread: sums of squares that lose no digits
         units = (x - mean[:, None]) / np.where(scale > 0, scale, 1.0)[:, None]
         for part in _parts(len(x), resamples):
@@ -246,7 +247,7 @@ def metric_changes(
     metric for each client.
     """
     y = np.asarray(targets)
-    starts, n = _ranges(ranges, len(y))
+    starts, n = split_ranges(ranges, len(y))
     groups = np.zeros(len(y), dtype=np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
     sign = 1.0 if higher_is_better else -1.0
 
@@ -303,13 +304,13 @@ def _expanded(drawn: np.ndarray, k: int, level: float) -> tuple[float, float, fl
 
 
 def _flat(field: str, values: ArrayLike, kind: type) -> np.ndarray:
-    flat = np.asarray(values, dtype=kind)
+    flat: np.ndarray = np.asarray(values, dtype=kind)
     if flat.ndim != 1:
         raise check.fail(field, flat.shape, "one value for each sample")
     return flat
 
 
-def _ranges(ranges: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def split_ranges(ranges: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return starts and lengths, checked."""
     pairs = np.array(ranges, dtype=np.int64).reshape(-1, 2) if np.size(ranges) else np.zeros((0, 2), np.int64)
     starts, lengths = pairs[:, 0].copy(), pairs[:, 1].copy()
@@ -323,7 +324,7 @@ def _ranges(ranges: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _sums(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Count the flags of each client."""
-    counts = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+    counts: np.ndarray = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
     return counts[starts + lengths] - counts[starts]
 
 
@@ -344,7 +345,9 @@ def _parts(rows: int, width: int) -> list[slice]:
     return [slice(i, i + step) for i in range(0, rows, step)]
 
 
-def _resampled(n: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Return how often each of n is drawn in each resample, a row per resample."""
-    drawn = rng.integers(0, n, (resamples, n)) + n * np.arange(resamples)[:, None]
-    return np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
+def resampled(n: int, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield how often each of n is drawn in each resample, a row per resample, some resamples at a time."""
+    for part in _parts(resamples, n):
+        rows = min(part.stop, resamples) - part.start
+        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)

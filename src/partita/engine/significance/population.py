@@ -28,7 +28,8 @@ def worse(changes: Changes, rate: float = 0.1) -> np.ndarray:
     the sum over clients of P(p_i ≤ p_(k)), as it is for models that are equally good, takes the place of
     m p_(k) (Döhler, Durand & Roquain 2018, their step-up rule HSU):
 
-        Σ_i F_i(p_(k)) / (1 − F_i(τ)) ≤ rate · k,  p_(k) ≤ τ,  τ = max {t: Σ_i F_i(t) / (1 − F_i(t)) ≤ rate · m}
+        Σ_i F_i(p_(k)) / (1 − F_i(τ)) ≤ rate · k,  p_(k) ≤ τ,
+        τ = max {t: Σ_i F_i(t) / (1 − F_i(t)) ≤ rate · m}
 
     Both keep the false discovery rate below `rate` for independent clients, whatever their sizes.
     """
@@ -92,7 +93,7 @@ class Losers(NamedTuple):
 
 
 def losers(changes: Changes, *, same: np.ndarray | None = None, level: float = 0.95) -> Losers:
-    """Estimate how many clients would lose on new test samples of their own: those with a true change below 0.
+    """Estimate how many clients truly lose: those whose change over endless test samples is below 0.
 
     same   the clients whose two models are one function; their change is truly zero, they never lose
 
@@ -103,15 +104,16 @@ def losers(changes: Changes, *, same: np.ndarray | None = None, level: float = 0
         P(Bin(m − L, t) ≥ K(t) − L) < α,  K(t) = #{i: p_worse_i ≤ t}
 
     `low` is the smallest L that is not refused. The same is asked of the clients with p_worse ≤ ½ alone, with
-    2 t instead of t, since the many who clearly gain say nothing about those who lose (Zhao, Small & Su 2019).
-    All questions together err with probability (1 − level) / 2. `high` is m less the number that surely gain, found in the same way
-    from p_better. Discrete tests count by parts, as random p-values do on average (Geyer & Meeden 2005).
+    2 t instead of t: the many who clearly gain say nothing about those who lose (Zhao, Small & Su 2019). All
+    questions together err with probability (1 − level) / 2. `high` is m less the number that surely gain,
+    found in the same way from p_better. Discrete tests count by parts, as random p-values do on average
+    (Geyer & Meeden 2005).
 
-    No assumption on the sizes of changes is made, and none could tell zero from a loss too small to see: where
-    nothing stands out the interval is wide. The estimate is the empirical-Bayes one: z_i = Φ⁻¹(p_worse_i),
-    of which a discrete test tells only between which bounds it lies, is taken as N(η_i, 1), the η_i as drawn
-    from points −6, −5.5, ..., 6 whose weights maximize the likelihood with a prior of 10 on zero (Stephens
-    2017), and P(η_i < 0 | z_i) is summed. It leans towards nobody losing.
+    No assumption on the sizes of changes is made, and no data could tell zero from a loss too small to see:
+    where nothing stands out the interval is wide. The estimate is the empirical-Bayes one of Stephens (2017):
+    z_i = Φ⁻¹(p_worse_i), of which a discrete test tells only between which bounds it lies, is taken as
+    N(η_i, 1); the η_i are drawn from points −6, −5.5, ..., 6 whose weights maximize the likelihood with a
+    prior of 10 on zero; P(η_i < 0 | z_i) is summed. It leans towards nobody losing.
     """
     candidates = changes.n > 0
     if same is not None:
@@ -150,7 +152,7 @@ def _by_parts(below: np.ndarray, p: np.ndarray, t: float) -> np.ndarray:
     """Return for each test P(U ≤ t) where U is uniform between `below` and `p`."""
     width = p - below
     inside = np.divide(t - below, width, out=(p <= t).astype(np.float64), where=width > 1e-12)
-    return np.clip(inside, 0.0, 1.0)
+    return inside.clip(0.0, 1.0)
 
 
 def _smallest(m: float, count: float, t: float, α: float) -> int:
@@ -176,7 +178,8 @@ def _expected_losers(below: np.ndarray, p: np.ndarray, prior: float = 10.0, step
     if not len(p):
         return 0.0
     η = np.arange(-12, 13) / 2
-    edges = np.clip(norm.ppf(np.stack([below, p])), -9.0, 9.0)[:, :, None]
+    bounds, clients = np.unique(np.stack([below, p]), axis=1, return_counts=True)
+    edges = np.clip(norm.ppf(bounds), -9.0, 9.0)[:, :, None]
     inside = norm.cdf(edges[1] - η) - norm.cdf(edges[0] - η)
     density = norm.pdf((edges[0] + edges[1]) / 2 - η)  # where the p-value is continuous
     likelihood = np.where(edges[1] - edges[0] > 1e-3, inside, density) + 1e-300
@@ -185,6 +188,6 @@ def _expected_losers(below: np.ndarray, p: np.ndarray, prior: float = 10.0, step
     for _ in range(steps):
         mine = likelihood * weights
         mine /= mine.sum(1, keepdims=True)
-        weights = mine.sum(0) + pseudo
+        weights = clients @ mine + pseudo
         weights /= weights.sum()
-    return float(mine[:, η < 0].sum())
+    return float((clients @ mine)[η < 0].sum())
