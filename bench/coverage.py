@@ -177,7 +177,7 @@ def losers(
 
 
 def means(replications: int) -> Iterator[Row]:
-    """The mean over clients and seeds: of new clients and seeds, and of new test samples of the same clients."""
+    """The mean over clients and seeds: of new clients, and of new test samples of the same clients."""
     for seeds, m, weighted, fixed in itertools.product(
         (1, 3, 5), (10, 30, 100), (False, True), (False, True)
     ):
@@ -204,7 +204,7 @@ def means(replications: int) -> Iterator[Row]:
 
 
 def methods(replications: int) -> Iterator[Row]:
-    """Methods that are alike: how often any two are told apart. Methods that differ: intervals hold them all."""
+    """Methods that are alike: how often any two are told apart. Others: whether all intervals hold."""
     for m, k in itertools.product((10, 30, 100), (2, 4, 8)):
         rng, apart, friedman, means, held = rng_of("methods", m, k), 0, 0, 0, 0
         true = 0.05 * np.arange(k)
@@ -249,7 +249,7 @@ def _noise(rng: np.random.Generator, curves: int, n: int, φ: float) -> np.ndarr
 
 
 def unusual(replications: int) -> Iterator[Row]:
-    """How often any client stands out where all are alike, and how often one that is unlike the others does."""
+    """How often any client stands out where all are alike, and how often one that is not does."""
     for m in (10, 30, 100):
         rng, labels, shifted, inputs, moved = rng_of("unusual", m), 0, 0, 0, 0
         for _ in range(replications):

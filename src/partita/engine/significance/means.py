@@ -95,7 +95,7 @@ def mean_interval(
 
 
 def _deviations(above: np.ndarray, below: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return how far Σ above* / Σ below* is from the mean for resamples of the entries, with unbiased variance."""
+    """Return how far Σ above* / Σ below* is from the mean in each resample, scaled to unbiased variance."""
     n, mean = len(above), above.sum() / below.sum()
     means = [(weights @ above) / (weights @ below) for weights in resampled(n, RESAMPLES, rng)]
     deviations: np.ndarray = (np.concatenate(means) - mean) * np.sqrt(n / (n - 1))

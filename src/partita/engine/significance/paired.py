@@ -325,7 +325,8 @@ def split_ranges(ranges: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarra
 def _sums(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Count the flags of each client."""
     counts: np.ndarray = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
-    return counts[starts + lengths] - counts[starts]
+    of_clients: np.ndarray = counts[starts + lengths] - counts[starts]
+    return of_clients
 
 
 def _by_size(

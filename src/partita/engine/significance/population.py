@@ -151,7 +151,7 @@ def _thresholds(whole: float, m: int, α: float) -> list[float]:
 def _by_parts(below: np.ndarray, p: np.ndarray, t: float) -> np.ndarray:
     """Return for each test P(U ≤ t) where U is uniform between `below` and `p`."""
     width = p - below
-    inside = np.divide(t - below, width, out=(p <= t).astype(np.float64), where=width > 1e-12)
+    inside: np.ndarray = np.divide(t - below, width, out=(p <= t).astype(np.float64), where=width > 1e-12)
     return inside.clip(0.0, 1.0)
 
 

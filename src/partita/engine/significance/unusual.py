@@ -120,8 +120,8 @@ def _distances(means: np.ndarray, within: np.ndarray, n: np.ndarray) -> np.ndarr
     spread = (1.4826 * np.median(np.abs(away), axis=0)) ** 2
     between = np.maximum(spread - within * np.median(1 / n), 0.0)
     between = 0.9 * between + 0.1 * between.mean()
-    squares: np.ndarray = away**2 / np.maximum(between + within / n, 1e-12)
-    return np.sqrt(squares.mean(1))
+    distances: np.ndarray = np.sqrt((away**2 / np.maximum(between + within / n, 1e-12)).mean(1))
+    return distances
 
 
 def _robust_z(x: np.ndarray, noise: np.ndarray) -> np.ndarray:
