@@ -94,6 +94,7 @@ CALLS = {
     "delays": "delays(download=0.5, upload=lognormal(1.0, sigma=1.0), dropout=0.05)",
     "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
     "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
+    "standardize": "standardize(pt.data.digits(clients=20))",
 }
 # values for arguments without a default
 VALUES: dict[str, Any] = {
@@ -130,7 +131,7 @@ def _public(module: ModuleType, *files: str) -> Parts:
 
 
 def _datasets() -> Parts:
-    others = {*_public(data, "partitioners", "shifts")}
+    others = {*_public(data, "partitioners", "shifts", "scale")}
     return {n: f for n, f in _public(data).items() if n not in others} | READERS
 
 
@@ -151,6 +152,7 @@ KINDS = {
         DATA,
         "pt.data.digits(clients=20, shift=pt.data.{})",
     ),
+    "scaling": Kind("scalings of features", lambda: _public(data, "scale"), DATA, "pt.data.{}"),
     "aggregators": Kind(
         "aggregators",
         lambda: _public(aggregate),
@@ -313,7 +315,7 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     method = ABOUT.get(name) if kind == "methods" else None
-    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
+    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "scaling", "rates")
     return {
         "kind": kind,
         "name": name,
@@ -346,7 +348,7 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
 
 def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     """Return the call of a part as the command line has it."""
-    if part is getattr(schedule, name, None) and name in CALLS:
+    if name in CALLS and part in (getattr(schedule, name, None), data.standardize):
         return CALLS[name]
     written = call(name, part)
     return written and chapter.within.format(written)
