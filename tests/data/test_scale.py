@@ -83,9 +83,6 @@ def test_images_have_statistics_of_each_channel(shape: Any, dtype: Any, axes: An
     x = RNG.integers(0, 256, (100, *shape)).astype(dtype)
     data = standardize(made(x))
     assert_standard(trained(data), axes)
-    pixels = torch.from_numpy(x[:1].astype(np.float64))
-    ratio = (standardize(made(x)).x.max() - data.x.min()) / (pixels.max() - pixels.min())
-    assert torch.isfinite(ratio)
 
 
 def test_grey_images_have_one_mean() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from partita.core import check
 from partita.data import arrays
-from partita.data.federated import SPLITS, FederatedData
-from partita.data.shifts import refuse_overlap
+from partita.data.federated import FederatedData
+from partita.data.shifts import refuse_overlap, rows_of
 
 BY = ("pooled", "client")
 LARGE, SMALL = 30.0, 1e-3  # root mean squares of features with which usual learning rates fail
@@ -26,9 +26,9 @@ def standardize(data: FederatedData, *, by: str = "pooled") -> FederatedData:
     `by="pooled"` takes the statistics over the training samples of all clients, `by="client"` over those of
     each client, which removes differences between clients too: devices of another gain, say. Each feature has
     its own; images (uint8, or samples of three axes [channels, height, width]) have one for each channel, and
-    uint8 becomes float32 in [0, 1] before. A feature that never varies becomes 0 in training samples; one that
-    varies, but not at a client, is divided there by the deviation of all. A client without training samples
-    has the statistics of all.
+    uint8 becomes float32 in [0, 1] before. A feature that never varies becomes 0 in training samples; one
+    that varies, but not at a client, is divided there by the deviation of all. A client without training
+    samples has the statistics of all.
 
     >>> standardize(from_arrays(x, y, client=["ann", "ann", "bob"]))
     """
@@ -50,11 +50,8 @@ def standardize(data: FederatedData, *, by: str = "pooled") -> FederatedData:
     else:
         x.zero_()  # rows of no client
         for i, (start, n) in enumerate(data.train.tolist()):
-            rows = torch.cat(
-                [torch.arange(s, s + k) for s, k in (data.ranges(p)[i].tolist() for p in SPLITS)]
-            )
             centre, own = _statistics(data.x, torch.arange(start, start + n), axes) if n else (mean, pooled)
-            _scale(data.x, rows, centre, torch.where(own > 0, own, pooled), out=x)
+            _scale(data.x, rows_of(data, i), centre, torch.where(own > 0, own, pooled), out=x)
     shifts = [*data.source.get("shift", []), {"name": "standardize", "by": by}]
     return replace(data, x=x, source={**data.source, "shift": shifts})
 
@@ -94,7 +91,9 @@ def _pooled_axes(x: Tensor) -> tuple[int, ...]:
 
 def _blocks(x: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield some rows at a time, and x there in double precision: large data are not copied as a whole."""
-    for block in rows.to(x.device).split(max(1, _NUMBERS // max(1, x[:1].numel()))):
+    size = max(1, _NUMBERS // max(1, x[:1].numel()))
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size].to(x.device)
         yield block, arrays.decode(x.index_select(0, block)).double()
 
 
