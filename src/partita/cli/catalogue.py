@@ -31,8 +31,8 @@ from partita.algorithms.known import KNOWN, Known
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import constructors, declared, signature, words
-from partita.data.real import READERS, real
-from partita.recipes import RECIPES
+from partita.data.real import READERS, data_folder, real
+from partita.recipes import NEEDS, RECIPES
 
 Facts = dict[str, Any]
 Parts = Mapping[str, Callable[..., Any]]
@@ -251,7 +251,7 @@ def entries(kind: str | None = None) -> list[Facts]:
     """Return kind, name and one line of all parts, or of one kind."""
     chosen = KINDS if kind is None else {kind: KINDS[check.choice("kind", kind, KINDS)]}
     return [
-        {"kind": k, "name": name, "line": _line(name, part)}
+        {"kind": k, "name": name, "line": _line(name, part), "data": list(_data(k, name, part)[1])}
         for k, chapter in chosen.items()
         for name, part in chapter.parts().items()
     ]
@@ -328,7 +328,24 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
         "file": str(_file(part)),
         "python": _python(chapter, name, part),
         "command": _command(kind, chapter, name, part),
+        "data": list(_data(kind, name, part)[1]),
+        "get": _get(*_data(kind, name, part)),
     }
+
+
+def _data(kind: str, name: str, part: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the real datasets that a part needs, after the argument that chooses one of them."""
+    return NEEDS.get(name, ("", ())) if kind == "recipes" else ("", (name,) if _is_real(part) else ())
+
+
+def _get(argument: str, names: tuple[str, ...]) -> str | None:
+    """Return how to have the data that are needed, a line for each."""
+    lines = []
+    for name in names:
+        notes = [f"for {argument}={name}{', the default' if name == names[0] else ''}"] if argument else []
+        notes += ["here already"] if (data_folder() / f"{name}.npz").is_file() else []
+        lines.append(f"partita data get {name}" + (f"  # {'; '.join(notes)}" if notes else ""))
+    return "\n".join(lines) or None
 
 
 def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
