@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import typer
 
 from partita.cli import compare as comparing
+from partita.cli import data as getting
 from partita.cli import listing
 from partita.cli import run as running
 from partita.cli import split as splitting
@@ -29,6 +30,7 @@ for command in (running.demo, running.run, comparing.compare, splitting.split, c
 app.command("list")(listing.list_)
 for command in (listing.show, benching.bench):
     app.command()(command)
+app.add_typer(getting.app, name="data")
 
 
 def main() -> None:
