@@ -64,7 +64,7 @@ from partita.attack.base import by_tensor, crowd, each_sends, everyone_sends, ho
 from partita.core import draws, tree
 from partita.core.check import Refused
 from partita.core.metrics import Metric
-from partita.core.options import Option, checked
+from partita.core.options import Option, Range, checked
 from partita.core.parts import (
     Aggregator,
     Algorithm,
@@ -107,6 +107,7 @@ __version__ = "0.1.0"
 # what runs are made of
 __all__ = [
     "Metric",
+    "Range",
     "Refused",
     "Run",
     "Stopped",
