@@ -15,7 +15,8 @@ import partita as pt
 def arrays(**changed: Any) -> dict[str, Any]:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(24, 4, generator=g), torch.randint(0, 2, (24,), generator=g)
-    return {"x": x, "y": y, "client": np.repeat(["ann", "bob", "cy"], 8), **changed}
+    client = np.repeat(["ann", "bob", "cy"], 8)
+    return {"x": x, "y": y, "client": client, "validation": 0, **changed}
 
 
 def data(**changed: Any) -> pt.data.FederatedData:

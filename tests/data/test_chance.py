@@ -126,7 +126,7 @@ def test_random_states_and_draws_stay_as_they_were() -> None:
     after = draw()
     seed()
     with pytest.warns(UserWarning, match=SAID):
-        data = pt.data.from_datasets({"a": Transformed(all_three)}, test=0.0)
+        data = pt.data.from_datasets({"a": Transformed(all_three)}, test=0.0, validation=0)
     assert torch.equal(data.x, expected)
     assert draw() == after
 

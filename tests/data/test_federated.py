@@ -134,7 +134,9 @@ def test_repr_teaches() -> None:
 
 def test_source_is_json() -> None:
     data = from_arrays(np.ones((4, 1)), np.zeros(4), np.array([0, 0, 1, 1]))
-    assert json.loads(json.dumps(data.source)) == {"name": "from_arrays", "test": 0.2, "seed": 0}
+    assert json.loads(json.dumps(data.source)) == {
+        "name": "from_arrays", "test": 0.2, "validation": 0.1, "seed": 0,
+    }  # fmt: skip
 
 
 @each("bad", [np.nan, np.inf, -np.inf])

@@ -30,11 +30,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def plain(folder: Path, clients: int, seed: int = 0) -> FederatedData:
-    return real("mnist", folder=folder, clients=clients, partition=iid(), test=0.5, seed=seed)
+    return real("mnist", folder=folder, clients=clients, partition=iid(), test=0.5, validation=0, seed=seed)
 
 
 def test_a_share_of_the_clients_sees_negatives(folder: Path) -> None:
-    data, before = mnist_shifted(10, negatives=0.2, standard=False, folder=folder), plain(folder, 10)
+    data, before = (
+        mnist_shifted(10, negatives=0.2, standard=False, validation=0, folder=folder),
+        plain(folder, 10),
+    )
     assert data.sizes().tolist() == data.sizes("test").tolist() == [35] * 10
     assert data.x.dtype == torch.uint8
     assert torch.equal(data.y, before.y)
@@ -49,7 +52,7 @@ def test_a_share_of_the_clients_sees_negatives(folder: Path) -> None:
 
 
 def test_negatives_of_standardised_digits_change_their_sign(folder: Path) -> None:
-    data, before = mnist_shifted(10, negatives=0.3, folder=folder), plain(folder, 10)
+    data, before = mnist_shifted(10, negatives=0.3, validation=0, folder=folder), plain(folder, 10)
     signs = []
     for i in range(10):
         expected = (before.client(i)[0] - 0.1307) / 0.3081
@@ -103,7 +106,7 @@ def test_refusals(folder: Path) -> None:
 
 @with_data
 def test_all_digits_are_dealt() -> None:
-    data = mnist_shifted(50, negatives=0.2)
+    data = mnist_shifted(50, negatives=0.2, validation=0)
     assert data.sizes().tolist() == data.sizes("test").tolist() == [700] * 50
     # The corner of a digit is paper: dark in the standardised images, bright in their negatives.
     assert sum(float(data.client(i)[0][:, 0, 0].mean()) > 0 for i in range(50)) == 10

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from partita.data import FederatedData, dirichlet, iid, label_skew, real
+from partita.data.federated import SPLITS
 
 FOLDER = os.environ.get("PARTITA_DATA", "")
 with_data = pytest.mark.skipif(not FOLDER, reason="PARTITA_DATA is not set")
@@ -72,7 +73,7 @@ def test_femnist_of_a_small_file(folder: Path) -> None:
 
 
 def test_shakespeare_of_a_small_file(folder: Path) -> None:
-    data = real("shakespeare", folder=folder, min_characters=100, length=10)
+    data = real("shakespeare", folder=folder, min_characters=100, length=10, validation=0)
     assert data.names == ("hamlet/KING", "lear/KING")
     # 160 and 96 characters to train on: windows of 10 and their successors; 40 and 24 to test on.
     assert data.sizes().tolist() == [15, 9]
@@ -82,7 +83,7 @@ def test_shakespeare_of_a_small_file(folder: Path) -> None:
     assert torch.equal(y[:-1, -1], x[1:, 0])
     assert "".join("\nabc"[i] for i in x[0]) == "abcababcab"
     assert x.dtype == torch.int64
-    tight = real("shakespeare", folder=folder, min_characters=100, length=10, stride=1)
+    tight = real("shakespeare", folder=folder, min_characters=100, length=10, stride=1, validation=0)
     assert tight.sizes().tolist() == [150, 86]
     with pytest.raises(ValueError, match="min_characters=2000: expected at most 200"):
         real("shakespeare", folder=folder)
@@ -97,7 +98,7 @@ def test_cifar10_of_a_small_file(folder: Path) -> None:
     for i in range(4):
         assert set(data.client(i, "test")[1].tolist()) <= set(data.client(i)[1].tolist())
     whole = np.load(folder / "cifar10.npz")["x_train"]
-    one = real("cifar10", folder=folder, clients=1, partition=iid(), test=0)
+    one = real("cifar10", folder=folder, clients=1, partition=iid(), test=0, validation=0)
     assert np.array_equal(one.x.numpy(), whole.transpose(0, 3, 1, 2))
     with pytest.raises(ValueError, match="clients=None"):
         real("cifar10", folder=folder)
@@ -106,7 +107,7 @@ def test_cifar10_of_a_small_file(folder: Path) -> None:
 
 
 def test_heart_disease_of_a_small_file(folder: Path) -> None:
-    data = real("heart_disease", folder=folder)
+    data = real("heart_disease", folder=folder, validation=0)
     assert data.source["features"] == ["ca", "chol", "age", "ca missing", "chol missing"]
     train = torch.cat([data.client(i)[0] for i in range(2)])
     assert torch.allclose(train[:, :3].mean(0), torch.zeros(3), atol=1e-5)
@@ -121,7 +122,8 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"name='femnits'.*did you mean 'femnist'"):
         real("femnits", folder=folder)
     with pytest.raises(
-        ValueError, match=r"min_sample=3: .*did you mean 'min_samples'.*min_samples, clients, seed"
+        ValueError,
+        match=r"min_sample=3: .*did you mean 'min_samples'.*min_samples, validation, clients, seed",
     ):
         real("femnist", folder=folder, min_sample=3)
     with pytest.raises(ValueError, match=r"a folder with a file mnist.npz"):
@@ -151,7 +153,7 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cifar10", {"clients": 20, "partition": dirichlet(1.0)}, 20, 15_000, (3, 32, 32)),
         ("cifar10", {"clients": 20, "partition": dirichlet(1.0), "test": "file"}, 20, 19_000, (3, 32, 32)),
         ("free_spoken_digits", {}, 6, 3_000, (32, 32)),
-        ("shakespeare", {}, 448, 47_406, (80,)),
+        ("shakespeare", {"validation": 0}, 448, 47_406, (80,)),
         ("imdb", {}, 706, 19_515, (128,)),
         ("imdb", {"clients": 50, "partition": dirichlet(1.0)}, 50, 50_000, (128,)),
         ("parkinsons_telemonitoring", {}, 42, 5_875, (19,)),
@@ -163,7 +165,7 @@ def test_real_data(
 ) -> None:
     data: FederatedData = real(name, **options)
     assert data.clients == clients
-    assert len(data.x) == data.sizes("train").sum() + data.sizes("test").sum() == rows
+    assert len(data.x) == sum(data.sizes(split).sum() for split in SPLITS) == rows
     assert data.x.shape[1:] == shape
     assert data.sizes("train").min() >= 1
     assert data.sizes("test").min() >= 1
@@ -175,7 +177,7 @@ def test_real_data(
 
 @with_data
 def test_parkinsons_features_are_standard_over_the_training_rows() -> None:
-    data = real("parkinsons_telemonitoring", clients=5, target="motor_UPDRS")
+    data = real("parkinsons_telemonitoring", clients=5, target="motor_UPDRS", validation=0)
     train = torch.cat([data.client(i)[0] for i in range(5)])
     assert torch.allclose(train.mean(0), torch.zeros(19), atol=1e-4)
     assert data.y.shape[1:] == (1,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from partita.core import check, draws
 from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.chance import FEW, warn_about_chance
-from partita.data.federated import FederatedData
+from partita.data.federated import SPLITS, FederatedData
+from partita.data.validation import SHARE, Mask, fraction, validated
 
 Partition = Callable[[NDArray[Any], int, np.random.Generator], Sequence[IntArray]]
-Mask = NDArray[np.bool_]
 
 
 def from_arrays(
@@ -29,6 +28,7 @@ def from_arrays(
     client: Any,
     *,
     test: Any = 0.2,
+    validation: Any = SHARE,
     names: Sequence[str] | None = None,
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
@@ -37,7 +37,9 @@ def from_arrays(
 
     `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
     `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
-    that is drawn for its test: at least one row of a client with two, and never all.
+    that is drawn for its test: at least one row of a client with two, and never all. `validation` is a
+    boolean per row too, or the fraction of each client's training rows that is held out, stratified by class
+    where y has classes (0: none); test rows do not depend on that fraction.
 
     >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
     """
@@ -55,6 +57,7 @@ def from_arrays(
         owner,
         [str(i) for i in ids] if names is None else names,
         test=test,
+        validation=validation,
         seed=seed,
         source=source or {"name": "from_arrays"},
     )
@@ -67,42 +70,52 @@ def split(
     partition: Partition,
     *,
     test: Any = 0.2,
+    validation: Any = SHARE,
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
-    """Return data without clients dealt to a number of them, for example by `dirichlet(0.1)`."""
+    """Return data without clients dealt to a number of them, for example by `dirichlet(0.1)`.
+
+    `test` and `validation` are those of `from_arrays`.
+    """
     y = arrays.targets(y)
     owner = owners(partition, y, clients, seed)
     source = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
-    return assemble(x, y, owner, numbered(clients), test=test, seed=seed, source=source)
+    names = numbered(clients)
+    return assemble(x, y, owner, names, test=test, validation=validation, seed=seed, source=source)
 
 
-def from_datasets(datasets: Mapping[Any, Any], *, test: Any = 0.2, seed: int = 0) -> FederatedData:
+def from_datasets(
+    datasets: Mapping[Any, Any], *, test: Any = 0.2, validation: Any = SHARE, seed: int = 0
+) -> FederatedData:
     """Return data from one torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
 
-    `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set.
+    `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set;
+    `validation` is the fraction of each client's training samples that is held out, or such a mapping.
     Datasets are read once: a random transform is drawn once for each sample, which is said in a warning.
     """
     if not isinstance(datasets, Mapping) or not datasets:
         raise check.fail("datasets", datasets, "a mapping from client names to a Dataset or a pair (x, y)")
     names = {name: i for i, name in enumerate(datasets)}
-    parts = [(i, False, f"datasets[{name!r}]", datasets[name]) for name, i in names.items()]
-    if isinstance(test, Mapping):
-        for name in test:
-            if name not in names:
-                raise check.fail("test", name, f"names of clients{check.meant(name, map(str, names))}")
-        parts += [(names[name], True, f"test[{name!r}]", test[name]) for name in test]
+    parts = [(i, "train", f"datasets[{name!r}]", datasets[name]) for name, i in names.items()]
+    given = {"validation": validation, "test": test}
+    for split, part in given.items():
+        if isinstance(part, Mapping):
+            for name in part:
+                if name not in names:
+                    raise check.fail(split, name, f"names of clients{check.meant(name, map(str, names))}")
+            parts += [(names[name], split, f"{split}[{name!r}]", part[name]) for name in part]
+            given[split] = None
     rows = Rows()
-    for i, is_test, place, dataset in parts:
+    for i, split, place, dataset in parts:
         x, y = _pair(place, dataset)
-        rows.add(i, _like(f"x of {place}", x, rows.x[:1]), _like(f"y of {place}", y, rows.y[:1]), is_test)
+        rows.add(i, _like(f"x of {place}", x, rows.x[:1]), _like(f"y of {place}", y, rows.y[:1]), split)
     if not rows.x:
         raise check.fail("datasets", datasets, "at least one sample")
     read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
     warn_about_chance("datasets", [partial(_first, part) for part in read])
-    fraction = None if isinstance(test, Mapping) else test
     x, y = torch.cat(rows.x), torch.cat(rows.y)
-    return rows.assembled(x, y, [*map(str, names)], fraction, seed, {"name": "from_datasets"})
+    return rows.assembled(x, y, [*map(str, names)], {"name": "from_datasets"}, seed=seed, **given)
 
 
 @dataclass
@@ -112,23 +125,32 @@ class Rows:
     x: list[Any] = field(default_factory=list)
     y: list[Any] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
-    test: list[bool] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
 
-    def add(self, client: int, x: Any, y: Any, is_test: bool) -> None:
-        """Add some samples of a client, for its test or for training."""
+    def add(self, client: int, x: Any, y: Any, split: str) -> None:
+        """Add some samples of a client, for one of its splits."""
         if len(x):
             self.x.append(x)
             self.y.append(y)
             self.owner += [client] * len(x)
-            self.test += [is_test] * len(x)
+            self.split += [split] * len(x)
 
     def assembled(
-        self, x: Any, y: Any, names: Sequence[str], fraction: Any, seed: int, source: Mapping[str, Any]
+        self,
+        x: Any,
+        y: Any,
+        names: Sequence[str],
+        source: Mapping[str, Any],
+        *,
+        test: Any,
+        validation: Any,
+        seed: int,
     ) -> FederatedData:
-        """Return the data of the joined blocks; `fraction=None`: test samples are those added as such."""
-        test = np.array(self.test) if fraction is None else fraction
-        owner = np.array(self.owner, dtype=np.int64)
-        return assemble(x, y, owner, names, test=test, seed=seed, source=source)
+        """Return the data of the joined blocks; None for a split: its samples are those added as such."""
+        owner, split = np.array(self.owner, dtype=np.int64), np.array(self.split)
+        test = split == "test" if test is None else test
+        validation = split == "validation" if validation is None else validation
+        return assemble(x, y, owner, names, test=test, validation=validation, seed=seed, source=source)
 
 
 def numbered(clients: int) -> list[str]:
@@ -143,10 +165,15 @@ def assemble(
     names: Sequence[str],
     *,
     test: Any,
+    validation: Any,
     seed: int,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
-    """Return rows sorted by client, training before test; `owner` is the client of each row, −1 for none."""
+    """Return rows sorted by client, and in a client by split; `owner` is the client of each row, −1 for none.
+
+    A mask marks rows first; fractions are of the rows that no mask has marked, those of test before those of
+    validation.
+    """
     x, y = arrays.features(x), arrays.targets(y)
     if len(y) != len(x):
         raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
@@ -158,42 +185,66 @@ def assemble(
     arrays.finite("x", x, client)  # while rows have the numbers that the user knows
     arrays.finite("y", y, client)
     source = dict(source or {})
-    if np.ndim(test) == 0:
-        source |= {"test": _fraction(test), "seed": seed}
-        test = held_out(owner, clients, test, seed)
-    test = test.cpu().numpy() if isinstance(test, Tensor) else arrays.dense("test", test)
-    if test.dtype != np.bool_ or test.shape != (len(x),):
-        got = f"{test.dtype} {list(test.shape)}"
-        raise check.fail("test", got, f"a fraction, or a boolean for each of the {len(x)} rows")
-    order = np.lexsort((test, owner))
+    split = np.zeros(len(x), dtype=np.int8)  # by the places in SPLITS
+    given = {"test": test, "validation": validation}
+    drawn = {name: fraction(name, value) for name, value in given.items() if np.ndim(value) == 0}
+    for name in [name for name in given if name not in drawn]:
+        mask = _mask(name, given[name], len(x))
+        if (split[mask] > 0).any():
+            row = int((mask & (split > 0)).argmax())
+            raise check.fail("validation", f"row {row}", "rows that are not for testing")
+        split[mask] = SPLITS.index(name)
+    for name in drawn:
+        free = np.where(split == 0, owner, -1)
+        draw = held_out if name == "test" else partial(_validated, y.numpy())
+        split[draw(free, clients, drawn[name], seed)] = SPLITS.index(name)
+        if name == "test" or drawn[name]:
+            source |= {name: drawn[name], "seed": seed}
+    order = np.lexsort((split, owner))
     order = order[np.searchsorted(owner[order], 0) :]
-    train_sizes = np.bincount(owner[(owner >= 0) & ~test], minlength=clients)
-    test_sizes = np.bincount(owner[(owner >= 0) & test], minlength=clients)
-    starts = np.cumsum(train_sizes + test_sizes) - train_sizes - test_sizes
+    sizes = np.bincount(3 * owner[order] + split[order], minlength=3 * clients)
+    ranges = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).reshape(clients, 3, 2)
     rows = torch.from_numpy(order)
+    train, validation, test = ranges.transpose(1, 0, 2)
     return FederatedData.make(
-        x[rows],
-        y[rows],
-        np.stack([starts, train_sizes], axis=1),
-        np.stack([starts + train_sizes, test_sizes], axis=1),
-        names=names,
-        source=source,
+        x[rows], y[rows], train, test, validation=validation, names=names, source=source
     )
 
 
-def held_out(owner: IntArray, clients: int, fraction: float, seed: int) -> Mask:
-    """Return which rows are for testing: a fraction of each client's, at least one of two and never all."""
-    fraction = _fraction(fraction)
+def _mask(field: str, values: Any, rows: int) -> Mask:
+    mask = values.cpu().numpy() if isinstance(values, Tensor) else arrays.dense(field, values)
+    if mask.dtype != np.bool_ or mask.shape != (rows,):
+        got = f"{mask.dtype} {list(mask.shape)}"
+        raise check.fail(field, got, f"a fraction, or a boolean for each of the {rows} rows")
+    return mask
+
+
+def held_out(owner: IntArray, clients: int, share: float, seed: int) -> Mask:
+    """Return which rows are for testing: a share of each client's, at least one of two and never all."""
+    share = fraction("test", share)
     check.integer("seed", seed, low=0)
     mask = np.zeros(len(owner), dtype=np.bool_)
-    order = np.argsort(owner, kind="stable")
-    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
-    for i in range(clients):
-        rows = order[bounds[i] : bounds[i + 1]]
-        if fraction > 0 and len(rows) > 1:
-            count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+    for i, rows in enumerate(_by_client(owner, clients)):
+        if share > 0 and len(rows) > 1:
+            count = min(max(round(share * len(rows)), 1), len(rows) - 1)
             mask[draws.generator(seed, "test-split", i).permutation(rows)[:count]] = True
     return mask
+
+
+def _validated(y: NDArray[Any], owner: IntArray, clients: int, share: float, seed: int) -> Mask:
+    """Return which rows are for validation."""
+    check.integer("seed", seed, low=0)
+    mask = np.zeros(len(owner), dtype=np.bool_)
+    if share > 0:
+        for i, rows in enumerate(_by_client(owner, clients)):
+            mask[rows] = validated(y[rows], share, seed, i)
+    return mask
+
+
+def _by_client(owner: IntArray, clients: int) -> list[IntArray]:
+    """Return the rows of each client, in their order."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
 
 
 def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray:
@@ -219,13 +270,6 @@ def describe(partition: Any) -> dict[str, Any]:
     if hasattr(partition, "options"):
         return {"name": partition.name, **partition.options}
     return {"name": getattr(partition, "__name__", type(partition).__name__)}
-
-
-def _fraction(test: Any) -> float:
-    fraction = float(test) if isinstance(test, Real) and not isinstance(test, bool) else -1.0
-    if not 0 <= fraction < 1:
-        raise check.fail("test", test, "a fraction below 1 and not negative, or a boolean for each row")
-    return fraction
 
 
 def _is_list(values: Any) -> bool:

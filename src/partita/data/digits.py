@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from partita.data.build import Partition, split
 from partita.data.federated import FederatedData
 from partita.data.partitioners import iid
+from partita.data.validation import SHARE
 
 
 def digits(
@@ -16,6 +18,7 @@ def digits(
     partition: Partition | None = None,
     *,
     test: float = 0.25,
+    validation: float = SHARE,
     shift: Callable[[FederatedData, int], FederatedData] | None = None,
     seed: int = 0,
 ) -> FederatedData:
@@ -27,5 +30,11 @@ def digits(
 
     images, y = load_digits(return_X_y=True)
     x = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
-    data = split(x, y, clients, partition or iid(), test=test, seed=seed, source={"name": "digits"})
+    given: dict[str, Any] = {
+        "test": test,
+        "validation": validation,
+        "seed": seed,
+        "source": {"name": "digits"},
+    }
+    data = split(x, y, clients, partition or iid(), **given)
     return data if shift is None else data.shift(shift, seed)

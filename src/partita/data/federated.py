@@ -18,6 +18,7 @@ from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.population import SPLITS as SPLITS
 from partita.data.population import Numbered, Population, chosen_clients, client_names
+from partita.data.validation import SHARE, fraction, validated
 
 _SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
 
@@ -27,9 +28,9 @@ class FederatedData:
     """Samples of many clients.
 
     `x` and `y` hold the rows of all clients; client i has the rows start .. start + length − 1 with
-    (start, length) = `train[i]`, and likewise `test[i]`. Ranges may overlap: clients may share a pool, and
-    any of them may be empty. Images are stored as uint8 and ids as int32 if they came so, and reach the
-    model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made.
+    (start, length) = `train[i]`, and likewise `validation[i]` and `test[i]`. Ranges may overlap: clients may
+    share a pool, and any of them may be empty. Images are stored as uint8 and ids as int32 if they came so,
+    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made.
 
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
@@ -37,6 +38,7 @@ class FederatedData:
     x: Tensor
     y: Tensor
     train: IntArray
+    validation: IntArray
     test: IntArray
     names: Sequence[str]
     source: dict[str, Any]
@@ -49,21 +51,25 @@ class FederatedData:
         train: Any,
         test: Any = None,
         *,
+        validation: Any = None,
         names: Sequence[str] | None = None,
         source: Mapping[str, Any] | None = None,
     ) -> FederatedData:
-        """Return checked data from rows and ranges; `test=None`: no client has test samples."""
+        """Return checked data from rows and ranges; a split that is None is empty for all clients."""
         x, y = arrays.features(x), arrays.targets(y)
         if len(y) != len(x):
             raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
         train = _ranges("train", train)
-        test = np.zeros(train.shape, dtype=np.int64) if test is None else _ranges("test", test)
         if len(train) == 0:
             raise check.fail("clients", 0, "at least one client")
-        if len(test) != len(train):
-            raise check.fail("clients in test", len(test), f"{len(train)}, as many as in train")
+        validation, test = (
+            np.zeros(train.shape, dtype=np.int64) if ranges is None else _ranges(split, ranges)
+            for split, ranges in (("validation", validation), ("test", test))
+        )
         names = client_names(names, len(train))
-        for split, ranges in (("train", train), ("test", test)):
+        for split, ranges in zip(SPLITS, (train, validation, test), strict=True):
+            if len(ranges) != len(train):
+                raise check.fail(f"clients in {split}", len(ranges), f"{len(train)}, as many as in train")
             outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
             if outside.any():
                 i = int(outside.argmax())
@@ -71,7 +77,7 @@ class FederatedData:
                 raise check.fail(field, tuple(ranges[i].tolist()), f"(start, length) within {len(x)} rows")
         if train[:, 1].sum() == 0:
             raise check.fail("training samples", 0, "at least one among all clients")
-        data = cls(x, y, train, test, names, dict(source or {}))
+        data = cls(x, y, train, validation, test, names, dict(source or {}))
         arrays.finite("x", x, data.owner)
         arrays.finite("y", y, data.owner)
         return data
@@ -79,7 +85,7 @@ class FederatedData:
     @functools.cached_property
     def population(self) -> Population:
         """The clients' names and counts of samples, for code that needs no samples."""
-        return Population(self.names, self.train[:, 1], self.test[:, 1])
+        return Population(self.names, self.train[:, 1], self.validation[:, 1], self.test[:, 1])
 
     @property
     def clients(self) -> int:
@@ -111,18 +117,53 @@ class FederatedData:
     def subset(self, clients: Iterable[int]) -> FederatedData:
         """Return some of the clients, in the order given, and only their rows."""
         chosen = chosen_clients(clients, self.clients)
-        train, test = self.train[chosen], self.test[chosen]
-        used = np.append(arrays.covered(np.concatenate([train, test]), len(self.x)), False).astype(np.int64)
+        ranges = {split: self.ranges(split)[chosen] for split in SPLITS}
+        covered = arrays.covered(np.concatenate([*ranges.values()]), len(self.x))
+        used = np.append(covered, False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
         rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
         return replace(
             self,
             x=self.x.index_select(0, rows),
             y=self.y.index_select(0, rows),
-            train=np.stack([place[train[:, 0]], train[:, 1]], axis=1),
-            test=np.stack([place[test[:, 0]], test[:, 1]], axis=1),
+            **{split: np.stack([place[r[:, 0]], r[:, 1]], axis=1) for split, r in ranges.items()},
             names=self.population.subset(chosen).names,
             source={**self.source, "subset": chosen},
+        )
+
+    def hold_out(self, validation: float = SHARE, seed: int = 0) -> FederatedData:
+        """Return the same data with a share of each client's training samples held out for validation.
+
+        The draw is stratified by class, and the test samples stay as they are. Where clients share rows, each
+        gets copies of its training rows.
+        """
+        share = fraction("validation", validation)
+        check.integer("seed", seed, low=0)
+        if (held := int(self.sizes("validation").sum())) and share:
+            reason = f"{held} samples are held out already; build them with validation=0 to draw others"
+            raise check.fail("validation", validation, "data without validation samples, or 0", reason)
+        if not share:
+            return self
+        y = self.y.cpu().numpy()
+        order, train, held_ranges, end = [], self.train.copy(), self.validation.copy(), 0
+        for i, (start, length) in enumerate(self.train.tolist()):
+            mask = validated(y[start : start + length], share, seed, i)
+            order.append(start + np.argsort(mask, kind="stable"))
+            held = int(mask.sum())
+            train[i], held_ranges[i] = (end, length - held), (end + length - held, held)
+            end += length
+        tested = arrays.covered(self.test, len(self.x)).astype(np.int64)
+        place = np.append(np.cumsum(tested) - tested, 0)  # of test rows, which follow all training rows
+        test = np.stack([end + place[self.test[:, 0]], self.test[:, 1]], axis=1)
+        rows = torch.from_numpy(np.concatenate([*order, np.flatnonzero(tested)])).to(self.x.device)
+        return replace(
+            self,
+            x=self.x.index_select(0, rows),
+            y=self.y.index_select(0, rows),
+            train=train,
+            validation=held_ranges,
+            test=test,
+            source={**self.source, "validation": share, "validation_seed": seed},
         )
 
     def shift(self, shift: Callable[[FederatedData, int], FederatedData], seed: int = 0) -> FederatedData:
@@ -163,7 +204,8 @@ class FederatedData:
         digest = hashlib.sha256()
         head = [[str(t.dtype), list(t.shape)] for t in (self.x, self.y)]
         digest.update(json.dumps(head).encode())
-        for part in (self.train, self.test):
+        held_out = [self.validation] if self.validation[:, 1].any() else []
+        for part in (self.train, *held_out, self.test):
             digest.update(np.ascontiguousarray(part, dtype="<i8").data)
         for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
             digest.update(values.cpu().contiguous().numpy().tobytes())
@@ -176,33 +218,30 @@ class FederatedData:
     def __repr__(self) -> str:
         title = f"FederatedData of {self.clients} clients"
         title += f" ({self.source['name']})" if "name" in self.source else ""
-        lines = [title]
+        rows: dict[str, str] = {}
         for split in SPLITS:
             n = self.sizes(split)
             none = f"; {(n == 0).sum()} clients have none" if (n == 0).any() else ""
-            lines.append(
-                f"  {split:5} {n.sum()} samples, per client min {n.min()}, "
-                f"median {np.median(n):g}, max {n.max()}{none}"
-            )
+            if split != "validation" or n.any():
+                counts = f"min {n.min()}, median {np.median(n):g}, max {n.max()}"
+                rows[split] = f"{n.sum()} samples, per client {counts}{none}"
         kinds = {torch.uint8: "uint8 (given as float32 in [0, 1])", torch.int32: "int32 (given as int64)"}
         kind = kinds.get(self.x.dtype, str(self.x.dtype).removeprefix("torch."))
-        lines.append(f"  x     {kind}, each {list(self.x.shape[1:])}")
+        rows["x"] = f"{kind}, each {list(self.x.shape[1:])}"
         shape = f", each {list(self.y.shape[1:])}" if self.y.ndim > 1 else ""
         if len(self.y) == 0:
-            lines.append("  y     no samples")
+            rows["y"] = "no samples"
         elif self.y.is_floating_point():
-            lines.append(f"  y     numbers from {self.y.min():g} to {self.y.max():g}{shape}")
+            rows["y"] = f"numbers from {self.y.min():g} to {self.y.max():g}{shape}"
         else:
-            lines.append(
-                f"  y     {len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}"
-            )
-        return "\n".join(lines)
+            rows["y"] = f"{len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}"
+        width = max(map(len, rows))
+        return "\n".join([title, *(f"  {name:{width}} {text}" for name, text in rows.items())])
 
     def ranges(self, split: str = "train") -> IntArray:
         """Return (start, length) of each client's rows."""
-        if split == "train":
-            return self.train
-        return self.test if split == "test" else getattr(self, check.choice("split", split, SPLITS))
+        ranges: IntArray = getattr(self, split if split in SPLITS else check.choice("split", split, SPLITS))
+        return ranges
 
     def owner(self, row: int) -> str:
         """Return in words whose row it is."""

@@ -9,6 +9,7 @@ from partita.data import shifts
 from partita.data.federated import FederatedData
 from partita.data.partitioners import iid
 from partita.data.real import real
+from partita.data.validation import SHARE
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of all pixels of the training digits in [0, 1]
 
@@ -21,6 +22,7 @@ def mnist_shifted(
     classes: int = 2,
     standard: bool = True,
     test: float = 0.5,
+    validation: float = SHARE,
     folder: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> FederatedData:
@@ -41,7 +43,8 @@ def mnist_shifted(
     if not isinstance(standard, bool):
         raise check.fail("standard", standard, "True or False")
     negative = shifts.negative(check.number("negatives", negatives, low=0, high=1), 0.0 if standard else 0.5)
-    data = real("mnist", folder=folder, clients=clients, partition=iid(), test=test, seed=seed)
+    split = {"test": test, "validation": validation, "seed": seed}
+    data = real("mnist", folder=folder, clients=clients, partition=iid(), **split)
     if standard:
         data = data.shift(shifts.standard(MEAN, DEVIATION), seed)
     data = data.shift(negative, seed)

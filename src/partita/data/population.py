@@ -11,7 +11,7 @@ import numpy as np
 from partita.core import check
 from partita.data.arrays import IntArray
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "validation", "test")
 
 
 class Numbered(Sequence[str]):
@@ -87,18 +87,28 @@ class Population:
 
     names: Sequence[str]
     n_train: IntArray
+    n_validation: IntArray
     n_test: IntArray
 
     @classmethod
-    def make(cls, n_train: Any, n_test: Any = None, names: Sequence[str] | None = None) -> Population:
-        """Return a checked population; `n_test=None`: no client has test samples, `names=None`: numbers."""
+    def make(
+        cls,
+        n_train: Any,
+        n_test: Any = None,
+        names: Sequence[str] | None = None,
+        *,
+        n_validation: Any = None,
+    ) -> Population:
+        """Return a checked population; without counts no client has such samples, `names=None`: numbers."""
         train = _counts("n_train", n_train)
-        test = np.zeros_like(train) if n_test is None else _counts("n_test", n_test)
         if len(train) == 0:
             raise check.fail("n_train", n_train, "at least one client")
-        if len(test) != len(train):
-            raise check.fail("n_test", n_test, f"{len(train)} counts, as many as in n_train")
-        return cls(client_names(names, len(train)), train, test)
+        others = {"n_validation": n_validation, "n_test": n_test}
+        for field, values in others.items():
+            others[field] = np.zeros_like(train) if values is None else _counts(field, values)
+            if len(others[field]) != len(train):
+                raise check.fail(field, values, f"{len(train)} counts, as many as in n_train")
+        return cls(client_names(names, len(train)), train, **others)
 
     @property
     def clients(self) -> int:
@@ -112,13 +122,14 @@ class Population:
 
     def sizes(self, split: str = "train") -> IntArray:
         """Return how many samples each client has."""
-        return (self.n_train if check.choice("split", split, SPLITS) == "train" else self.n_test).copy()
+        counts: IntArray = getattr(self, f"n_{check.choice('split', split, SPLITS)}")
+        return counts.copy()
 
     def subset(self, clients: Iterable[int]) -> Population:
         """Return some of the clients, in the order given."""
         chosen = chosen_clients(clients, self.clients)
         names = client_names([self.names[i] for i in chosen], len(chosen))
-        return Population(names, self.n_train[chosen], self.n_test[chosen])
+        return Population(names, self.n_train[chosen], self.n_validation[chosen], self.n_test[chosen])
 
 
 def chosen_clients(clients: Any, count: int) -> list[int]:

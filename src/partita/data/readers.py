@@ -21,6 +21,7 @@ from partita.data import arrays
 from partita.data.build import Rows, from_arrays
 from partita.data.chance import FEW, warn_about_chance
 from partita.data.federated import FederatedData
+from partita.data.validation import SHARE
 
 FRACTION = 0.2  # of each client's rows for testing, where nothing else is said
 
@@ -32,33 +33,39 @@ def from_npz(
     y: str = "y",
     client: str = "client",
     test: str | float | None = None,
+    validation: str | float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     """Read a NumPy archive with an array of rows, one of labels and one of client ids.
 
     `x`, `y` and `client` are the keys of these arrays. `test` is the key of a boolean array, or the fraction
-    of each client's rows (None: 0.2).
+    of each client's rows (None: 0.2); `validation` is such a key, or the fraction of each client's training
+    rows.
     """
-    keys = [x, y, client] + ([test] if isinstance(test, str) else [])
+    keys = [x, y, client, *(part for part in (test, validation) if isinstance(part, str))]
     read = read_npz(path, keys)
-    held_out = read[test] if isinstance(test, str) else FRACTION if test is None else test
+    split: dict[str, Any] = {"test": FRACTION if test is None else test, "validation": validation}
+    split |= {name: read[key] for name, key in split.items() if isinstance(key, str)}
     source = {"name": "from_npz", "path": str(path), "x": x, "y": y, "client": client, "test": test}
-    return from_arrays(read[x], read[y], read[client], test=held_out, seed=seed, source=source)
+    source |= {"validation": validation} if isinstance(validation, str) else {}
+    return from_arrays(read[x], read[y], read[client], **split, seed=seed, source=source)
 
 
 def from_leaf(
     train: str | PathLike[str],
     test: str | PathLike[str] | float | None = None,
     *,
+    validation: str | PathLike[str] | float = SHARE,
     shape: tuple[int, ...] | None = None,
     alphabet: str | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Read JSON as LEAF writes it: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
 
-    `train` and `test` are files or folders of .json files; a number for `test` is the fraction of each
-    user's samples (None: 0.2). `shape` is the shape of a sample that the file holds as a flat list, such as
-    (28, 28). `alphabet` turns text into ids: a character becomes its place in it.
+    `train`, `test` and `validation` are files or folders of .json files; a number for `test` is the fraction
+    of each user's samples (None: 0.2), and one for `validation` that of its training samples. `shape` is the
+    shape of a sample that the file holds as a flat list, such as (28, 28). `alphabet` turns text into ids: a
+    character becomes its place in it.
 
     Caldas et al. (2018), LEAF: a benchmark for federated settings. arXiv:1812.01097
     """
@@ -66,14 +73,14 @@ def from_leaf(
         if isinstance(shape, str) or not isinstance(shape, Iterable):
             raise check.fail("shape", shape, "whole numbers from 1 such as (28, 28)")
         shape = tuple(check.integer("shape", n, low=1) for n in shape)
-    parts = [(False, _users(train))]
-    fraction = FRACTION if test is None else test
-    if isinstance(fraction, str | PathLike):
-        parts.append((True, _users(fraction)))
+    parts = [("train", _users(train))]
+    given: dict[str, Any] = {"test": FRACTION if test is None else test, "validation": validation}
+    files = {split: part for split, part in given.items() if isinstance(part, str | PathLike)}
+    parts += [(split, _users(part)) for split, part in files.items()]
     names = sorted({user for _, users in parts for user in users})
     place = {name: i for i, name in enumerate(names)}
     rows = Rows()
-    for is_test, users in parts:
+    for split, users in parts:
         for user, (texts, labels) in users.items():
             if len(texts) != len(labels):
                 allowed = f"{len(texts)}, as many as x"
@@ -81,39 +88,52 @@ def from_leaf(
             if texts:
                 x = _shaped(_encode(f"x of user {user!r}", texts, alphabet), user, shape)
                 y = arrays.targets(_encode(f"y of user {user!r}", labels, alphabet))
-                rows.add(place[user], x, y, is_test)
+                rows.add(place[user], x, y, split)
     if not rows.x:
         raise check.fail("train", str(train), "users with at least one sample")
-    one_file = len(parts) == 1
-    source = {"name": "from_leaf", "train": str(train), "test": fraction if one_file else str(test)}
+    source = {"name": "from_leaf", "train": str(train), "test": given["test"]}
+    source |= {split: str(part) for split, part in files.items()}
     x, y = _joined("x", rows.x), _joined("y", rows.y)
-    return rows.assembled(x, y, names, fraction if one_file else None, seed, source)
+    return rows.assembled(x, y, names, source, **(given | dict.fromkeys(files)), seed=seed)
 
 
 def from_huggingface(
-    dataset: Any, *, x: str, y: str, client: str, test: Any = None, seed: int = 0
+    dataset: Any,
+    *,
+    x: str,
+    y: str,
+    client: str,
+    test: Any = None,
+    validation: Any = SHARE,
+    seed: int = 0,
 ) -> FederatedData:
     """Read a loaded `datasets.Dataset` by the names of its columns of features, labels and client ids.
 
     `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
-    Dataset with the same columns. Images become uint8 arrays with the colours first. Columns are read once: a
-    random transform (`set_transform`) is drawn once for each sample, which is said in a warning.
+    Dataset with the same columns; `validation` is the same, a fraction of each client's training rows. Images
+    become uint8 arrays with the colours first. Columns are read once: a random transform (`set_transform`) is
+    drawn once for each sample, which is said in a warning.
     """
-    parts = [dataset] + ([test] if hasattr(test, "column_names") else [])
-    columns = {key: torch.cat([_column(part, name) for part in parts]) for key, name in (("x", x), ("y", y))}
-    ids = np.concatenate([np.asarray(list(_values(part, client))) for part in parts])
+    given = {"test": FRACTION if test is None else test, "validation": validation}
+    others = {split: part for split, part in given.items() if hasattr(part, "column_names")}
+    parts = {"train": dataset, **others}
+    columns = {
+        key: torch.cat([_column(part, name) for part in parts.values()]) for key, name in (("x", x), ("y", y))
+    }
+    ids = [np.asarray(list(_values(part, client))) for part in parts.values()]
     few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
     reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (x, y)]]
     warn_about_chance("dataset", reads)
-    held_out: Any
-    if len(parts) == 2:
-        held_out = np.arange(len(ids)) >= len(dataset)
-    elif isinstance(test, str):
-        held_out = np.asarray(list(_values(dataset, test)))
-    else:
-        held_out = FRACTION if test is None else test
+    origin = np.repeat(list(parts), [len(rows) for rows in ids])
+    for split, part in given.items():
+        if split in others:
+            given[split] = origin == split
+        elif isinstance(part, str):
+            marked = np.asarray(list(_values(dataset, part)))
+            given[split] = np.append(marked, np.zeros(len(origin) - len(marked), dtype=marked.dtype))
     source = {"name": "from_huggingface", "x": x, "y": y, "client": client}
-    return from_arrays(columns["x"], columns["y"], ids, test=held_out, seed=seed, source=source)
+    joined = np.concatenate(ids)
+    return from_arrays(columns["x"], columns["y"], joined, **given, seed=seed, source=source)
 
 
 def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArray[Any]]:

@@ -26,7 +26,7 @@ from partita.data.build import (
     owners,
     split,
 )
-from partita.data.federated import FederatedData
+from partita.data.federated import SPLITS, FederatedData
 from partita.data.forms import (
     Form,
     increasing,
@@ -38,6 +38,7 @@ from partita.data.forms import (
 )
 from partita.data.partitioners import deal, dirichlet
 from partita.data.readers import path_of
+from partita.data.validation import SHARE
 
 VARIABLE = "PARTITA_DATA"
 SAMPLES = Form("numbers", "sample", axes=None)
@@ -50,7 +51,7 @@ Arrays = dict[str, NDArray[Any]]
 def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any) -> FederatedData:
     """Return a real dataset by name, from `folder` or the folder in the environment variable PARTITA_DATA.
 
-    name                       clients    options besides `clients` and `seed`
+    name                       clients    options besides `clients`, `validation` and `seed`
     femnist                    writers    min_samples=0
     mnist                      writers    test=0.2; with partition=... the 70,000 digits dealt to `clients`
     cifar10                    none       partition=dirichlet(0.1), test=0.2 or "file"; `clients` is needed
@@ -60,8 +61,9 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     parkinsons_telemonitoring  patients   target="total_UPDRS" or "motor_UPDRS", test=0.2
     heart_disease              hospitals  test=0.2
 
-    `clients` is the number of clients, for natural clients a random choice among them (None: all); `seed`
-    draws that choice and the split.
+    `clients` is the number of clients, for natural clients a random choice among them (None: all);
+    `validation` is the share of each client's training samples that is held out (0.1; of shakespeare the last
+    lines before those for testing); `seed` draws that choice and the splits.
     """
     reader = READERS[check.choice("name", name, READERS)]
     takes = list(inspect.signature(reader).parameters)[1:]
@@ -81,11 +83,19 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
     return reader(path, **options)
 
 
-def _femnist(path: Path, *, min_samples: int = 0, clients: int | None = None, seed: int = 0) -> FederatedData:
+def _femnist(
+    path: Path,
+    *,
+    min_samples: int = 0,
+    validation: float = SHARE,
+    clients: int | None = None,
+    seed: int = 0,
+) -> FederatedData:
     d = _named(path, "writer", SAMPLES, is_test=Form("True and False", "sample"))
     d, names, _ = _natural(d, "writer", clients, seed, min_samples)
     source = {"name": "femnist", "min_samples": min_samples, "clients": clients, "seed": seed}
-    return from_arrays(d["x"], d["y"], d["writer"], test=d["is_test"], names=names, source=source)
+    given: dict[str, Any] = {"test": d["is_test"], "validation": validation, "seed": seed}
+    return from_arrays(d["x"], d["y"], d["writer"], **given, names=names, source=source)
 
 
 def _mnist(
@@ -94,16 +104,19 @@ def _mnist(
     clients: int | None = None,
     partition: Partition | None = None,
     test: float = 0.2,
+    validation: float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     if partition is not None:
         d = _train_and_test(path, SAMPLES)
         x, y = (np.concatenate([d[f"{key}_train"], d[f"{key}_test"]]) for key in "xy")
-        return split(x, y, _needed(clients), partition, test=test, seed=seed, source={"name": "mnist"})
+        given: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
+        return split(x, y, _needed(clients), partition, **given, source={"name": "mnist"})
     d = read_forms(path, x_train=SAMPLES, y_train=labels(), writer_train=IDS)
     d, _, _ = _natural(d, "writer_train", clients, seed)
     x, y, writer = (d[f"{key}_train"] for key in ("x", "y", "writer"))
-    return from_arrays(x, y, writer, test=test, seed=seed, source={"name": "mnist", "clients": clients})
+    source = {"name": "mnist", "clients": clients}
+    return from_arrays(x, y, writer, test=test, validation=validation, seed=seed, source=source)
 
 
 def _cifar10(
@@ -112,6 +125,7 @@ def _cifar10(
     clients: int | None = None,
     partition: Partition | None = None,
     test: float | str = 0.2,
+    validation: float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     partition = dirichlet(0.1) if partition is None else partition
@@ -119,9 +133,8 @@ def _cifar10(
     source = {"name": "cifar10"}
     if not isinstance(test, str):
         d = read_forms(path, x_train=COLOURED, y_train=labels())
-        return split(
-            _colours_first(d["x_train"]), d["y_train"], count, partition, test=test, seed=seed, source=source
-        )
+        given: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
+        return split(_colours_first(d["x_train"]), d["y_train"], count, partition, **given, source=source)
     check.choice("test", test, ("file",))
     d = _train_and_test(path, COLOURED)
     owner = owners(partition, arrays.targets(d["y_train"]), count, seed)
@@ -132,17 +145,20 @@ def _cifar10(
         np.concatenate([owner, owner_test]),
         numbered(count),
         test=np.arange(len(owner) + len(owner_test)) >= len(owner),
+        validation=validation,
         seed=seed,
         source={**source, "clients": count, "partition": describe(partition), "test": test, "seed": seed},
     )
 
 
-def _free_spoken_digits(path: Path, *, clients: int | None = None, seed: int = 0) -> FederatedData:
+def _free_spoken_digits(
+    path: Path, *, validation: float = SHARE, clients: int | None = None, seed: int = 0
+) -> FederatedData:
     d = _named(path, "speaker", SAMPLES, repetition=IDS)
     d, names, _ = _natural(d, "speaker", clients, seed)
     source = {"name": "free_spoken_digits", "clients": clients, "seed": seed}
-    test = d["repetition"] < 5
-    return from_arrays(d["x"], d["y"], d["speaker"], test=test, names=names, source=source)
+    given: dict[str, Any] = {"test": d["repetition"] < 5, "validation": validation, "seed": seed}
+    return from_arrays(d["x"], d["y"], d["speaker"], **given, names=names, source=source)
 
 
 def _shakespeare(
@@ -152,12 +168,14 @@ def _shakespeare(
     length: int = 80,
     stride: int | None = None,
     test: float = 0.2,
+    validation: float = SHARE,
     clients: int | None = None,
     seed: int = 0,
 ) -> FederatedData:
     length = check.integer("length", length, low=1)
     step = length if stride is None else check.integer("stride", stride, low=1)
     test = check.number("test", test, low=0, high=0.99)
+    validation = check.number("validation", validation, low=0, high=0.99)
     check.integer("min_characters", min_characters, low=0)
     d = _roles(path)
     place = np.zeros(256, dtype=np.int32)
@@ -169,17 +187,21 @@ def _shakespeare(
     rows = Rows()
     for i, role in enumerate(roles):
         start, end = offset[role], offset[role + 1]
-        cut = end - round(test * (end - start))  # by time, so that no character is in both parts
-        for is_test, part in ((False, text[start:cut]), (True, text[cut:end])):
+        cut = end - round(test * (end - start))  # by time, so that no character is in two parts
+        held = round(validation * (cut - start))
+        first = cut - held if held > length else cut  # a shorter end of the text would be lost
+        for split_name, part in zip(SPLITS, (text[start:first], text[first:cut], text[cut:end])):
             if len(part) > length:
                 windows = np.lib.stride_tricks.sliding_window_view(part, length + 1)[::step]
-                rows.add(i, windows[:, :-1], windows[:, 1:], is_test)
+                rows.add(i, windows[:, :-1], windows[:, 1:], split_name)
     if not rows.x:
         raise check.fail("length", length, "shorter windows: no role has enough text")
     names = [f"{d['play_name'][d['play'][r]]}/{d['role'][r]}" for r in roles]
     source = {"name": "shakespeare", "min_characters": min_characters, "length": length, "stride": step}
     source |= {"test": test, "clients": clients, "seed": seed}
-    return rows.assembled(np.concatenate(rows.x), np.concatenate(rows.y), names, None, seed, source)
+    source |= {"validation": validation} if validation else {}
+    x, y = np.concatenate(rows.x), np.concatenate(rows.y)
+    return rows.assembled(x, y, names, source, test=None, validation=None, seed=seed)
 
 
 def _imdb(
@@ -189,20 +211,26 @@ def _imdb(
     clients: int | None = None,
     partition: Partition | None = None,
     test: float = 0.2,
+    validation: float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     d = _named(path, "movie", SAMPLES, names="movie_imdb_id")
+    given: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
     if partition is not None:
-        return split(
-            d["x"], d["y"], _needed(clients), partition, test=test, seed=seed, source={"name": "imdb"}
-        )
+        return split(d["x"], d["y"], _needed(clients), partition, **given, source={"name": "imdb"})
     d, names, _ = _natural(d, "movie", clients, seed, min_samples, names="movie_imdb_id")
     source = {"name": "imdb", "min_samples": min_samples, "clients": clients}
-    return from_arrays(d["x"], d["y"], d["movie"], test=test, names=names, seed=seed, source=source)
+    return from_arrays(d["x"], d["y"], d["movie"], **given, names=names, source=source)
 
 
 def _parkinsons_telemonitoring(
-    path: Path, *, target: str = "total_UPDRS", test: float = 0.2, clients: int | None = None, seed: int = 0
+    path: Path,
+    *,
+    target: str = "total_UPDRS",
+    test: float = 0.2,
+    validation: float = SHARE,
+    clients: int | None = None,
+    seed: int = 0,
 ) -> FederatedData:
     scores = ("motor_UPDRS", "total_UPDRS")
     column = scores.index(check.choice("target", target, scores))
@@ -214,11 +242,17 @@ def _parkinsons_telemonitoring(
     source: dict[str, Any] = {"name": "parkinsons_telemonitoring", "target": target}
     source |= {"clients": clients, "test": test, "seed": seed}
     y = d["y"][:, [column]]  # [n, 1] as the output of a linear layer: [n] would broadcast in a loss
-    return from_arrays(_standard(d["x"], ~mask), y, d["subject"], test=mask, source=source)
+    given: dict[str, Any] = {"test": mask, "validation": validation, "seed": seed}
+    return from_arrays(_standard(d["x"], ~mask), y, d["subject"], **given, source=source)
 
 
 def _heart_disease(
-    path: Path, *, test: float = 0.2, clients: int | None = None, seed: int = 0
+    path: Path,
+    *,
+    test: float = 0.2,
+    validation: float = SHARE,
+    clients: int | None = None,
+    seed: int = 0,
 ) -> FederatedData:
     d = _named(path, "hospital", TABLE, feature_name=Form("words", "feature"))
     x, features = d["x"].astype(np.float32), d["feature_name"].tolist()
@@ -236,7 +270,8 @@ def _heart_disease(
     x = np.concatenate([_standard(x, ~mask), missing[:, affected].astype(np.float32)], axis=1)
     features += [f"{features[j]} missing" for j in np.flatnonzero(affected)]
     source = {"name": "heart_disease", "clients": clients, "test": test, "seed": seed, "features": features}
-    return from_arrays(x, d["y"], d["hospital"], test=mask, names=names, source=source)
+    given: dict[str, Any] = {"test": mask, "validation": validation, "seed": seed}
+    return from_arrays(x, d["y"], d["hospital"], **given, names=names, source=source)
 
 
 def _named(path: Path, owner: str, samples: Form, names: str = "", **others: Form) -> Arrays:
@@ -328,7 +363,7 @@ def _follow(owner: IntArray, y: NDArray[Any], y_test: NDArray[Any], clients: int
 
 
 def _standard(x: NDArray[np.float32], train: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return columns with mean 0 and deviation 1 over the training rows of all clients."""
+    """Return columns with mean 0 and deviation 1 over all clients' rows that are not for testing."""
     mean, deviation = x[train].mean(0, dtype=np.float64), x[train].std(0, dtype=np.float64)
     standard: NDArray[np.float32] = ((x - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
     return standard

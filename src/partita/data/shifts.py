@@ -13,14 +13,14 @@ from torch import Tensor
 
 from partita.core import check, draws
 from partita.data import arrays
-from partita.data.federated import FederatedData
+from partita.data.federated import SPLITS, FederatedData
 
 Amounts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)
 class Shift:
-    """What happens to the rows of a client, training and test alike.
+    """What happens to the rows of a client, whatever their split.
 
     amounts  (clients, generator)       -> how strongly each client is shifted
     apply    (x, y, amount, generator)  -> x of one client after the shift
@@ -42,8 +42,9 @@ class Shift:
         x = (arrays.decode(data.x) if self.decode else data.x).clone()
         amounts = self.amounts(data.clients, draws.generator(seed, purpose))
         for i, amount in enumerate(amounts.tolist()):
-            ranges = [torch.arange(s, s + n) for s, n in (data.train[i].tolist(), data.test[i].tolist())]
-            rows = torch.cat(ranges).to(x.device)
+            # with the rows of a split after those before it, draws for test rows do not depend on validation
+            ranges = [data.ranges(split)[i].tolist() for split in SPLITS]
+            rows = torch.cat([torch.arange(start, start + n) for start, n in ranges]).to(x.device)
             if len(rows):
                 rng = draws.generator(seed, purpose, i)
                 x.index_copy_(0, rows, self.apply(x.index_select(0, rows), data.y[rows], amount, rng))
@@ -154,7 +155,7 @@ def noise(
 
 
 def _refuse_overlap(name: str, data: FederatedData) -> None:
-    ranges = np.concatenate([data.train, data.test])
+    ranges = np.concatenate([data.ranges(split) for split in SPLITS])
     ranges = ranges[ranges[:, 1] > 0]
     ranges = ranges[np.argsort(ranges[:, 0])]
     if (ranges[:-1].sum(1) > ranges[1:, 0]).any():

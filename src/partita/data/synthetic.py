@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from partita.core import check, draws
 from partita.data.build import assemble, numbered
 from partita.data.federated import FederatedData
+from partita.data.validation import SHARE
 
 Numbers = NDArray[np.float64]
 
@@ -22,6 +23,7 @@ def synthetic(
     features: int = 60,
     classes: int = 10,
     test: float = 0.2,
+    validation: float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     """Draw labels y = argmax(Wx + b) with W and b of each client, and sizes that follow a power law.
@@ -52,7 +54,7 @@ def synthetic(
 
     source = {"name": "synthetic", "zeta": zeta, "beta": beta, "clients": clients}
     source |= {"features": features, "classes": classes}
-    return _gather([draw(i) for i in range(clients)], test, seed, source)
+    return _gather([draw(i) for i in range(clients)], test, validation, seed, source)
 
 
 def synthetic_regression(
@@ -61,6 +63,7 @@ def synthetic_regression(
     features: int = 1000,
     samples: int = 100,
     test: float = 0.5,
+    validation: float = SHARE,
     seed: int = 0,
 ) -> FederatedData:
     """Draw targets y = w·x + v, v ~ N(0, 2), with weights w of each client; the last one is an outlier.
@@ -90,14 +93,19 @@ def synthetic_regression(
         return x, (x @ weight + rng.normal(0, 2**0.5, samples)).reshape(-1, 1)
 
     source = {"name": "synthetic_regression", "clients": clients, "features": features, "samples": samples}
-    return _gather([draw(i) for i in range(clients)], test, seed, source)
+    return _gather([draw(i) for i in range(clients)], test, validation, seed, source)
 
 
 def _gather(
-    parts: list[tuple[Numbers, NDArray[Any]]], test: float, seed: int, source: dict[str, Any]
+    parts: list[tuple[Numbers, NDArray[Any]]],
+    test: float,
+    validation: float,
+    seed: int,
+    source: dict[str, Any],
 ) -> FederatedData:
     """Return the samples of all clients in single precision; labels stay whole numbers."""
     x, y = (np.concatenate(side) for side in zip(*parts, strict=True))
     owner = np.repeat(np.arange(len(parts)), [len(p[0]) for p in parts])
     y = y.astype(np.float32) if y.dtype.kind == "f" else y
-    return assemble(x.astype(np.float32), y, owner, numbered(len(parts)), test=test, seed=seed, source=source)
+    names, given = numbered(len(parts)), {"test": test, "validation": validation}
+    return assemble(x.astype(np.float32), y, owner, names, **given, seed=seed, source=source)

@@ -31,10 +31,11 @@ MODELS = ("local", "global", "personal")
 """The models that each client is scored with: trained alone, the server's, its own."""
 ROUNDING = 1e-9
 """Scores that differ by at most this share of the larger one are equal."""
-COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
+COUNTS = ("n_train", "n_validation", "n_test", "memory", "byzantine", "reports", "late", "lost")
 CLIENT_COLUMNS = (
     "client",
     "n_train",
+    "n_validation",
     "n_test",
     "class",
     "capacity",

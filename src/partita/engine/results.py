@@ -74,6 +74,7 @@ def _client_rows(stage: Stage, state: State, scores: Scores) -> Table:
     columns: dict[str, Column] = {
         "client": data.names,
         "n_train": data.train[:, 1],
+        "n_validation": data.validation[:, 1],
         "n_test": data.test[:, 1],
         **stage.setup.devices.columns(_batch(stage)),
         "byzantine": (~stage.setup.honest).astype(np.int8),

@@ -15,6 +15,7 @@ from torch import Tensor
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Tensors, Upload, Work
+from partita.data.population import SPLITS
 from partita.measures.ended import ended
 
 BATCH = 256
@@ -31,7 +32,7 @@ class _Line(NamedTuple):
 @checked("measure ")
 def line_loss(
     points: Annotated[int, Option("how many values of λ, both ends among them", low=2, high=1000)] = 11,
-    split: Annotated[str, Option("the part of each client's data", choices=("train", "test"))] = "train",
+    split: Annotated[str, Option("the part of each client's data", choices=SPLITS)] = "train",
 ) -> Measure:
     """The cohort's loss on the way from each client's own model to the aggregated one.
 

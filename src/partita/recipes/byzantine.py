@@ -33,7 +33,9 @@ def byzantine(
     clients  number of writers; default: 16, 60 or 100 by size
     rounds   number of rounds, with all clients in each; default: 20, 150 or 300 by size
     """
-    source = data.real("femnist", min_samples=100, clients=clients or by_size(size, 16, 60, 100), seed=seed)
+    source = data.real(
+        "femnist", min_samples=100, clients=clients or by_size(size, 16, 60, 100), validation=0, seed=seed
+    )
     rounds = rounds or by_size(size, 20, 150, 300)
     base = Experiment(
         model=network(size, seed),

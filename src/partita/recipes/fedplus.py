@@ -70,6 +70,7 @@ def fedplus_mnist(
             int(parties),
             negatives=0.1 if parties == "10" else 0.2,
             noise=noise if kind == "personal" else 0.0,
+            validation=0,
             seed=seed,
         )
         base = _experiment(zeros(models.logistic(784, 10)), source, count, seed, batch=20)
@@ -85,7 +86,7 @@ def fedplus_regression(size: str = "small", rounds: int | None = None, seed: int
     size    small (60 rounds) or paper (500 rounds)
     rounds  number of rounds; default: by size
     """
-    source, count = data.synthetic_regression(seed=seed), rounds or by_size(size, 60, 500)
+    source, count = data.synthetic_regression(validation=0, seed=seed), rounds or by_size(size, 60, 500)
     base = _experiment(zeros(nn.Linear(1000, 1)), source, count, seed, batch=10, loss="mse", metric="mse")
     methods = {f"regression-{name}": method for name, method in table_methods(1e-4, 1.0).items()}
     title = "Test error (Table 2)"
@@ -120,7 +121,7 @@ def fedplus_synthetic(
     }
     variants: dict[str, Variant] = {}
     for parties, methods in ((30, everything), (15, plus), (3, plus)):
-        source = data.synthetic(1000.0, 10.0, clients=parties, seed=seed)
+        source = data.synthetic(1000.0, 10.0, clients=parties, validation=0, seed=seed)
         steps = stragglers(source, most, seed)
         base = _experiment(zeros(models.logistic(60, 10)), source, count, seed, batch=10, steps=steps)
         variants |= under(base, {f"{name}-N{parties}": method for name, method in methods.items()})
@@ -136,7 +137,7 @@ def fedplus_collapse(size: str = "small", rounds: int | None = None, seed: int =
     size    small (30 rounds) or paper (200 rounds)
     rounds  number of rounds; default: by size
     """
-    source = data.digits(10, data.label_skew(classes=2), seed=seed)
+    source = data.digits(10, data.label_skew(classes=2), validation=0, seed=seed)
     base = _experiment(
         models.mlp(64, 64, 10, seed=seed), source, rounds or by_size(size, 30, 200), seed, batch=16, steps=50
     )

@@ -169,7 +169,9 @@ def _dealt(name: str, fraction: int, seed: int) -> FederatedData:
     """Deal the images to 30 clients; at the small size those are the first of more, about 190 images each."""
     images = IMAGES[name]
     clients = CLIENTS * fraction
-    dealt = data.real(name, clients=clients, partition=data.label_skew(images.classes), seed=seed)
+    dealt = data.real(
+        name, clients=clients, partition=data.label_skew(images.classes), validation=0, seed=seed
+    )
     dealt = dealt.subset(range(CLIENTS)) if fraction > 1 else dealt
     return replace(dealt, x=(dealt.x.float() / 255 - images.mean) / images.deviation)
 

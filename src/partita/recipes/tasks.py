@@ -114,7 +114,7 @@ def _femnist(size: str, seed: int, clients: int | None) -> Task:
         optim.halving(0.5, every=500),
     )
     return Task(
-        data=data.real("femnist", min_samples=100, clients=clients, seed=seed),
+        data=data.real("femnist", min_samples=100, validation=0, clients=clients, seed=seed),
         model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
         rounds=by_size(size, (50, 10), (400, 100), (2000, 500)),
@@ -130,7 +130,7 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
     """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay."""
     clients = clients or by_size(size, 30, 100, None)
     return Task(
-        data=data.real("shakespeare", min_characters=5000, clients=clients, seed=seed),
+        data=data.real("shakespeare", min_characters=5000, validation=0, clients=clients, seed=seed),
         model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
         rounds=by_size(size, (50, 10), (300, 100), (1000, 500)),
@@ -147,7 +147,7 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
 def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
     """Spoken digits by speaker: 6 clients, all of them in every round."""
     return Task(
-        data=data.real("free_spoken_digits", clients=clients, seed=seed),
+        data=data.real("free_spoken_digits", validation=0, clients=clients, seed=seed),
         model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
         rounds=by_size(size, (15, 8), (60, 20), (200, 100)),

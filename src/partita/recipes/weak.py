@@ -235,7 +235,9 @@ def cifar(clients: int, seed: int) -> FederatedData:
     """Return the images of the file, standardized; its test images follow the labels of the clients."""
     with warnings.catch_warnings():  # one or two clients that would have none receive a sample of others
         warnings.filterwarnings("ignore", "dirichlet")
-        dealt = data.real("cifar10", clients=CLIENTS, partition=data.dirichlet(0.1), test="file", seed=seed)
+        dealt = data.real(
+            "cifar10", clients=CLIENTS, partition=data.dirichlet(0.1), test="file", validation=0, seed=seed
+        )
     dealt = _only(dealt, clients)
     return replace(dealt, x=(dealt.x.float() / 255 - 0.473) / 0.252)
 
@@ -248,9 +250,9 @@ def _model_and_data(task: str, clients: int, width: float, seed: int) -> tuple[n
     if task == "cifar10":
         return models.resnet20(10, width=width, seed=seed), cifar(clients, seed)
     if task == "femnist":
-        writers = data.real("femnist", clients=2 * clients, seed=seed)
+        writers = data.real("femnist", clients=2 * clients, validation=0, seed=seed)
         return models.leaf_cnn(seed=seed), _paired(writers, clients)
-    reviews = data.real("imdb", clients=CLIENTS, partition=data.dirichlet(0.1), seed=seed)
+    reviews = data.real("imdb", clients=CLIENTS, partition=data.dirichlet(0.1), validation=0, seed=seed)
     source = _only(reviews, clients)
     return models.bilstm(int(source.x.max()) + 1, seed=seed), source
 

@@ -19,7 +19,7 @@ from partita.core import check, tree
 from partita.core.device import put
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
-from partita.data import FederatedData
+from partita.data.federated import SPLITS, FederatedData
 from partita.engine.cohorts import subgroup
 from partita.engine.devices.activations import passed, recorded
 from partita.engine.execute.base import Executor, Runner
@@ -162,9 +162,9 @@ class ClassExecutor:
         """Return a few samples of the largest client, as the frozen blocks let them through."""
         client, rows = rows_of_largest(data, TRIAL_SAMPLES)
         x = self._pass(self.pieces, tensors, data, rows, TRIAL_SAMPLES)
-        train = np.zeros_like(data.train)
+        train, empty = np.zeros_like(data.train), np.zeros_like(data.train)
         train[client] = 0, len(rows)
-        return replace(data, x=x, y=data.y.index_select(0, rows), train=train, test=np.zeros_like(train))
+        return replace(data, x=x, y=data.y.index_select(0, rows), train=train, validation=empty, test=empty)
 
     def _splits(self, program: Program, context: RoundContext) -> tuple[str, ...]:
         """Return the splits of the data that the program looks at."""
@@ -181,7 +181,7 @@ class ClassExecutor:
     ) -> FederatedData:
         """Return the samples that the program will look at, as the frozen blocks let them through."""
         data, splits = self.executor.bound.data, self._splits(program, context)
-        ranges = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in ("train", "test")}
+        ranges: dict[str, Any] = {split: np.zeros((data.clients, 2), dtype=np.int64) for split in SPLITS}
         rows: list[Tensor] = []
         at = 0
         for client in clients.tolist():
@@ -194,7 +194,7 @@ class ClassExecutor:
             rows.append(torch.cat(rows_of_client))
         x = self._passed(program, data, rows, group)
         y = data.y.index_select(0, torch.cat(rows))
-        return replace(data, x=x, y=y, train=ranges["train"], test=ranges["test"])
+        return replace(data, x=x, y=y, **ranges)
 
     def _passed(self, program: Program, data: FederatedData, rows: Sequence[Tensor], group: Group) -> Tensor:
         """Pass all clients' samples together where they received the same model, else each client's alone."""

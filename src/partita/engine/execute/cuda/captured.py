@@ -6,6 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -238,7 +239,7 @@ class Captured:
         if not fits:
             n = 1 << (len(data.x) - 1).bit_length()
             x, y = (t.new_zeros(n, *t.shape[1:]) for t in (data.x, data.y))
-            self.data, self.own_data = FederatedData(x, y, data.train, data.test, data.names, {}), True
+            self.data, self.own_data = replace(data, x=x, y=y, source={}), True
         self.data.x[: len(data.x)].copy_(data.x)
         self.data.y[: len(data.y)].copy_(data.y)
         return not fits
