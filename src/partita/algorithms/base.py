@@ -36,7 +36,7 @@ WEIGHTINGS = ("samples", "uniform")
 BY_SAMPLES = "clients count by samples, or equally"
 
 RATE = "a rate such as partita.optim.linear(0.1)"
-RATES = Range(1e-4, 1.0, log=True)
+RATES = Range(1e-3, 1.0, log=True)
 Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1, search=RATES)]
 PersonalLr = Annotated[
     float | Rate | None,

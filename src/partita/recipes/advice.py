@@ -1,8 +1,9 @@
 """Which split to take: a pure function of the records of `splits`.
 
 The best mean score decides, on validation samples where there are some. Splits that come within one
-standard error of it, client by client, count as equally good (the one-standard-error rule of Breiman et al. 1984, on paired differences); of those the one
-with the smallest personal part is taken, then the one with the least memory.
+standard error of it, client by client, count as equally good (the one-standard-error rule of Breiman et al.
+1984, on paired differences); of those the one with the smallest personal part is taken, then the one with the
+least memory.
 """
 
 from __future__ import annotations

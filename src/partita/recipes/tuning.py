@@ -165,11 +165,18 @@ def _dimension(
     if callable(start):  # a rate of the user's own, whose size has no name
         return None
     start = number(start)
-    if start is not None and (start > 0 or not values.log):
-        values = replace(values, low=min(values.low, start), high=max(values.high, start))
+    values = _around(values, start)
     integer = float not in numbers
     inside = start if start is not None and start in values else None
     return Dimension(name, values, integer, int(inside) if integer and inside is not None else inside, rate)
+
+
+def _around(values: Range, start: float | None) -> Range:
+    """Return the range; beyond the given value, with a decade of room, where that is not inside of it."""
+    if start is None or (values.log and start <= 0) or values.low < start < values.high:
+        return values
+    room = 10.0 if values.log else 1.0
+    return replace(values, low=min(values.low, start / room), high=max(values.high, start * room))
 
 
 def _candidates(name: str, values: Any) -> tuple[Any, ...]:
@@ -248,7 +255,13 @@ class _Watch(Callback):
             raise _Ended(PRUNED)
 
 
-def attempt(experiment: Experiment, label: str, trial: _Proposal, options: Mapping[str, Any]) -> Trial:
+def attempt(
+    experiment: Experiment,
+    label: str,
+    trial: _Proposal,
+    dimensions: Mapping[str, Dimension],
+    options: Mapping[str, Any],
+) -> Trial:
     """Run a trial; what diverges, or cannot be run with these options, is a failed one."""
     watch, begun = _Watch(trial.hopeless), time.monotonic()
     state, score, reason = COMPLETE, None, ""
@@ -279,7 +292,7 @@ def attempt(experiment: Experiment, label: str, trial: _Proposal, options: Mappi
         state,
         score,
         trial.params,
-        plain(describe(trial.options)),
+        plain(describe({name: dimensions[name].option(value) for name, value in trial.params.items()})),
         watch.curve,
         None if record is None else record.higher_is_better,
         facts.get("metric"),
@@ -404,7 +417,8 @@ class Tuning:
     def expression(self, label: str, given: str = "") -> str:
         """Return the best of a method as `partita compare --algorithms` reads it; `given` is what was."""
         trial = self.best_trial(label)
-        chosen = {} if trial is None else {name: _written(value) for name, value in trial.options.items()}
+        found = {} if trial is None or trial.number == 0 else trial.options
+        chosen = {name: _written(value) for name, value in found.items()}
         name, _, inside = given.removesuffix(")").partition("(")
         before = dict(word.split("=", 1) for word in separate(inside))
         written = ", ".join(f"{k}={v}" for k, v in {**before, **chosen}.items())
@@ -441,8 +455,7 @@ class Tuning:
         trials, best = [t for t in self.trials if t.label == label], self.best_trial(label)
         first = trials[0].score if trials and trials[0].state == COMPLETE else None
         counts = [str(sum(t.state == state for t in trials)) for state in (COMPLETE, PRUNED, FAILED)]
-        options = {} if best is None else best.options
-        words = ", ".join(f"{k}={_short(v)}" for k, v in options.items()) or "as given"
+        words = "as given" if best is None else _words(best)
         scores = ("-" if s is None else f"{s:.4f}" for s in (best and best.score, first))
         return (label, *scores, *counts, words)
 
@@ -552,7 +565,7 @@ def tune_study(
                 raise Stopped(f"trial {len(done)} of {label}", 0)
             begun = True
             proposal = propose(spaces[label], done, budget, seed, label)
-            done.append(attempt(experiment, label, proposal, arguments))
+            done.append(attempt(experiment, label, proposal, spaces[label], arguments))
             tuning.trials.append(done[-1])
             if folder is not None:
                 append_jsonl(folder / TRIALS, done[-1]._asdict())
@@ -624,13 +637,18 @@ def _line(tuning: Tuning, trial: Trial, trials: int) -> str:
     best = tuning.best_trial(trial.label)
     score = f"{trial.score:.4f}" if trial.state == COMPLETE and trial.score is not None else trial.state
     lead = "" if best is None else " (best so far)" if best is trial else f" (best {best.score:.4f})"
-    options = ", ".join(f"{k}={_short(v)}" for k, v in trial.options.items()) or "as given"
     reason = f"; {trial.reason}" if trial.reason else ""
-    return f"{trial.label} {trial.number + 1}/{trials}  {score}{lead}  {options}{reason}"
+    return f"{trial.label} {trial.number + 1}/{trials}  {score}{lead}  {_words(trial)}{reason}"
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _words(trial: Trial) -> str:
+    """Return such as 'lr=0.0123, lam=0.5', or 'as given: ...' for the first trial."""
+    values = {
+        name: f"{value:.4g}" if isinstance(value, float) else _written(value)
+        for name, value in trial.options.items()
+    }
+    words = ", ".join(f"{name}={value}" for name, value in values.items())
+    return words if trial.number else f"as given{words and ': '}{words}"
 
 
 def _written(value: Any) -> str:

@@ -91,7 +91,8 @@ def _trials(trials: Sequence[Row]) -> Safe:
             row["number"] + 1,
             row["state"] + (f": {row['reason']}" if row["reason"] else ""),
             "-" if row["score"] is None else f"{row['score']:.4f}",
-            ", ".join(f"{k}={_value(v)}" for k, v in row["options"].items()) or "as given",
+            ("" if row["number"] else "as given: ")
+            + ", ".join(f"{k}={_value(v)}" for k, v in row["options"].items()),
             f"{row['seconds']:.1f}",
         )
         for row in trials
