@@ -13,8 +13,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from partita.engine.record import Record, gain, human_bytes, lookup, mean
 from partita.recipes.gradient_left import left
 from partita.recipes.tables import Runs, Table
@@ -107,13 +105,15 @@ def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
     scored = [row for row in rows if row.mean is not None]
     validated = all(row.validation is not None for row in scored)
 
+    column = VALIDATION if validated else "personal"
+
     def decisive(row: Split) -> float:
         return (row.validation if validated else row.mean) or 0.0
 
     if not scored:
         return Advice(None, "No split has a score: no client has test samples, or all runs failed.", [])
     best = better(scored, key=decisive)
-    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label)]
+    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label, column)]
     taken = min(tied, key=lambda row: row.cost)
     reason = f"{_reached(taken, runs)} {_rival(taken, best, scored, better, decisive)}".strip()
     return Advice(taken.part, reason, [*_little_left(rows, taken), *_too_few(runs)])
@@ -173,12 +173,11 @@ def _hurt(runs: Runs, label: str, reference: str) -> float | None:
     return mean(sum(lead < 0 for lead in seed) for seed in leads if seed)
 
 
-def _leads(ours: Record, theirs: Record, column: str = "") -> dict[str, float]:
-    """Return by client how much better our personal model is, by test scores or, if known, by this column."""
-    known = all(np.isfinite(record.table.numbers(column)).any() for record in (ours, theirs) if column)
-    scores = [r.table.numbers(column) if column and known else r.scores() for r in (ours, theirs)]
-    others = dict(zip(theirs.names, scores[1]))
-    pairs = {name: (score, others[name]) for name, score in zip(ours.names, scores[0]) if name in others}
+def _leads(ours: Record, theirs: Record, column: str = "personal") -> dict[str, float]:
+    """Return by client how much better our personal model is, where both have a score in this column."""
+    others = dict(zip(theirs.names, theirs.table.numbers(column)))
+    scores = zip(ours.names, ours.table.numbers(column))
+    pairs = {name: (score, others[name]) for name, score in scores if name in others}
     gaps = {name: float(gain(a, b, ours.higher_is_better)) for name, (a, b) in pairs.items()}
     return {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
 
@@ -187,11 +186,11 @@ def _higher(runs: Runs) -> bool:
     return next(iter(runs.values()))[0].higher_is_better
 
 
-def _within_noise(runs: Runs, best: str, label: str) -> bool:
+def _within_noise(runs: Runs, best: str, label: str, column: str) -> bool:
     """Return whether the mean lead of the best, client by client, is at most its standard error."""
     by_client: dict[str, list[float]] = {}
     for ours, theirs in zip(runs[best], runs[label]):
-        for client, lead in _leads(ours, theirs, VALIDATION).items():
+        for client, lead in _leads(ours, theirs, column).items():
             by_client.setdefault(client, []).append(lead)
     leads = [statistics.fmean(seeds) for seeds in by_client.values()]
     if not leads:

@@ -110,9 +110,10 @@ def _best(trials: Sequence[Row], labels: Sequence[str], metric: str) -> Figure |
     for i, label in enumerate(labels):
         x, y = [], list[float]()
         for row in trials:
-            if row["label"] == label and row["state"] == "complete":
+            if row["label"] == label and (y or row["state"] == "complete"):
                 better = max if row["higher_is_better"] else min
-                y.append(better(y[-1], row["score"]) if y else row["score"])
+                scores = [*y[-1:], *([row["score"]] if row["state"] == "complete" else [])]
+                y.append(better(scores))
                 x.append(row["number"] + 1)
         if x:
             traces.append({**draw.line(label, draw.colour(i), draw.dash(i)), "x": x, "y": y})
@@ -149,7 +150,7 @@ def _influence(
     if not traces:
         return None
     axis = draw.titled(f"{option}{' (log scale)' if log else ''}")
-    axis |= {"type": "log"} if log else {}
+    axis |= {"type": "log", "tickformat": "~g"} if log else {}
     yaxis = draw.titled(f"validation {metric}")
     return {"data": traces, "layout": {"hovermode": "closest", "xaxis": axis, "yaxis": yaxis}}
 
