@@ -323,7 +323,7 @@ def propose(
     sign = 1.0 if not known or known[0] else -1.0
     distributions = {d.name: _distribution(optuna, d) for d in dimensions.values()}
     key = hashlib.sha256(f"{seed}/{label}/{len(done)}".encode()).digest()
-    startup = max(1, min(budget // 4, 5))
+    startup = max(3, min(budget // 4, 5))
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=int.from_bytes(key[:4], "big"), n_startup_trials=2 * startup),
