@@ -1,286 +1,527 @@
-"""Losses and metrics, each as one number for a batch and as what every sample contributes to it.
+"""Metrics: the score of a client, a function of all of its outputs and targets at once.
 
-A user's own function takes (output, target) and returns the mean over the batch. What a sample contributes is
-what short batches need when clients of different sizes are stacked: it is the same function on one sample, or
-what `partita.core.losses` knows about one of torch's losses.
+A metric keeps a row of each sample while the clients are scored, stacked as alone, and the client's score is
+a function of its rows: what each sample contributes for those that are means over samples (accuracy, mse),
+and what is needed of its output for all others (AUC, F1, R²). A score that is undefined for a client, such as
+the AUC of one that has a single class, is NaN.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from partita.core import check
-from partita.core.losses import Function as Function
-from partita.core.losses import parts
+from partita.core.criterion import (
+    LOSSES,
+    Criterion,
+    Function,
+    absolute_error,
+    averaged,
+    by_sample,
+    name_of,
+    squared_error,
+    users_function,
+)
+
+Score = Callable[[Tensor, Tensor], float]
+OfArrays = Callable[[np.ndarray, np.ndarray], float]
+ON = ("outputs", "probabilities", "classes")
+BINS = 15  # of the calibration error
 
 
-class Criterion(NamedTuple):
-    """A function of (output, target) on a batch, and what each sample contributes to it.
+class ClientMetric(NamedTuple):
+    """How clients are scored.
 
-    mean = Σ_i each_i / Σ_i weight_i      over the samples of a batch; without weights every sample counts
-                                          once. `adds_up`: the value of a batch is Σ_i each_i
+    keep        (outputs, targets) -> a row for each sample: all that the score needs of it
+    score       (rows, targets) of a client -> its score, NaN where it is undefined
+    criterion   where the score follows from a mean over samples, that mean: then its sums are enough
+    link        the score of that mean (None: the mean itself)
     """
 
     name: str
-    mean: Function
-    each: Function
-    higher_is_better: bool = False
-    weight: Function | None = None
-    adds_up: bool = False
-    built_in: bool = False
-    ignored: int | None = None  # the label that one of torch's losses does not count
+    higher_is_better: bool
+    keep: Function
+    score: Score
+    criterion: Criterion | None = None
+    link: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the value on the real samples of a batch; a mask of None says that all are real."""
-        if mask is None:
-            return self.mean(output, target)
-        total, weight = self.sums(output, target, mask)
-        if self.adds_up:
-            return total
-        # a client that waits for others has no real sample
-        return total / (weight.clamp(min=1) if self.weight is None else torch.where(mask.any(), weight, 1.0))
-
-    def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
-        total = _sum(self.each(output, target), mask)
-        if self.weight is not None:
-            return total, _sum(self.weight(output, target), mask)
-        return total, total.new_full((), len(target)) if mask is None else mask.sum()
+    def of_sums(self, total: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return the score of each client from its sums: link(Σ_i each_i / Σ_i weight_i)."""
+        mean = mean_of(total, weight)
+        return mean if self.link is None else self.link(mean)
 
 
-def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
-    """Sum over real samples, by `where` and not by a product, since padding may hold anything."""
-    return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
+def mean_of(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return Σ_i each_i / Σ_i weight_i of each client; NaN where nothing was counted."""
+    mean = np.full(np.shape(total), np.nan)
+    np.divide(total, weight, out=mean, where=np.asarray(weight) > 0)
+    return mean
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of your own: a function of (output, target), and whether more of it is better.
+    """A metric of your own: a function of all outputs and targets of a client, and which way is better.
 
-    function          returns the mean over a batch, as a number or a tensor of one
+    function          (outputs, targets) -> a number; those of scikit-learn are called in their own order
+                      (targets, predictions), with NumPy arrays
     higher_is_better  True for scores such as accuracy, False for errors such as Brier's
     name              what tables and files call it (None: the function's name)
+    on                what the function gets of the model: its 'outputs' as they are (default), the
+                      'probabilities' of the classes (that of class 1 where there are two), or the predicted
+                      'classes'
 
-        pt.federate(..., metric=pt.Metric(brier, higher_is_better=False))
+        pt.federate(..., metric=pt.Metric(sklearn.metrics.f1_score, higher_is_better=True, on="classes"))
     """
 
-    function: Function
+    function: Callable[[Any, Any], Any]
     higher_is_better: bool
     name: str | None = None
+    on: str = "outputs"
 
     def __post_init__(self) -> None:
         call_it = f" (call it: {self.function.__name__}())" if isinstance(self.function, type) else ""
-        check.takes("function", self.function, 2, f"a function of (output, target){call_it}")
+        check.takes("function", self.function, 2, f"a function of (outputs, targets){call_it}")
         check.boolean("higher_is_better", self.higher_is_better)
+        check.choice("on", self.on, ON)
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise check.fail("name", self.name, "a name, or None for the function's own")
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean over a batch."""
-        return self.function(output, target)
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        """Return the score of a client's outputs."""
+        return self.function(outputs, targets)
 
 
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """−log p(target), averaged over a sequence's positions; targets of −100 do not count."""
-    if output.dim() == 2:  # log Σ exp(z) − z_target: cheaper than F.cross_entropy when clients are stacked
-        return torch.logsumexp(output, -1) - output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    flat = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
-    return flat.flatten(1).sum(1) / (target != -100).flatten(1).sum(1).clamp(min=1)
+class Form(NamedTuple):
+    """How outputs belong to targets.
+
+    classes  outputs for each target: one for each class; 1 for a logit or a number
+    axis     where they are
+    ignored  the label that does not count (None: all do)
+    whole    whether all places of sequences count alike, or each sample by the mean of its places
+    """
+
+    classes: int
+    axis: int = -1
+    ignored: int | None = None
+    whole: bool = True
+
+    def logits(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return outputs with the classes last, or one for each target."""
+        return output.movedim(self.axis, -1) if self.classes > 1 else output.reshape(target.shape)
+
+    def labels(self, target: Tensor) -> Tensor:
+        """Return targets as numbers of classes."""
+        return target.long() if self.classes > 1 else (target > 0.5).long()
+
+    def counts(self, target: Tensor) -> Tensor:
+        """Return which labels count: not the one that the loss ignores, and none that is no class."""
+        counts = torch.ones_like(target, dtype=torch.bool) if self.ignored is None else target != self.ignored
+        return counts & (target >= 0) & (target < self.classes) if self.classes > 1 else counts
+
+    def predicted(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the class that the model predicts for each target."""
+        logits = self.logits(output, target)
+        return logits.argmax(-1) if self.classes > 1 else (logits > 0).long()
+
+    def probabilities(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the probability of each class, two of them for one logit."""
+        logits = self.logits(output, target)
+        if self.classes > 1:
+            return torch.softmax(logits, -1)
+        positive = torch.sigmoid(logits)
+        return torch.stack([1 - positive, positive], -1)
+
+    def counted(self, rows: Tensor, target: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and labels of the places that count, one after another."""
+        counts = self.counts(target)
+        return rows[counts].double().numpy(), self.labels(target)[counts].numpy()
+
+    def over_places(self, name: str, value: Function, whole: bool = True) -> Criterion:
+        """Return the mean of a value at each place, over the places that count.
+
+        Unless all places are to count alike, a sample counts once, by the mean over its places.
+        """
+
+        def each(output: Tensor, target: Tensor) -> Tensor:
+            counts = self.counts(target).reshape(len(target), -1)
+            values = value(output, target).reshape(counts.shape)
+            total = torch.where(counts, values, 0.0).sum(1)
+            return total if whole else total / counts.sum(1).clamp(min=1)
+
+        def weight(output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG001
+            counts = self.counts(target).reshape(len(target), -1)
+            return (counts.sum(1) if whole else counts.any(1)).to(torch.float32)
+
+        return averaged(name, each, weight)
 
 
-def _binary(output: Tensor, target: Tensor) -> Tensor:
-    """−log p(target) for logits and targets 0 or 1, averaged over the labels of a sample."""
-    logit = output.reshape(target.shape)
-    return _by_sample(F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none"))
+# ---- means over samples
 
 
-def _by_sample(each: Tensor) -> Tensor:
-    """Return the mean over the places of each sample."""
-    return each.flatten(1).mean(1) if each.dim() > 1 else each
+def _mean(
+    criterion: Criterion,
+    higher_is_better: bool = False,
+    link: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> ClientMetric:
+    """Return the metric of a mean over samples; its rows are what each contributes, and its weight."""
+
+    def keep(output: Tensor, target: Tensor) -> Tensor:
+        each = criterion.each(output, target)
+        return each if criterion.weight is None else torch.stack([each, criterion.weight(output, target)], 1)
+
+    def score(rows: Tensor, target: Tensor) -> float:  # noqa: ARG001
+        total = rows.double().reshape(len(rows), -1).sum(0)
+        weight = total[1] if criterion.weight is not None else torch.tensor(float(len(rows)))
+        return float(metric.of_sums(np.asarray(total[0]), np.asarray(weight)))
+
+    metric = ClientMetric(criterion.name, higher_is_better, keep, score, criterion, link)
+    return metric
 
 
-def _mse(output: Tensor, target: Tensor) -> Tensor:
-    return _by_sample((output.reshape(target.shape) - target).square())
+def _accuracy(form: Form) -> ClientMetric:
+    def right(output: Tensor, target: Tensor) -> Tensor:
+        return (form.predicted(output, target) == form.labels(target)).to(torch.float32)
+
+    return _mean(form.over_places("accuracy", right, form.whole), higher_is_better=True)
 
 
-def _mae(output: Tensor, target: Tensor) -> Tensor:
-    return _by_sample((output.reshape(target.shape) - target).abs())
+def accuracy_of_all(classes: int) -> ClientMetric:
+    """Return accuracy where every label counts."""
+    form = Form(classes)
+
+    def right(output: Tensor, target: Tensor) -> Tensor:
+        return by_sample((form.predicted(output, target) == form.labels(target)).to(torch.float32))
+
+    return _mean(averaged("accuracy", right), higher_is_better=True)
 
 
-def _right(output: Tensor, target: Tensor, axis: int = -1) -> Tensor:
-    """Return whether each place of each sample is right: by classes on this axis, or by one output."""
-    if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
-        return output.argmax(axis) == target
-    return (output.reshape(target.shape) > 0) == (target > 0.5)
+def _surprise(form: Form) -> Function:
+    """−log p(target) at each place."""
+
+    def value(output: Tensor, target: Tensor) -> Tensor:
+        logits = form.logits(output, target)
+        if form.classes == 1:
+            return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
+        label = torch.where(form.counts(target), target, 0)
+        return torch.logsumexp(logits, -1) - logits.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+
+    return value
 
 
-def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    return _by_sample(_right(output, target).to(torch.float32))
+def _log_loss(form: Form) -> ClientMetric:
+    return _mean(form.over_places("log_loss", _surprise(form)))
 
 
-def _counts(output: Tensor, target: Tensor, axis: int, ignored: int | None) -> Tensor:
-    """Return which labels count: not the one that the loss ignores, and none that is no class."""
-    counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
-    if output.dim() == target.dim() + 1 and output.shape[axis] > 1:
-        counts = counts & (target >= 0) & (target < output.shape[axis])
-    return counts
+def _perplexity(form: Form) -> ClientMetric:
+    """exp of the mean of −log p(target) over all places."""
+    return _mean(form.over_places("perplexity", _surprise(form)), link=np.exp)
 
 
-def _accuracy_of_counted(axis: int, ignored: int | None, places: bool) -> Criterion:
-    """Return accuracy over the labels that count: all `places` alike, or the mean over samples' means."""
+def _brier(form: Form) -> ClientMetric:
+    """(p − y)² for two classes, Σ_c (p_c − 1[y = c])² for more (Brier, 1950)."""
 
-    def each(output: Tensor, target: Tensor) -> Tensor:
-        counts = _counts(output, target, axis, ignored).reshape(len(target), -1)
-        right = (_right(output, target, axis).reshape(counts.shape) & counts).sum(1).to(torch.float32)
-        return right if places else right / counts.sum(1).clamp(min=1)
+    def value(output: Tensor, target: Tensor) -> Tensor:
+        p = form.probabilities(output, target)
+        label = torch.where(form.counts(target), form.labels(target), 0)
+        squares = (p - F.one_hot(label, p.shape[-1])).square().sum(-1)
+        return squares / 2 if p.shape[-1] == 2 else squares
 
-    def weight(output: Tensor, target: Tensor) -> Tensor:
-        counts = _counts(output, target, axis, ignored).reshape(len(target), -1)
-        return (counts.sum(1) if places else counts.any(1)).to(torch.float32)
-
-    def mean(output: Tensor, target: Tensor) -> Tensor:
-        return each(output, target).sum() / weight(output, target).sum()
-
-    return Criterion("accuracy", mean, each, True, weight, built_in=True)
+    return _mean(form.over_places("brier", value))
 
 
-def _built_in(name: str, each: Function, higher_is_better: bool = False) -> Criterion:
-    return Criterion(name, lambda output, y: each(output, y).mean(), each, higher_is_better, built_in=True)
+def _mse(form: Form) -> ClientMetric:  # noqa: ARG001
+    return _mean(LOSSES["mse"])
 
 
-LOSSES = {
-    "cross_entropy": _built_in("cross_entropy", _cross_entropy),
-    "binary_cross_entropy": _built_in("binary_cross_entropy", _binary),
-    "mse": _built_in("mse", _mse),
+def _mae(form: Form) -> ClientMetric:  # noqa: ARG001
+    return _mean(averaged("mae", absolute_error))
+
+
+def _rmse(form: Form) -> ClientMetric:  # noqa: ARG001
+    return _mean(averaged("rmse", squared_error), link=np.sqrt)
+
+
+# ---- functions of all samples
+
+
+def _of_classes(name: str, score: OfArrays) -> Callable[[Form], ClientMetric]:
+    """Return the maker of a metric of predicted classes."""
+
+    def make(form: Form) -> ClientMetric:
+        def of_client(rows: Tensor, target: Tensor) -> float:
+            return score(*form.counted(rows, target))
+
+        return ClientMetric(name, True, form.predicted, of_client)
+
+    return make
+
+
+def balanced_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean over the classes that occur of the share that is predicted right."""
+    present = np.unique(labels)
+    return float(np.mean([(predicted[labels == c] == c).mean() for c in present])) if len(present) else np.nan
+
+
+def f1(predicted: np.ndarray, labels: np.ndarray, positive: float = 1) -> float:
+    """Return 2 TP / (2 TP + FP + FN); undefined where the class neither occurs nor is predicted."""
+    right = np.sum((predicted == positive) & (labels == positive))
+    total = np.sum(predicted == positive) + np.sum(labels == positive)
+    return float(2 * right / total) if total else np.nan
+
+
+def f1_macro(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean F1 over the classes that occur or are predicted."""
+    classes = np.union1d(predicted, labels)
+    return float(np.mean([f1(predicted, labels, c) for c in classes])) if len(classes) else np.nan
+
+
+def _f1(form: Form) -> ClientMetric:
+    if form.classes > 2:
+        reason = f"F1 of one class, and the model tells {form.classes}"
+        raise check.fail("metric", "f1", "'f1_macro' for more than two classes", reason)
+    return _of_classes("f1", f1)(form)
+
+
+def _of_scores(name: str, score: OfArrays) -> Callable[[Form], ClientMetric]:
+    """Return the maker of a metric that ranks samples by how likely they are of class 1.
+
+    With more than two classes it is the mean over the classes that the client has, each against the rest.
+    """
+
+    def make(form: Form) -> ClientMetric:
+        def keep(output: Tensor, target: Tensor) -> Tensor:
+            if form.classes == 1:
+                return form.logits(output, target)
+            logits = form.logits(output, target)
+            return logits[..., 1] - logits[..., 0] if form.classes == 2 else torch.softmax(logits, -1)
+
+        def of_client(rows: Tensor, target: Tensor) -> float:
+            scores, labels = form.counted(rows, target)
+            if scores.ndim == 1:
+                return score(scores, labels == 1)
+            each = [score(scores[:, c], labels == c) for c in np.unique(labels)]
+            return float(np.mean(each)) if len(each) > 1 else np.nan
+
+        return ClientMetric(name, True, keep, of_client)
+
+    return make
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Return the share of pairs (positive, negative) that the scores order rightly; ties count half."""
+    from scipy.stats import rankdata
+
+    n = int(positive.sum())
+    if n in (0, len(positive)):
+        return np.nan
+    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Return Σ_k (R_k − R_{k−1}) P_k over the thresholds k that the scores take."""
+    if not positive.any() or positive.all():
+        return np.nan
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    last = np.append(np.diff(scores[order]) != 0, True)  # equal scores are one threshold
+    recall, precision = hits[last] / hits[-1], hits[last] / (np.flatnonzero(last) + 1)
+    return float(np.sum(np.diff(recall, prepend=0.0) * precision))
+
+
+def _calibration_error(form: Form) -> ClientMetric:
+    """Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the confidence (Guo et al., 2017)."""
+
+    def keep(output: Tensor, target: Tensor) -> Tensor:
+        confidence, predicted = form.probabilities(output, target).max(-1)
+        return torch.stack([confidence, (predicted == form.labels(target)).to(confidence.dtype)], -1)
+
+    def score(rows: Tensor, target: Tensor) -> float:
+        values, _ = form.counted(rows, target)
+        if not len(values):
+            return np.nan
+        bins = np.minimum((values[:, 0] * BINS).astype(int), BINS - 1)
+        gaps = np.zeros(BINS)
+        np.add.at(gaps, bins, values[:, 1] - values[:, 0])
+        return float(np.abs(gaps).sum() / len(values))
+
+    return ClientMetric("calibration_error", False, keep, score)
+
+
+def _r2(form: Form) -> ClientMetric:  # noqa: ARG001
+    """1 − Σ (y − ŷ)² / Σ (y − ȳ)², the mean over the columns of the targets."""
+
+    def keep(output: Tensor, target: Tensor) -> Tensor:
+        return output.reshape(target.shape)
+
+    def score(rows: Tensor, target: Tensor) -> float:
+        outputs, y = (t.double().reshape(len(t), -1).numpy() for t in (rows, target))
+        total = ((y - y.mean(0)) ** 2).sum(0) if len(y) else np.zeros(1)
+        if (total == 0).any():
+            return np.nan
+        return float(np.mean(1 - ((y - outputs) ** 2).sum(0) / total))
+
+    return ClientMetric("r2", True, keep, score)
+
+
+METRICS: Mapping[str, Callable[[Form], ClientMetric]] = {
+    "accuracy": _accuracy,
+    "balanced_accuracy": _of_classes("balanced_accuracy", balanced_accuracy),
+    "f1": _f1,
+    "f1_macro": _of_classes("f1_macro", f1_macro),
+    "auc": _of_scores("auc", auc),
+    "average_precision": _of_scores("average_precision", average_precision),
+    "log_loss": _log_loss,
+    "brier": _brier,
+    "calibration_error": _calibration_error,
+    "perplexity": _perplexity,
+    "mse": _mse,
+    "mae": _mae,
+    "rmse": _rmse,
+    "r2": _r2,
 }
-METRICS = {
-    "accuracy": _built_in("accuracy", _accuracy, higher_is_better=True),
-    "mse": _built_in("mse", _mse),
-    "mae": _built_in("mae", _mae),
-}
+OF_NUMBERS = ("mse", "mae", "rmse", "r2")
 
 
-def own(function: Function, higher_is_better: bool, name: str | None = None) -> Criterion:
-    """Return the criterion of a user's function of (output, target), the mean over a batch."""
-    name = name or name_of(function)
-    if hasattr(function, "reset") and hasattr(function, "update"):
-        return _with_state(function, higher_is_better, name)
-    torch_parts = parts(function)
-    if torch_parts is not None and torch_parts.each is not None:
-        mean = torch_parts.mean or function
-        return Criterion(
-            name, mean, torch_parts.each, higher_is_better, torch_parts.weight, ignored=torch_parts.ignored
-        )
-
-    def each(output: Tensor, target: Tensor) -> Tensor:
-        try:
-            return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
-        except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
-            return _one_by_one(function, output, target)
-
-    ignored = torch_parts.ignored if torch_parts is not None else None
-    return Criterion(name, function, each, higher_is_better, adds_up=torch_parts is not None, ignored=ignored)
+# ---- a user's own
 
 
-def _with_state(metric: Any, higher_is_better: bool, name: str) -> Criterion:
-    """Return the criterion of an object that adds up what it sees (torchmetrics); each call resets it."""
+def _users(metric: Metric, form: Form) -> ClientMetric:
+    """Return the metric of a user's function; what it raises for a client makes the score undefined there."""
+    name = metric.name or name_of(metric.function)
+    of_sklearn = str(getattr(metric.function, "__module__", "")).startswith("sklearn.")
+    call = _fresh(metric.function) if hasattr(metric.function, "reset") else metric.function
+    keeps: dict[str, Function] = {
+        "outputs": lambda output, target: output,  # noqa: ARG005
+        "classes": form.predicted,
+        "probabilities": form.probabilities,
+    }
+
+    def score(rows: Tensor, target: Tensor) -> float:
+        if metric.on == "probabilities" and rows.shape[-1] == 2:
+            rows = rows[..., 1]
+        if not of_sklearn:
+            return as_number(name, call(rows, target))
+        if metric.on == "outputs" and rows.dim() == target.dim() + 1 and rows.shape[-1] == 1:
+            rows = rows.squeeze(-1)
+        return as_number(name, call(target.numpy(), rows.numpy()))
+
+    return ClientMetric(name, metric.higher_is_better, keeps[metric.on], score)
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return what a metric has computed as a number."""
+    try:
+        number = torch.as_tensor(value)
+        if number.dim() == 0:
+            return float(number)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    shape = list(value.shape) if hasattr(value, "shape") else type(value).__name__
+    raise check.fail("metric", name, f"a function that returns one number for a client, not {shape}")
+
+
+def _fresh(metric: Any) -> Callable[[Any, Any], Any]:
+    """Return a function of an object that adds up what it sees (torchmetrics); each call resets it."""
     alone = threading.Lock()  # clients on several cores ask the same object
 
-    def fresh(output: Tensor, target: Tensor) -> Tensor:
+    def call(outputs: Tensor, targets: Tensor) -> Any:
         with alone:
             metric.reset()
             try:
-                value: Tensor = metric(output, target)
-                return value
+                return metric(outputs, targets)
             finally:
                 metric.reset()
 
-    return Criterion(name, fresh, partial(_one_by_one, fresh), higher_is_better)
-
-
-def _one_by_one(function: Function, output: Tensor, target: Tensor) -> Tensor:
-    pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
-    return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
-
-
-def name_of(function: Any) -> str:
-    """Return what a function, a partial one or an object is called."""
-    inner = function.func if isinstance(function, partial) else function
-    return getattr(inner, "__name__", None) or type(inner).__name__
-
-
-def _function(field: str, value: Any, names: Iterable[str]) -> Function:
-    """Return a user's function; a class such as nn.MSELoss is none before it is called."""
-    call = f" (call it: {value.__name__}())" if isinstance(value, type) else ""
-    allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
-    return check.takes(field, value, 2, allowed)  # type: ignore[no-any-return]
+    return call
 
 
 def _direction(metric: Any) -> bool:
-    """Return whether more is better, or raise a ValueError where nothing says so."""
+    """Return whether more is better, as the metric declares it; torch's losses are losses."""
     direction = getattr(metric, "higher_is_better", None)  # torchmetrics has it too
     if isinstance(direction, bool):
         return direction
-    name, inner = name_of(metric), metric.func if isinstance(metric, partial) else metric
-    if name in METRICS:
-        return METRICS[name].higher_is_better
-    if name in LOSSES or str(getattr(inner, "__module__", "")).startswith("torch.nn."):
+    inner = metric.func if isinstance(metric, partial) else metric
+    if str(getattr(inner, "__module__", "")).startswith("torch.nn."):
         return False
-    raise check.fail(
-        "metric",
-        name,
-        "a metric that says which way is better: partita.Metric(f, higher_is_better=True) or False",
-    )
+    allowed = "a metric that says which way is better: partita.Metric(f, higher_is_better=True) or False"
+    raise check.fail("metric", name_of(metric), allowed)
 
 
-def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
-    """Return the named loss, the user's own, or the one that fits the targets."""
-    if isinstance(loss, str):
-        return LOSSES[check.choice("loss", loss, LOSSES)]
-    if loss is not None:
-        return own(_function("loss", loss, LOSSES), higher_is_better=False)
-    if target.is_floating_point():
-        return LOSSES["mse"]
-    one_logit = output.dim() <= target.dim() or output.shape[-1] == 1
-    return LOSSES["binary_cross_entropy" if one_logit else "cross_entropy"]
+# ---- which metric
 
 
-def choose_metric(
-    metric: str | Function | None, loss: Criterion, output: Tensor, target: Tensor, labels: Tensor
-) -> Criterion:
-    """Return the named metric, the user's own, or accuracy for classes and the loss for numbers.
+def choose_metrics(
+    metric: Any, loss: Criterion, loss_is_own: bool, output: Tensor, target: Tensor, labels: Tensor
+) -> tuple[ClientMetric, ...]:
+    """Return the metrics of a run, the one that decides first.
 
-    `output` and `target` are of some samples, `labels` all targets that there are.
+    metric  names, functions or a list of them; None: accuracy for classes, the loss for numbers
+    loss    the loss, and `loss_is_own` whether it is a user's function
+    output, target  of some samples, and `labels` all targets that there are
     """
+    chosen = list(metric) if isinstance(metric, Sequence) and not isinstance(metric, str) else [metric]
+    if not chosen:
+        raise check.fail("metric", metric, "at least one metric, or None for the default")
+    form = _form(loss, output, target)
+    made = tuple(_chosen(each, loss, loss_is_own, form, labels) for each in chosen)
+    names = [m.name for m in made]
+    if len(set(names)) < len(names):
+        raise check.fail("metric", names, "each metric once")
+    return made
+
+
+def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor) -> ClientMetric:
+    if metric is None:
+        classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss_is_own
+        default = "accuracy" if classes and not labels.is_floating_point() else "loss"
+        return _named(default, loss, loss_is_own, form, labels, name=loss.name)
     if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
-        chosen = check.choice("metric", metric, [*METRICS, "loss"])
-        if chosen == "loss":
-            return loss._replace(name="loss")
-        return _accuracy_beside(loss, output, target, labels) if chosen == "accuracy" else METRICS[chosen]
-    if isinstance(metric, Metric):
-        return own(metric.function, metric.higher_is_better, metric.name)
-    if metric is not None:
-        return own(_function("metric", metric, [*METRICS, "loss"]), _direction(metric))
-    classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss.name not in LOSSES
-    if classes and not target.is_floating_point():
-        return _accuracy_beside(loss, output, target, labels)
-    return loss
+        name = check.choice("metric", metric, [*METRICS, "loss"])
+        return _named(name, loss, loss_is_own, form, labels)
+    if not isinstance(metric, Metric):
+        function = users_function("metric", metric, [*METRICS, "loss"])
+        metric = Metric(function, _direction(metric))
+    return _users(metric, form)
 
 
-def _accuracy_beside(loss: Criterion, output: Tensor, target: Tensor, labels: Tensor) -> Criterion:
-    """Return accuracy with the classes on the axis where the loss has them, over the labels it counts."""
+def _named(
+    metric: str, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor, name: str = "loss"
+) -> ClientMetric:
+    if metric == "loss":
+        of_torch = loss.weight is not None or loss.adds_up
+        if loss_is_own and not of_torch:  # it may be no mean over samples
+            return _users(Metric(loss.mean, higher_is_better=False, name=name), form)
+        return _mean(loss._replace(name=name))
+    low, high = float(labels.min()), float(labels.max())
+    numbers = labels.is_floating_point() and (low < 0 or high > 1)
+    if metric not in OF_NUMBERS and numbers:
+        reason = f"targets run from {low:g} to {high:g}"
+        raise check.fail("metric", metric, ", ".join(map(repr, OF_NUMBERS)), reason)
+    if metric == "accuracy" and form.axis == -1 and (labels.is_floating_point() or _all_count(form, labels)):
+        return accuracy_of_all(form.classes)
+    return METRICS[metric](form)
+
+
+def _all_count(form: Form, labels: Tensor) -> bool:
+    return bool(form.counts(labels).all())
+
+
+def _form(loss: Criterion, output: Tensor, target: Tensor) -> Form:
+    """Return how outputs belong to targets, as the loss takes them."""
     axis = _axis_of_classes(loss, output, target)
-    if axis == -1 and (labels.is_floating_point() or bool(_counts(output, labels, axis, loss.ignored).all())):
-        return METRICS["accuracy"]
-    return _accuracy_of_counted(axis, loss.ignored, places=loss not in LOSSES.values())
+    classes = output.shape[axis] if output.dim() == target.dim() + 1 else 1
+    named = loss in LOSSES.values()
+    ignored = -100 if named and target.dim() > 1 else loss.ignored
+    return Form(max(1, classes), axis, ignored, whole=not named)
 
 
 def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:

@@ -134,8 +134,11 @@ class Problem(Protocol):
         """Return mean and variance of what each BatchNorm layer sees in this batch."""
         ...
 
-    def score(self, params: Tensors, batch: Batch) -> Scores:
-        """Return metric and loss, summed over the real samples of a batch, in evaluation mode."""
+    def score(self, params: Tensors, batch: Batch, keep: bool = False) -> Scores:
+        """Return metric and loss, summed over the real samples of a batch, in evaluation mode.
+
+        With `keep`, also what the metrics need of each sample.
+        """
         ...
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:

@@ -94,13 +94,16 @@ class Batch(NamedTuple):
 class Scores(NamedTuple):
     """Σ_i w_i m_i and Σ_i w_i over the samples of a batch, for the metric and for the loss.
 
-    Every sample counts once, w_i = 1, except in a loss that weights its classes or ignores some labels.
+    Every sample counts once, w_i = 1, except in a loss that weights its classes or ignores some labels. Where
+    the metric is no mean over samples, its sums are those of the loss, and `rows` are what metrics need: for
+    each, by its name, a row of every sample.
     """
 
     metric: Tensor
     metric_weight: Tensor
     loss: Tensor
     loss_weight: Tensor
+    rows: Tensors = {}  # noqa: RUF012
 
 
 class Group(NamedTuple):

@@ -18,16 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core.types import Cohort
+from partita.engine.samples import Scored
 
 BINS = 4
 """Bins of delays for each doubling: bin b holds those from 2^(b/4) up to 2^((b+1)/4)."""
 
 
 class ClientCounters:
-    """For each client how often it reported, its delays together, and how often it was late or lost."""
+    """For each client how often it reported, was late or lost, its delays, and passes over its samples."""
 
     def __init__(self, clients: int) -> None:
         self.reports: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+        self.epochs: NDArray[np.float64] = np.zeros(clients)
         self.delay: NDArray[np.float64] = np.zeros(clients)
         # not zeros_like, which writes its zeros: memory that nobody writes to is never taken
         self.late: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
@@ -46,7 +48,8 @@ class ClientCounters:
         """What clients.csv has: counts, and the mean delay of those who reported."""
         mean = np.full(len(self.delay), np.nan)
         np.divide(self.delay, self.reports, out=mean, where=self.reports > 0)
-        return {"reports": self.reports, "delay": mean, "late": self.late, "lost": self.lost}
+        counts = {"reports": self.reports, "epochs": self.epochs, "late": self.late, "lost": self.lost}
+        return {**counts, "delay": mean}
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds: the counts of the clients that had a turn."""
@@ -221,7 +224,7 @@ class Counters:
     loss_sum, loss_weight  the training loss since the last row, and the samples that it is of
     excluded             clients whose uploads were set aside
     clock                what the virtual clock has shown
-    global_scores        each client's score under the last global model, for stages that have none
+    global_scored        by split, how the last global model does for each client, for stages that have none
     """
 
     def __init__(self, clients: int) -> None:
@@ -235,8 +238,7 @@ class Counters:
         self.loss_weight = 0.0
         self.excluded = Tally()
         self.clock = Timing(ClientCounters(clients))
-        self.global_scores: np.ndarray | None = None
-        self.global_train_scores: np.ndarray | None = None
+        self.global_scored: dict[str, Scored] = {}
         self._elapsed_before, self._begin = 0.0, time.perf_counter()
 
     @property
@@ -256,7 +258,7 @@ class Counters:
             **{name: getattr(self, name) for name in _NUMBERS},
             "excluded": [[client, *times] for client, times in self.excluded.items()],
             "clock": self.clock.state(),
-            **{k: v if v is None else torch.from_numpy(v) for k, v in self._scores().items()},
+            "global_scored": {split: found.state() for split, found in self.global_scored.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -272,11 +274,7 @@ class Counters:
         self.start()
         self.excluded = Tally({client: Times(*times) for client, *times in state["excluded"]})
         self.clock.load_state(state["clock"])
-        for name in self._scores():
-            setattr(self, name, None if state[name] is None else state[name].numpy())
-
-    def _scores(self) -> dict[str, np.ndarray | None]:
-        return {"global_scores": self.global_scores, "global_train_scores": self.global_train_scores}
+        self.global_scored = {k: Scored.of_state(v) for k, v in state["global_scored"].items()}
 
 
 _NUMBERS = (

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from partita.algorithms.local.batchnorm import settled
-from partita.core import tree
+from partita.algorithms.local.evaluation import REAL, ROWS, SUMS
+from partita.core import check, tree
+from partita.core.metrics import ClientMetric, mean_of
 from partita.core.parts import Measure
 from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload
+from partita.data import FederatedData
 from partita.engine.devices.classes import Classes, ClassExecutor
 from partita.engine.execute import Executor
-from partita.engine.stage import STATE_BYTES, Stage
+from partita.engine.samples import Scored
+from partita.engine.stage import STATE_BYTES, Stage, evaluation_name
 from partita.engine.state import State
 from partita.measures.ended import ENDED
 from partita.measures.probe import probe_samples
@@ -23,17 +28,61 @@ NO_STATE = ClientState({}, {})
 
 
 def scores(stage: Stage, state: State, model: str, split: str = "test") -> np.ndarray:
-    """Return each client's mean metric on its samples, by the 'global' or its 'personal' model."""
+    """Return each client's score on its samples, by the 'global' or its 'personal' model."""
+    return scored(stage, state, model, split).scores[stage.setup.profile.metric.name]
+
+
+def scored(stage: Stage, state: State, model: str, split: str = "test", every_sample: bool = False) -> Scored:
+    """Return how the 'global' or each client's 'personal' model does on a split of the data.
+
+    Only the deciding metric is computed, unless `every_sample` is to be kept.
+    """
     _refresh_statistics(stage, state)
-    program = stage.programs[model if split == "test" else f"{model} on {split}"]
-    data, context = stage.setup.data, state.context(stage)
-    result = np.full(data.clients, np.nan)
-    for clients in stage.blocks(np.flatnonzero(data.ranges(split)[:, 1] > 0)):
+    metrics, data, context = stage.setup.profile.metrics, stage.setup.data, state.context(stage)
+    every_sample = every_sample or metrics[0].criterion is None
+    program = stage.programs[evaluation_name(model, split, every_sample)]
+    names = [m.name for m in metrics] if every_sample else [metrics[0].name]
+    result = {name: np.full(data.clients, np.nan) for name in names}
+    loss, rows = np.full(data.clients, np.nan), dict[str, list[Tensor]]((name, []) for name in names)
+    for clients in _scored_blocks(stage, split, every_sample):
         states = state.load(stage, clients) if model == "personal" else NO_STATE
         upload, _ = stage.executor(program, clients, _group(state, len(clients)), states, context)
-        metric, weight = (upload.metrics[k].double().cpu().numpy() for k in ("metric", "weight"))
-        result[clients] = np.divide(metric, weight, out=np.full(len(clients), np.nan), where=weight > 0)
-    return result
+        found = {k: v.cpu() for k, v in upload.metrics.items()}
+        sums = {k: found[k].double().numpy() for k in SUMS}
+        loss[clients] = mean_of(sums["loss"], sums["loss_weight"])
+        if not every_sample:
+            result[names[0]][clients] = metrics[0].of_sums(sums["metric"], sums["weight"])
+            continue
+        for metric in metrics:
+            kept = found[f"{ROWS}{metric.name}"][found[REAL]]  # client after client
+            rows[metric.name].append(kept)
+            sizes = data.ranges(split)[clients, 1].tolist()
+            of_clients = zip(clients.tolist(), torch.split(kept, sizes))
+            result[metric.name][clients] = [_score(metric, mine, data, c, split) for c, mine in of_clients]
+    return Scored(result, loss, {k: torch.cat(v) for k, v in rows.items() if v})
+
+
+def _scored_blocks(stage: Stage, split: str, every_sample: bool) -> Iterator[np.ndarray]:
+    """Cut the clients with samples into blocks whose states, and rows if they are kept, fit."""
+    sizes = stage.setup.data.ranges(split)[:, 1]
+    clients = np.flatnonzero(sizes > 0)
+    row = tree.nbytes(stage.setup.profile.kept) + 1
+    most = max(1, STATE_BYTES // (row * int(sizes.max(initial=1)))) if every_sample else len(clients)
+    for block in stage.blocks(clients):
+        for i in range(0, len(block), most):
+            yield block[i : i + most]
+
+
+def _score(metric: ClientMetric, rows: Tensor, data: FederatedData, client: int, split: str) -> float:
+    """Return the score of a client; NaN where a user's function raises an error for it."""
+    start, length = data.ranges(split)[client].tolist()
+    try:
+        return metric.score(rows, data.y[start : start + length].cpu())
+    except check.Refused:
+        raise
+    except Exception as error:
+        check.warn(f"metric {metric.name!r} is undefined for some clients: {check.reason(error)}")
+        return float("nan")
 
 
 def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from partita.core import check
-from partita.engine.record import CLIENT_COLUMNS, Record, read_json
+from partita.engine.record import CLIENT_COLUMNS, FURTHER, Record, read_json
+from partita.engine.samples import FILE as SAMPLES
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import Holdings, State, encode
 from partita.engine.store import durable
 from partita.engine.store.durable import Checkpoint
-from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl
+from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl, write_tensors
 from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
@@ -112,10 +113,13 @@ class RunFolder:
             append_jsonl(self.path / "metrics.jsonl", row)
 
     def write_results(self, record: Record) -> None:
-        """Write clients.csv and summary.json."""
+        """Write samples.safetensors, clients.csv and summary.json."""
         if self.path is not None:
-            cells = record.table.values(CLIENT_COLUMNS, finite=True)
-            write_csv(self.path / "clients.csv", cells, CLIENT_COLUMNS)
+            if record.samples is not None:
+                write_tensors(self.path / SAMPLES, record.samples.tensors())
+            further = [name for name in record.table.names if name.startswith(FURTHER)]
+            columns = [*CLIENT_COLUMNS, *further]
+            write_csv(self.path / "clients.csv", record.table.values(columns, finite=True), columns)
             write_json(self.path / "summary.json", record.facts)
 
     def checkpoint_due(self, version: int) -> bool:

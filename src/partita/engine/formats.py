@@ -26,12 +26,19 @@ _DIVERGED = {
     "why": {ANY: NUMBER},
     "rates": {ANY: NUMBER},
 }
+_TRAINING = {"rounds": NUMBER, "ended": TEXT, "model_of_round": NUMBER, "epochs": {ANY: NUMBER}}
 SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "client_memory", "peak_memory"), NUMBER),
     "higher_is_better": FLAG,
     "test": _SCORES,
+    "validation": _SCORES,
+    "metrics": {ANY: {"higher_is_better": FLAG, "test": _SCORES}},
+    "undefined": {ANY: [TEXT]},
+    "majority": {ANY: NUMBER},
+    "training": _TRAINING,
+    "baselines": {ANY: _TRAINING},
     "hurt": {ANY: NUMBER},
     "phases": {ANY: NUMBER},
     "clock": {ANY: NUMBER, "staleness": _COUNTS, "delay": _COUNTS},

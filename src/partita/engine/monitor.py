@@ -12,15 +12,19 @@ from partita.core.types import Upload
 from partita.engine.callbacks import Callback, Event
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
-from partita.engine.evaluate import mean_score, measures, scores
-from partita.engine.execute.plan import client_steps
+from partita.engine.evaluate import mean_score, measures, scored
+from partita.engine.execute.plan import client_steps, epochs_of
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
 from partita.engine.record import Record
+from partita.engine.samples import Scored
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import State, has_global
+from partita.engine.store import MemoryStore
 from partita.engine.store.files import plain
+
+SCORES = tuple(f"{split}.{of}" for split in ("validation", "test") for of in ("global", "personal", "loss"))
 
 
 class Monitor:
@@ -32,7 +36,6 @@ class Monitor:
     def __init__(self, setup: Setup, name: str, callbacks: Sequence[Callback], folder: RunFolder) -> None:
         self.setup, self.name, self.callbacks, self.folder = setup, name, callbacks, folder
         self.reference: Callable[[int, float], float | None] = lambda version, time: None  # noqa: ARG005
-        self.personal_scores: np.ndarray | None = None
         self._train_loss: float | None = None  # of the last round
         self._choices_written = 0
 
@@ -59,12 +62,11 @@ class Monitor:
         """Count a round, evaluate and write a checkpoint when it is time, and tell."""
         with state.timer("metrics"):
             self._count(stage, state, done)
-        last_of_stage = state.schedule.done(state.server)
-        if last_of_stage or self._evaluation_due(state, done.cohort.time):
+        if state.schedule.done(state.server) or self._evaluation_due(state, done.cohort.time):
             with state.timer("evaluation"):
                 self._evaluate(stage, state, done)
-        if last_of_stage and has_global(stage, state) and self.setup.settings.train_scores:
-            state.counters.global_train_scores = scores(stage, state, "global", "train")
+        if state.is_over(stage):
+            self._end_stage(stage, state)
         self._tell(state, done)
         if len(state.executor_choices) > self._choices_written:
             self.write_config(state.executor_choices)
@@ -101,7 +103,8 @@ class Monitor:
         """Whether so many rounds, or, for a number that is not whole, so much virtual time has passed."""
         every, until = self.setup.settings.evaluate_every, state.schedule.until
         version, rows = state.server.version, state.counters.rows
-        if every is None and version % max(1, self.setup.rounds // 10) == 0:
+        evaluations = 100 if self.setup.settings.until else 10
+        if every is None and version % max(1, self.setup.rounds // evaluations) == 0:
             return True
         if isinstance(every, int):
             return version % every == 0
@@ -110,21 +113,26 @@ class Monitor:
         return step is not None and time // step > before // step
 
     def _evaluate(self, stage: Stage, state: State, done: Round) -> None:
-        """Add a row of metrics: scores under the clients' own and under the global model, measures."""
-        counters, names, weight = state.counters, self.setup.data.names, self.setup.test_weight
+        """Add a row of metrics: scores under the clients' own and under the global model, measures.
+
+        They are of the validation samples, where there are such: test samples are for the end.
+        """
+        counters, names, split = state.counters, self.setup.data.names, self.setup.watched
         version, time = state.server.version, done.cohort.time
         if has_global(stage, state):
-            counters.global_scores = scores(stage, state, "global")
-        own = scores(stage, state, "personal") if stage.has_personal else counters.global_scores
-        self.personal_scores = own
-        everyone = mean_score(counters.global_scores, weight)
+            counters.global_scored = {split: scored(stage, state, "global", split)}
+        everyone = counters.global_scored.get(split)
+        own = scored(stage, state, "personal", split) if stage.has_personal else everyone
+        together = self.reference(version, time) if everyone is None else self._mean(everyone, split)
         row: dict[str, Any] = {
             "round": version,
             "time": time,
             "seconds": round(counters.elapsed, 3),
             "train_loss": counters.loss_sum / counters.loss_weight if counters.loss_weight else None,
-            "test.global": self.reference(version, time) if counters.global_scores is None else everyone,
-            "test.personal": mean_score(own, weight),
+            **dict.fromkeys(SCORES),
+            f"{split}.global": together,
+            f"{split}.personal": self._mean(own, split),
+            f"{split}.loss": None if own is None else mean_score(own.loss, self.setup.weight(split)),
             **counters.clock.next_row(self.setup.data.clients),
             "excluded": [names[c] for c in sorted(counters.excluded)],
             "bytes_up": counters.bytes_up,
@@ -135,11 +143,49 @@ class Monitor:
         if self.setup.settings.measures:
             usable = [not rejection for rejection in done.rejections]
             row["measures"] = measures(stage, state, done.cohort, done.uploads, usable)
+        score, loss = row[f"{split}.personal"], row[f"{split}.loss"]
+        improved = state.convergence.see(version, score, loss, self.setup.profile.metric.higher_is_better)
+        if improved and self._keeps_best(stage, state):
+            state.keep_best()
         counters.rows.append(row)
         counters.loss_sum = counters.loss_weight = 0.0
         self.folder.append_row(row)
         for callback in self.callbacks:
             callback.evaluation(self.name, row)
+
+    def _mean(self, found: Scored | None, split: str) -> float | None:
+        """Return the mean score over the samples of honest clients."""
+        if found is None:
+            return None
+        return mean_score(found.scores[self.setup.profile.metric.name], self.setup.weight(split))
+
+    def kept_best(self, stage: Stage, state: State) -> bool:
+        """Return whether the models are those of the best round."""
+        return self.setup.watched == "validation" and self._keeps_best(stage, state)
+
+    def _keeps_best(self, stage: Stage, state: State) -> bool:
+        """Return whether the best round is kept; by default only where all states fit into memory."""
+        settings = self.setup.settings
+        able = isinstance(state.store, MemoryStore)
+        if settings.keep == "best" and not able:
+            reason = "the states of the best round are kept in memory"
+            raise check.fail("keep", "best", "'last', or store='memory'", reason)
+        if settings.keep is not None:
+            return settings.keep == "best"
+        return settings.until is not None and able and stage.limits.states_fit
+
+    def _end_stage(self, stage: Stage, state: State) -> None:
+        """Go back to the best round, if that is kept, and score the global model while it is there."""
+        state.restore_best()
+        if has_global(stage, state):
+            with state.timer("evaluation"):
+                state.counters.global_scored = self.final(stage, state, "global")
+
+    def final(self, stage: Stage, state: State, model: str) -> dict[str, Scored]:
+        """Return how a model does at the end, by split; of test samples each one is kept."""
+        wanted = {"validation": self.setup.watched == "validation", "train": self.setup.settings.train_scores}
+        splits = [split for split, is_wanted in wanted.items() if is_wanted]
+        return {s: scored(stage, state, model, s, every_sample=s == "test") for s in ("test", *splits)}
 
     # ---- counters
 
@@ -151,6 +197,8 @@ class Monitor:
         clients = np.asarray(cohort.clients, dtype=np.int64)
         counters.client_steps += client_steps(stage.rule, clients, self.setup.data, state.context(stage))
         counters.clock.count(cohort, done.rejections.count(""))
+        epochs = epochs_of(stage.rule, clients, self.setup.data, state.context(stage))
+        np.add.at(counters.clock.turns.epochs, clients, epochs)
         diverged_before = self.diverged(state)
         for client, rejection in zip(cohort.clients, done.rejections):
             if rejection:

@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ from partita.core import check
 from partita.data.population import Numbered
 from partita.engine.divergence import DIVERGED, sentences
 from partita.engine.formats import CONFIG, SUMMARY, check_form
+from partita.engine.samples import Samples
 from partita.engine.store.files import from_text, read_jsonl
 from partita.engine.table import BLOCK, Table
 
 MODELS = ("local", "global", "personal")
 """The models that each client is scored with: trained alone, the server's, its own."""
+SUFFIXES = {"test": "", "validation": "_validation", "train": "_train"}
+"""What the columns of their scores end in, by split."""
 ROUNDING = 1e-9
 """Scores that differ by at most this share of the larger one are equal."""
 COUNTS = ("n_train", "n_validation", "n_test", "memory", "byzantine", "reports", "late", "lost")
@@ -42,15 +45,18 @@ CLIENT_COLUMNS = (
     "memory",
     "byzantine",
     *MODELS,
-    "global_train",
-    "personal_train",
+    *(f"{model}_validation" for model in MODELS),
+    *(f"{model}_train" for model in MODELS),
     "distance",
     "label_shift",
     "reports",
+    "epochs",
     "delay",
     "late",
     "lost",
 )
+FURTHER = tuple(f"{model}." for model in MODELS)
+"""What the columns of a run's further metrics begin with: 'personal.auc'."""
 NUMERIC_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in ("client", "class"))
 
 # ---- statistics
@@ -182,13 +188,15 @@ class Summary(dict[str, Any]):
 class Record:
     """The figures of a run.
 
-    `metrics` are the rows of metrics.jsonl, `clients` those of clients.csv, `config` is config.json.
+    `metrics` are the rows of metrics.jsonl, `clients` those of clients.csv, `config` is config.json, and
+    `samples` what is kept of every test sample.
     """
 
     metrics: list[dict[str, Any]]
     clients: Sequence[dict[str, Any]]
     config: dict[str, Any]
     facts: Summary
+    samples: Samples | None = field(default=None, kw_only=True)
 
     @property
     def table(self) -> Table:
@@ -216,11 +224,18 @@ class Record:
     def scores(self, model: str = "personal", split: str = "test") -> np.ndarray:
         """The score of every client, in order, under its 'local', 'global' or 'personal' model.
 
-        Scores on the 'train' part are there for runs with `train_scores=True`.
+        Scores on the 'validation' part are there where the data have one, on the 'train' part for runs with
+        `train_scores=True`.
         """
         check.choice("model", model, MODELS)
-        column = model if check.choice("split", split, ("test", "train")) == "test" else f"{model}_train"
-        return self.table.numbers(column)
+        return self.table.numbers(f"{model}{SUFFIXES[check.choice('split', split, SUFFIXES)]}")
+
+    def column(self, name: str) -> np.ndarray | None:
+        """The numbers of a column of clients.csv; None where it has no such column, or an empty one."""
+        if name not in self.table.names:
+            return None
+        numbers = self.table.numbers(name)
+        return None if np.isnan(numbers).all() else numbers
 
     def gains(self, reference: str = "global", split: str = "test") -> np.ndarray:
         """How much better every client, in order, does with its personal model than with a reference model.
@@ -310,6 +325,7 @@ def read(folder: str | Path) -> Record:
         clients=_read_clients(folder / "clients.csv"),
         config=_read_config(folder / "config.json"),
         facts=_read_summary(folder / "summary.json"),
+        samples=Samples.read(folder),
     )
 
 
@@ -372,7 +388,7 @@ def _read_columns(path: Path, header: Sequence[str], lines: Iterator[list[str]])
 
 def _parse(name: str, cells: Sequence[str]) -> Any:
     """Return numbers as an array where none is missing or NaN stands for it, all else as a list."""
-    if name not in CLIENT_COLUMNS[1:]:
+    if name not in CLIENT_COLUMNS[1:] and not name.startswith(FURTHER):
         return [from_text(cell) for cell in cells]
     kind: Any = int if name in COUNTS else from_text if name == "class" else float
     values = [kind(cell) if cell else None for cell in cells]

@@ -13,63 +13,131 @@ from partita.capacity.client_memory import client_memory
 from partita.core import tree
 from partita.core.types import Tensors
 from partita.data import FederatedData
-from partita.engine.evaluate import mean_score, scores
+from partita.engine.evaluate import mean_score
 from partita.engine.monitor import Monitor
-from partita.engine.record import MODELS, Record, Summary
+from partita.engine.record import CLIENT_COLUMNS, MODELS, SUFFIXES, Record, Summary
+from partita.engine.samples import Samples, Scored
 from partita.engine.setup import Setup
 from partita.engine.stage import Stage
-from partita.engine.state import State, has_global
+from partita.engine.state import State
 from partita.engine.table import Column, Table
 
-Scores = dict[str, np.ndarray | None]
+Columns = dict[str, np.ndarray | None]
 LABELS = 1 << 16
 """Labels that are counted at once."""
+SAMPLES_BYTES = 1 << 28
+"""Of what is kept of all test samples: larger ones are not kept."""
+Results = dict[str, dict[str, Scored]]
+"""How each model does, by split."""
 
 
 def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Record:
     """Return everything about a finished run that can be written down as numbers."""
-    scores = _scores(stage, state, monitor, references)
-    rows = _client_rows(stage, state, scores)
-    summary = _summary(stage, state, scores)
+    results = _results(stage, state, monitor)
+    columns = _columns(stage, state, results, references)
+    rows = _client_rows(stage, state, columns)
+    summary = _summary(stage, state, columns)
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
     summary["diverged"] = monitor.divergence(state, _finite(state.server.shared), others)
-    summary["classes"] = _classes(stage, rows, scores)
-    record = Record(state.counters.rows, rows, monitor.config(state.executor_choices), summary)
+    summary["classes"] = _classes(stage, rows, columns)
+    summary["training"] = _training(stage, state, monitor)
+    summary["baselines"] = {kind: other.facts.get("training") for kind, other in references.items()}
+    _note_test(state, summary, monitor)
+    samples = _samples(stage, results, references)
+    record = Record(
+        state.counters.rows, rows, monitor.config(state.executor_choices), summary, samples=samples
+    )
     summary["hurt"] = {f"vs_{kind}": record.hurt(kind) for kind in ("global", "local")}
     return record
 
 
-def _scores(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Scores:
-    """Return every client's score alone, under the global and its personal model, as far as they exist."""
-    everyone, personal = state.counters.global_scores, monitor.personal_scores
-    if everyone is None and has_global(stage, state):  # resumed after its last evaluation
-        everyone = scores(stage, state, "global")
-    if personal is None:
-        personal = scores(stage, state, "personal") if stage.has_personal else everyone
-    if everyone is None and "global" in references:
-        everyone = references["global"].scores("global")
-    alone = references["local"].scores("local") if "local" in references else None
-    if alone is None and stage.setup.alone:
-        alone = np.full(stage.setup.data.clients, np.nan)
-        if personal is not None:  # a client that had no turn has no model of its own
-            touched = state.store.touched
-            alone[touched] = personal[touched]
-    on_train = _train_scores(stage, state, references)
-    return {"local": alone, "global": everyone, "personal": personal, **on_train}
+def _results(stage: Stage, state: State, monitor: Monitor) -> Results:
+    """Return how the global and the personal models of the run itself do."""
+    results: Results = {}
+    if state.counters.global_scored:
+        results["global"] = state.counters.global_scored
+    if stage.has_personal:
+        results["personal"] = monitor.final(stage, state, "personal")
+    elif "global" in results:
+        results["personal"] = results["global"]
+    if stage.setup.alone and "personal" in results:
+        results["local"] = results["personal"]
+    return results
 
 
-def _train_scores(stage: Stage, state: State, references: Mapping[str, Record]) -> Scores:
-    """Return the scores on training samples, when asked for; of the same global model."""
-    if not stage.setup.settings.train_scores:
-        return {}
-    everyone = state.counters.global_train_scores
-    if state.counters.global_scores is None and "global" in references:
-        everyone = references["global"].scores("global", "train")
-    personal = scores(stage, state, "personal", "train") if stage.has_personal else everyone
-    return {"global_train": everyone, "personal_train": personal}
+def _columns(stage: Stage, state: State, results: Results, references: Mapping[str, Record]) -> Columns:
+    """Return the scores of every client, by the name of their column in clients.csv.
+
+    Where a run has no model of a kind, they are those of the run it is compared with.
+    """
+    setup, columns = stage.setup, dict[str, np.ndarray | None]()
+    for model in MODELS:
+        splits = results.get(model)
+        for split, suffix in SUFFIXES.items():
+            for metric in setup.profile.metrics:
+                first = metric is setup.profile.metric
+                if not first and split != "test":
+                    continue
+                name = f"{model}{suffix}" if first else f"{model}.{metric.name}"
+                if splits is None and model in references:
+                    columns[name] = references[model].column(name)
+                else:
+                    found = None if splits is None else splits.get(split)
+                    columns[name] = None if found is None else found.scores[metric.name]
+    if setup.alone:  # a client that had no turn has no model of its own
+        untouched = np.ones(setup.data.clients, dtype=bool)
+        untouched[state.store.touched] = False
+        for name in [k for k, v in columns.items() if k.startswith("local") and v is not None]:
+            columns[name] = np.where(untouched, np.nan, columns[name])  # type: ignore[arg-type]
+    return columns
 
 
-def _client_rows(stage: Stage, state: State, scores: Scores) -> Table:
+def _training(stage: Stage, state: State, monitor: Monitor) -> dict[str, Any]:
+    """Say how long the run has trained, how it ended, and of which round its models are."""
+    setup, settings = stage.setup, stage.setup.settings
+    epochs = state.counters.clock.turns.epochs[setup.honest & (setup.data.train[:, 1] > 0)]
+    converged = settings.until is not None and state.convergence.has_converged(settings.patience)
+    version, best = state.server.version, state.convergence.round
+    return {
+        "rounds": version,
+        "ended": "converged" if converged else "rounds",
+        "model_of_round": best if best >= 0 and monitor.kept_best(stage, state) else version,
+        "epochs": {
+            "mean": float(epochs.mean()) if len(epochs) else None,
+            "min": float(epochs.min()) if len(epochs) else None,
+            "max": float(epochs.max()) if len(epochs) else None,
+        },
+    }
+
+
+def _note_test(state: State, summary: Summary, monitor: Monitor) -> None:
+    """Write the test scores into the row of the round that the models are of."""
+    row = next((r for r in state.counters.rows if r["round"] == summary["training"]["model_of_round"]), None)
+    if row is None:
+        return
+    row["test.personal"] = summary["test"]["personal"]
+    if row["test.global"] is None:
+        row["test.global"] = summary["test"]["global"]
+    monitor.folder.write_rows(state.counters.rows)
+
+
+def _samples(stage: Stage, results: Results, references: Mapping[str, Record]) -> Samples | None:
+    """Return what is kept of every test sample, under each model; None where that would take too much."""
+    data = stage.setup.data
+    rows = {model: splits["test"].rows for model, splits in results.items() if "test" in splits}
+    for model in MODELS:
+        theirs = references[model].samples if model in references else None
+        if model not in rows and theirs is not None and model in theirs.rows:
+            rows[model] = theirs.rows[model]
+    if tree.nbytes(rows) > SAMPLES_BYTES:
+        return None
+    places = [np.arange(start, start + n) for start, n in data.test[data.test[:, 1] > 0]]
+    index = torch.from_numpy(np.concatenate(places)) if places else torch.zeros(0, dtype=torch.int64)
+    targets = data.y.index_select(0, index.to(data.y.device)).cpu()
+    return Samples(data.test[:, 1].copy(), targets, rows)
+
+
+def _client_rows(stage: Stage, state: State, scores: Columns) -> Table:
     data = stage.setup.data
     columns: dict[str, Column] = {
         "client": data.names,
@@ -78,7 +146,7 @@ def _client_rows(stage: Stage, state: State, scores: Scores) -> Table:
         "n_test": data.test[:, 1],
         **stage.setup.devices.columns(_batch(stage)),
         "byzantine": (~stage.setup.honest).astype(np.int8),
-        **dict.fromkeys((*MODELS, "global_train", "personal_train")),
+        **dict.fromkeys(CLIENT_COLUMNS[CLIENT_COLUMNS.index("local") : CLIENT_COLUMNS.index("distance")]),
         **scores,
         "distance": _distances(stage, state),
         "label_shift": _label_shift(stage.setup.clean_data),
@@ -116,19 +184,26 @@ def _squares(stack: torch.Tensor) -> torch.Tensor:
     return stack.reshape(len(stack), -1).square_().sum(1)
 
 
-def _label_shift(data: FederatedData, most: int = 1000) -> np.ndarray | None:
-    """Total variation ½ Σ_c |p_i(c) − p(c)| between a client's training labels and everyone's."""
-    y = data.y  # as it is, whatever Byzantine clients pretend
+def _classes_of(y: torch.Tensor, most: int = 1000) -> int:
+    """Return how many classes there are; 0 where targets are no labels of at most so many."""
     if y.is_floating_point() or y.dim() > 1 or not len(y) or int(y.max()) >= most or int(y.min()) < 0:
+        return 0
+    return int(y.max()) + 1
+
+
+def _label_shift(data: FederatedData) -> np.ndarray | None:
+    """Total variation ½ Σ_c |p_i(c) − p(c)| between a client's training labels and everyone's."""
+    y, classes = data.y, _classes_of(data.y)  # as they are, whatever Byzantine clients pretend
+    if not classes:
         return None
-    labels, classes = y.cpu().numpy(), int(y.max()) + 1
-    starts, sizes = data.train.T
+    labels = y.cpu().numpy()
+    sizes = data.train[:, 1]
     blocks = _blocks(sizes, max(1, LABELS // classes))
-    everyone = sum((_counted(labels, starts[b], sizes[b], classes).sum(0) for b in blocks), np.zeros(classes))
+    everyone = sum((_counted(labels, data.train[b], classes).sum(0) for b in blocks), np.zeros(classes))
     everyone /= everyone.sum()
     shift = np.full(data.clients, np.nan)
     for b in blocks:
-        shares = _counted(labels, starts[b], sizes[b], classes) / np.maximum(sizes[b], 1)[:, None]
+        shares = _counted(labels, data.train[b], classes) / np.maximum(sizes[b], 1)[:, None]
         shift[b] = np.where(sizes[b] > 0, np.abs(shares - everyone).sum(1) / 2, np.nan)
     return shift
 
@@ -141,17 +216,19 @@ def _blocks(sizes: np.ndarray, most: int) -> list[slice]:
     return [slice(a, b) for a, b in zip([0, *ends], ends)]
 
 
-def _counted(labels: np.ndarray, starts: np.ndarray, sizes: np.ndarray, classes: int) -> np.ndarray:
-    """How often each client has each label, a row for each client."""
+def _counted(labels: np.ndarray, ranges: np.ndarray, classes: int) -> np.ndarray:
+    """How often each client has each label in its range of rows, a row for each client."""
+    starts, sizes = ranges.T
     owner = np.repeat(np.arange(len(sizes)), sizes)
     place = np.arange(len(owner)) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
     found = np.bincount(owner * classes + labels[place], minlength=len(sizes) * classes)
     return found.reshape(len(sizes), classes)
 
 
-def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
+def _summary(stage: Stage, state: State, scores: Columns) -> Summary:
     setup, counters, version = stage.setup, state.counters, state.server.version
     weight, metric, names = setup.test_weight, setup.profile.metric, setup.data.names
+    held_out = setup.weight("validation")
     shared, personal = (tree.pick(state.initial, part) for part in stage.partition)
     seconds, excluded = counters.training_seconds, sorted(counters.excluded)
     return Summary(
@@ -163,6 +240,10 @@ def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},
+        validation={kind: mean_score(scores[f"{kind}_validation"], held_out) for kind in MODELS},
+        metrics=_metrics(setup, scores),
+        undefined=_undefined(setup, scores),
+        majority=majority(setup),
         hurt={},  # counted by the record
         seconds=round(counters.elapsed, 3),
         client_steps_per_second=round(counters.client_steps / seconds, 1) if seconds else 0.0,
@@ -184,7 +265,51 @@ def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
     )
 
 
-def _classes(stage: Stage, rows: Table, scores: Scores) -> dict[str, Any] | None:
+def _metrics(setup: Setup, scores: Columns) -> dict[str, Any]:
+    """Return the mean test scores by every metric of the run, the first of which decides."""
+    means = {}
+    for metric in setup.profile.metrics:
+        suffix = "" if metric is setup.profile.metric else f".{metric.name}"
+        values = {kind: mean_score(scores[f"{kind}{suffix}"], setup.test_weight) for kind in MODELS}
+        means[metric.name] = {"higher_is_better": metric.higher_is_better, "test": values}
+    return means
+
+
+def _undefined(setup: Setup, scores: Columns) -> dict[str, list[str]]:
+    """Return the names of the honest clients with test samples for which a metric is undefined."""
+    undefined, there = {}, setup.test_weight > 0
+    for metric in setup.profile.metrics:
+        suffix = "" if metric is setup.profile.metric else f".{metric.name}"
+        columns = [scores[f"{kind}{suffix}"] for kind in MODELS]
+        nowhere = [np.isnan(c) for c in columns if c is not None and not np.isnan(c).all()]
+        clients = np.flatnonzero(there & np.logical_and.reduce(nowhere)).tolist() if nowhere else []
+        if clients:
+            undefined[metric.name] = [setup.data.names[c] for c in clients]
+    return undefined
+
+
+def majority(setup: Setup) -> dict[str, float] | None:
+    """Return the accuracy of predicting the most frequent class: everyone's, or each client's own.
+
+    The classes are counted on training samples; None for targets that are no classes.
+    """
+    data, y = setup.data, setup.clean_data.y
+    classes = _classes_of(y)
+    if not classes or not setup.test_weight.any():
+        return None
+    labels, right = y.cpu().numpy(), np.zeros((2, data.clients))
+    counts = np.zeros(classes)
+    for block in _blocks(data.train[:, 1], max(1, LABELS // classes)):
+        counts += _counted(labels, data.train[block], classes).sum(0)
+    for block in _blocks(data.train[:, 1] + data.test[:, 1], max(1, LABELS // classes)):
+        own, there = (_counted(labels, ranges[block], classes) for ranges in (data.train, data.test))
+        guess = np.where(own.any(1), own.argmax(1), counts.argmax())
+        right[:, block] = there[:, counts.argmax()], there[np.arange(len(there)), guess]
+    share = right[:, setup.honest].sum(1) / setup.test_weight.sum()
+    return {"everyone": float(share[0]), "own": float(share[1])}
+
+
+def _classes(stage: Stage, rows: Table, scores: Columns) -> dict[str, Any] | None:
     """Describe each class of devices: its size, what it holds and sends, its delays, its scores."""
     setup, devices = stage.setup, stage.setup.devices
     if devices.capacity is None:
@@ -218,7 +343,7 @@ def _count(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors.values())
 
 
-def _byzantine(setup: Setup, excluded: Sequence[int], scores: Scores) -> dict[str, Any] | None:
+def _byzantine(setup: Setup, excluded: Sequence[int], scores: Columns) -> dict[str, Any] | None:
     """Describe the Byzantine clients: how many, their attack, the models on their data, who was set aside."""
     attack = setup.settings.attack
     if attack is None:

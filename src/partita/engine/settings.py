@@ -12,8 +12,9 @@ from typing import Annotated, Any, get_type_hints
 import torch
 
 from partita.core import check, draws
+from partita.core.criterion import Function
 from partita.core.device import PRECISIONS
-from partita.core.metrics import Function
+from partita.core.metrics import METRICS, Metric
 from partita.core.options import Option, declared, verify
 from partita.core.parts import (
     Algorithm,
@@ -31,12 +32,15 @@ from partita.schedule import Schedule, preferred, synchronous
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES = ("auto", "memory", "disk")
+UNTIL, KEEP = ("converged",), ("last", "best")
 DEVICES = "'auto', 'cpu' or 'cuda'"
 BOOLEAN = "True or False"
 
+MOST_ROUNDS = 1000
+"""Rounds after which a run ends that was to converge, and has not."""
 ROUNDS_ALONE = 200
-"""Rounds in which a client alone comes close to where it ends: with a few steps in each and common rates,
-after 25 to 200 on the digits and on spoken digits, after 25 on heart disease (more overfit)."""
+"""Rounds of a client alone where no validation samples can say when to end: with a few steps in each and
+common rates, it comes close to where it ends after 25 to 200 on the digits and on spoken digits."""
 
 
 def _later(field: str, value: Any) -> Any:  # noqa: ARG001
@@ -125,7 +129,31 @@ class Training:
 
     rounds: Annotated[
         int | None,
-        Option("number of server steps; required, unless the stages of a pipeline have their own", low=1),
+        Option(
+            "number of server steps; required, unless the stages of a pipeline have their own; with "
+            "until='converged' the most (default then: 1000)",
+            low=1,
+        ),
+    ] = None
+    until: Annotated[
+        str | None,
+        Option(
+            "'converged': train until neither the score nor the loss on the validation samples has improved "
+            "for `patience` evaluations (default: all `rounds`)",
+            choices=UNTIL,
+        ),
+    ] = None
+    patience: Annotated[
+        int | None,
+        Option("evaluations without improvement after which a run has converged (default: 10)", low=1),
+    ] = None
+    keep: Annotated[
+        str | None,
+        Option(
+            "the model that a run ends with: that of its 'last' round, or that of the round with the 'best' "
+            "score on the validation samples (default: 'best' with until='converged', else 'last')",
+            choices=KEEP,
+        ),
     ] = None
     cohort: Annotated[int | None, Option("clients per round (default: all clients)", low=1)] = None
     steps: Annotated[
@@ -178,7 +206,7 @@ class Training:
         int | float | None,
         Option(
             "rounds between evaluations; a fraction such as 2.5 is virtual time (default: about ten "
-            "evaluations in all)",
+            "evaluations in all, a hundred with until='converged')",
             low=1,
             allowed="virtual time such as 2.5",
             check=_every,
@@ -197,10 +225,9 @@ class Training:
         Option(
             "also train the baselines that `Run.summary` compares with, with the method's `lr` and steps: "
             "fedavg, for methods without a global model, in as many rounds under the same schedule; and "
-            "every client alone, in each of as many rounds, but in at most 200, or in as many as a client of "
-            "the run takes part in, if that is more. With many clients, training alone is the most expensive "
-            "part of a run: False trains no baselines, and {'local': run, 'global': run} compares with "
-            "earlier runs (default: True)",
+            "every client alone, until it has converged on the validation samples. With many clients, "
+            "training alone is the most expensive part of a run: False trains no baselines, and {'local': "
+            "run, 'global': run} compares with earlier runs (default: True)",
             check=_baselines,
         ),
     ] = True
@@ -227,12 +254,12 @@ class Parts:
         ),
     ] = None
     metric: Annotated[
-        str | Function | None,
+        str | Function | Metric | Sequence[str | Function | Metric] | None,
         Option(
-            "'accuracy', 'mse', 'mae', 'loss', or `partita.Metric(function, higher_is_better=True)` with a "
-            "function of (output, target) that returns a mean over samples; a function alone needs an "
-            "attribute `higher_is_better`. A score that is no mean over samples, such as F1 or AUC, is "
-            "refused (default: accuracy for classes, the loss for numbers)",
+            f"a metric of each client: {', '.join(map(repr, METRICS))}, 'loss', or "
+            "`partita.Metric(function, higher_is_better=True)` with a function of all (outputs, targets) of "
+            "a client; a list of several, of which the first decides (default: accuracy for classes, the "
+            "loss for numbers)",
             check=_later,
         ),
     ] = None
@@ -441,7 +468,7 @@ class Settings(Manner, Machine, Parts, Training):
 
     def _fill(self, stage: StagePlan) -> StagePlan:
         once = stage.rounds is None and stage.epochs is not None  # fine-tuning: all clients, one round
-        rounds = 1 if once else (stage.rounds or self.rounds)
+        rounds = 1 if once else (stage.rounds or self.rounds or (MOST_ROUNDS if self.until else None))
         if rounds is None:
             raise check.fail("rounds", None, "a whole number from 1, or rounds for each stage")
         own_work = stage.steps is not None or stage.epochs is not None
@@ -472,22 +499,30 @@ def as_one(stages: Sequence[StagePlan]) -> dict[str, Any]:
 
 
 def as_alone(
-    stages: Sequence[StagePlan], schedules: Sequence[Schedule], clients: int, every: int | float | None
+    stages: Sequence[StagePlan],
+    schedules: Sequence[Schedule],
+    clients: int,
+    every: int | float | None,
+    validated: bool,
 ) -> dict[str, Any]:
     """Return `as_one` for every client alone, which needs no communication and so follows no schedule.
 
-    Everyone takes part in every round, without delays, in as many rounds as the stages have; but in no more
-    than ROUNDS_ALONE, or than the rounds that a client takes part in on average, if they are more. A
-    schedule that ends at a virtual time does not say how many those are. Alone there is no virtual time:
-    evaluations `every` so much of it go by rounds.
+    Everyone takes part in every round, without delays, until training has converged, where the data are
+    `validated`. Without validation samples there are as many rounds as the stages have; but no more than
+    ROUNDS_ALONE, or than the rounds that a client takes part in on average, if they are more. A schedule that
+    ends at a virtual time does not say how many those are. Alone there is no virtual time: evaluations
+    `every` so much of it go by rounds.
     """
     uploads = [
         (stage.rounds or 0) * (getattr(schedule, "buffer", None) or stage.cohort or clients)
         for stage, schedule in zip(stages, schedules)
         if getattr(schedule, "until", None) is None
     ]
-    whole = as_one(stages)
-    rounds = min(whole["rounds"], max(ROUNDS_ALONE, -(-sum(uploads) // clients)))
+    whole, turns = as_one(stages), -(-sum(uploads) // clients)
+    if validated:
+        until = {"until": "converged", "patience": None, "keep": None, "evaluate_every": None}
+        return {**whole, "rounds": max(MOST_ROUNDS, turns), "cohort": None, **until}
+    rounds = min(whole["rounds"], max(ROUNDS_ALONE, turns))
     evaluations = {"evaluate_every": None if isinstance(every, float) else every}
     return {**whole, "rounds": rounds, "cohort": None, **evaluations}
 

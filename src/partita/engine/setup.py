@@ -106,6 +106,11 @@ class Setup:
         splits = [self.partition_of(plan.algorithm) for plan in self.plans]
         warn_about_buffers(self.profile.buffers, self.settings.norm)
         warn_about_reset(self.plans, splits, self.initial)
+        for field in ("until", "keep"):
+            if self.watched != "validation" and getattr(self.settings, field) in ("converged", "best"):
+                reason = "no client has validation samples"
+                allowed = "data with such, as data.hold_out(validation=0.1) makes them"
+                raise check.fail(field, getattr(self.settings, field), allowed, reason)
         for plan, schedule in zip(self.plans, self.schedules):
             schedule.check(clients, plan.cohort or clients)
         self.devices.check(self.plans, splits, self.settings, bool(self.profile.buffers))
@@ -118,7 +123,8 @@ class Setup:
         settings, schedules = self.settings, self.schedules
         work = as_one(self.plans)
         if alone:
-            work = as_alone(self.plans, schedules, self.data.clients, settings.evaluate_every)
+            every = settings.evaluate_every
+            work = as_alone(self.plans, schedules, self.data.clients, every, self.watched == "validation")
         settings = replace(
             settings,
             **work,
@@ -156,9 +162,18 @@ class Setup:
         return honest
 
     @property
+    def watched(self) -> str:
+        """The split that evaluations during a run look at: validation, where an honest client has some."""
+        return "validation" if self.weight("validation").any() else "test"
+
+    def weight(self, split: str) -> np.ndarray:
+        """How much each client counts in a mean score: its samples of a split, if it is honest."""
+        return np.where(self.honest, self.data.ranges(split)[:, 1], 0)
+
+    @property
     def test_weight(self) -> np.ndarray:
-        """How much each client counts in a mean score: its test samples, if it is honest."""
-        return np.where(self.honest, self.data.test[:, 1], 0)
+        """How much each client counts in a mean score on test samples."""
+        return self.weight("test")
 
     @property
     def measurable(self) -> np.ndarray:

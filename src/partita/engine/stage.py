@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partita.algorithms.base import as_is
 from partita.algorithms.local.batchnorm import statistics_of, with_own_statistics
-from partita.algorithms.local.evaluation import deployment, evaluation, global_model
+from partita.algorithms.local.evaluation import BATCH, deployment, evaluation, global_model
 from partita.algorithms.local.measuring import measure_program, measured_split
 from partita.core import draws, tree
 from partita.core.parts import (
@@ -26,7 +26,7 @@ from partita.core.parts import (
     StagePlan,
 )
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload, Work
-from partita.data.federated import SPLITS
+from partita.data.federated import SPLITS, FederatedData
 from partita.engine.execute import Executor, Task, budget, make_executor
 from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
@@ -46,11 +46,13 @@ class Limits(NamedTuple):
     clients_per_block  clients whose states are loaded together
     deltas_in_memory   uploads that are kept before they are added up, where a method's add up
     store_device       where client states stay: beside the model if all of them fit, else on the host
+    states_fit         whether all of them fit
     """
 
     clients_per_block: int
     deltas_in_memory: int
     store_device: str
+    states_fit: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +166,15 @@ def programs(
     personalize: Callable[[Problem], Personalize],
     is_global: bool,
     measures: Sequence[tuple[Measure, Partition]],
+    kept: Tensors,
+    most_samples: Mapping[str, int],
 ) -> dict[str, Program]:
     """All that clients run in a stage, by name; the same wherever it is called with the same method.
 
     training             the method's local rule
-    global, personal     score the server's or the client's own model on test samples ('... on train')
+    global, personal     score the server's or the client's own model ('... on SPLIT'), and keep what metrics
+                         need of every sample ('... with rows'): `kept` of a sample, for the `most_samples`
+                         that a client has
     model                compute the model that a client deploys
     measure NAME         compute a measure
     statistics           sum up BatchNorm statistics of the server's model
@@ -180,12 +186,26 @@ def programs(
         Program("statistics", statistics_of(whole_model), whole_model=True),
     ]
     for split in SPLITS:
-        suffix = "" if split == "test" else f" on {split}"
-        everything.append(Program(f"global{suffix}", evaluation(global_model, split), whole_model=True))
-        everything.append(Program(f"personal{suffix}", evaluation(personalize, split)))
+        for rows in (None, kept):
+            samples = 0 if rows is None else most_samples[split]
+            names = [evaluation_name(model, split, rows is not None) for model in ("global", "personal")]
+            of_server = evaluation(global_model, split, rows, samples)
+            everything.append(Program(names[0], of_server, whole_model=True))
+            everything.append(Program(names[1], evaluation(personalize, split, rows, samples)))
     method = replace(algorithm, personalize=personalize)
     everything += [measure_program(measure, split, method) for measure, split in measures]
     return {program.name: program for program in everything}
+
+
+def evaluation_name(model: str, split: str, every_sample: bool) -> str:
+    """Return the name of the program that scores a model on a split of the data."""
+    return f"{model} on {split}{' with rows' if every_sample else ''}"
+
+
+def most_samples(data: FederatedData) -> dict[str, int]:
+    """Return by split the samples of the largest client, rounded up to whole batches of an evaluation."""
+    largest = {split: int(data.ranges(split)[:, 1].max()) for split in SPLITS}
+    return {k: n if n <= BATCH else -(-n // BATCH) * BATCH for k, n in largest.items()}
 
 
 def bind(
@@ -236,7 +256,7 @@ def bind(
         problem=problem,
         rule=algorithm.local(problem),
         personalize=personalize,
-        programs=programs(algorithm, personalize, is_global, splits),
+        programs=programs(algorithm, personalize, is_global, splits, setup.profile.kept, most_samples(data)),
         executor=executor,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=devices.aggregate(algorithm.aggregate(problem)),
@@ -261,6 +281,7 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
         clients_per_block=max(1, min(most, STATE_BYTES // state_bytes)),
         deltas_in_memory=max(1, room // delta_bytes),
         store_device=setup.settings.device if all_fit else "cpu",
+        states_fit=all_fit,
     )
 
 

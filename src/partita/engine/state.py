@@ -18,6 +18,7 @@ from torch import Tensor
 from partita.core import check, tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
 from partita.engine.cautions import warn_about_time
+from partita.engine.convergence import Convergence
 from partita.engine.counters import Counters, Timer
 from partita.engine.execute.plan import client_steps
 from partita.engine.pending import PendingUploads
@@ -38,6 +39,7 @@ class State:
     store               the clients' states
     schedule            the schedule at work: the virtual clock, and who is in flight
     pending             uploads that are computed and have not arrived
+    convergence         what validation has shown in this stage, and the best state of it
     executor_choices    what executors have decided
     norms_version       the version whose BatchNorm statistics are measured (norm="static"); not saved:
                         they are measured again
@@ -55,6 +57,7 @@ class State:
     executor_choices: Choices
     server_is_complete: bool = True
     pending: PendingUploads = field(default_factory=PendingUploads)
+    convergence: Convergence = field(default_factory=Convergence)
     norms_version: int = -1
 
     def context(self, stage: Stage, group: Group | None = None) -> RoundContext:
@@ -83,6 +86,28 @@ class State:
         with self.timer("states"):
             self.store.save(clients, states)
 
+    # ---- the end of a stage
+
+    def is_over(self, stage: Stage) -> bool:
+        """Return whether the stage has had all of its rounds, or has converged."""
+        settings = stage.setup.settings
+        converged = settings.until is not None and self.convergence.has_converged(settings.patience)
+        return converged or self.schedule.done(self.server)
+
+    def keep_best(self) -> None:
+        """Remember the state as it is now: it is the best so far."""
+        self.convergence.server = self.server
+        self.convergence.states = self.store.snapshot(self.server.version)
+
+    def restore_best(self) -> None:
+        """Go back to the best state, if there is a better one than this; rounds stay counted."""
+        best, self.convergence.server = self.convergence.server, None
+        states, self.convergence.states = self.convergence.states, None
+        if best is None or states is None or best.version == self.server.version:
+            return
+        self.server, self.norms_version = best._replace(version=self.server.version), -1
+        self.store.restore(states)
+
     # ---- checkpoints
 
     def state(self) -> dict[str, Any]:
@@ -98,6 +123,7 @@ class State:
             "schedule": self.schedule.state(),
             "pending": self.pending.state(),
             "counters": self.counters.state(),
+            "convergence": self.convergence.state(),
             "seconds": self.timer.seconds,
             "executor_choices": self.executor_choices,
         }
@@ -116,6 +142,8 @@ class State:
         self.schedule.load_state(tree.to(state["schedule"], device))
         self.pending.load_state(state["pending"], device)
         self.counters.load_state(state["counters"])
+        self.convergence.load_state(state["convergence"])
+        self.convergence.server = tree.to(self.convergence.server, device)
         self.timer.seconds.update(seconds)
         self.store.restore(state["store"])
 

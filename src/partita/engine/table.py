@@ -66,6 +66,11 @@ class Table(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"Table of {self._length} rows with {', '.join(self._columns)}"
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._columns)
+
     def values(self, names: Sequence[str], *, finite: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield the values of these columns, row by row; with `finite`, infinite numbers are None as well."""
         for a in range(0, self._length, BLOCK):

@@ -67,13 +67,13 @@ def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) 
     """Take round after round, stage after stage, until all are over."""
     last = len(stage.setup.plans) - 1
     while True:
-        while not state.schedule.done(state.server):
+        while not state.is_over(stage):
             monitor.after(stage, state, one_round(stage, state))  # no name for it: uploads are large
             interrupt.check(
                 monitor.name,
                 state.server.version,
                 stage.setup.rounds,
-                over=stage.number == last and state.schedule.done(state.server),
+                over=stage.number == last and state.is_over(stage),
                 save=lambda: monitor.folder.checkpoint(stage, state),  # noqa: B023
             )
         if stage.number == last:
@@ -159,10 +159,11 @@ def _by_round(reference: Record, rounds: int) -> Callable[[int, float], float | 
 
     Runs that evaluate by virtual time do so at other rounds: then its last one until that time.
     """
-    final: float | None = reference.summary()["test"]["global"]
+    split = "validation" if any(row["validation.global"] is not None for row in reference.metrics) else "test"
+    final: float | None = next((row[f"{split}.global"] for row in reversed(reference.metrics)), None)
     if reference.config["settings"]["rounds"] != rounds:
         return lambda version, time: final  # noqa: ARG005
-    known = {row["round"]: row["test.global"] for row in reference.metrics}
+    known = {row["round"]: row[f"{split}.global"] for row in reference.metrics}
     times = [row["time"] for row in reference.metrics]
     values = list(known.values())
 

@@ -68,7 +68,8 @@ def _alone(experiment: Experiment, stages: Sequence[StagePlan]) -> dict[str, Any
     """Return the settings of training alone: as many steps, and no delays."""
     chosen = check.schedule("schedule", experiment.schedule)
     schedules = [schedule_of(stage, chosen) for stage in stages]
-    amount = as_alone(stages, schedules, experiment.data.clients, experiment.evaluate_every)
+    data, validated = experiment.data, bool(experiment.data.validation[:, 1].any())
+    amount = as_alone(stages, schedules, data.clients, experiment.evaluate_every, validated)
     return {**amount, "schedule": synchronous()}
 
 

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from partita.cli.bench.textbook import wait
 from partita.cli.bench.workloads import Workload
+from partita.core.criterion import LOSSES
 from partita.core.device import arithmetic
-from partita.core.metrics import LOSSES
 
 
 def peak_flops(device: str, precision: str, repeats: int = 5) -> float:

@@ -83,6 +83,17 @@ def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, cont
     return total
 
 
+def epochs_of(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> np.ndarray:
+    """Return how often each of these clients passes over its training samples in all phases of a rule."""
+    total = np.zeros(len(clients))
+    for phase in rule.phases:
+        work = work_of(phase, context)
+        if work.split == "train":
+            n = data.train[clients, 1]
+            total += count_steps(n, clients, work) / np.maximum(_batches(n, work), 1)
+    return total
+
+
 def rounds_left(context: RoundContext) -> int:
     """Return how many rounds of the stage are left, by the client that is furthest behind."""
     at = context.stage_round

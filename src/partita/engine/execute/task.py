@@ -73,7 +73,7 @@ class Task:
             self.model,
             self.partition,
             profile.loss,
-            profile.metric,
+            profile.metrics,
             profile.buffers,
             stacked=stacked,
             clients=self.data.clients,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from partita.core import check, tree
+from partita.core.criterion import LOSSES
 from partita.core.types import Batch, Tensors
 from partita.data import FederatedData
 from partita.engine.execute.stack import Stack, lift
@@ -34,7 +35,7 @@ def not_stackable(
     another way than small ones. Roundings grow in some models until single precision cannot tell: then double
     precision decides.
     """
-    if not loop.loss.built_in:
+    if loop.loss not in LOSSES.values():
         reason = not_by_sample(loop.loss, evaluated(loop.evaluation, data, params), data)
         if reason:
             return reason
@@ -110,7 +111,8 @@ def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedD
 def _computed(problem: ModelProblem, params: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
     """Return gradients and scores of a batch."""
     _, gradient, _ = problem.grad(params, batch, problem.trainable)
-    return gradient, problem.score(params, batch)._asdict()
+    scores = problem.score(params, batch)
+    return gradient, {"metric": scores.metric, "loss": scores.loss}
 
 
 def _differ(tensors: Tensors, expected: Tensors) -> bool:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from partita.core import check
-from partita.core.metrics import Criterion
+from partita.core.criterion import Criterion
 from partita.core.types import Tensors
 from partita.engine.model.fit import check_output
 from partita.engine.model.normalize import MASK, MaskedBatchNorm, static

@@ -1,6 +1,6 @@
-"""Is the value of a loss or a metric on a batch the mean of its values on the samples?
+"""Is the value of a loss on a batch the mean of its values on the samples?
 
-Stacked clients with short batches, and scores of whole clients, need that. Functions of users are tried on
+Stacked clients with short batches need that. Functions of users are tried on
 samples of several clients, as they are and with made-up outputs and targets that exclude coincidences: all
 classes, unevenly often, labels that do not count, sequences of several lengths.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partita.core import check
-from partita.core.metrics import Criterion
+from partita.core.criterion import Criterion
 from partita.data import FederatedData
 
 TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
@@ -40,37 +40,6 @@ def rows_of_several(data: FederatedData) -> Tensor:
     chosen = order[np.linspace(0, len(order) - 1, TRIAL_CLIENTS).astype(np.int64)]
     rows = [start + np.arange(SAMPLES_PER_CLIENT) % size for start, size in data.train[chosen]]
     return torch.from_numpy(np.concatenate(rows)).to(data.x.device)
-
-
-def check_metric(metric: Criterion, output: Tensor, data: FederatedData, chosen: bool = True) -> None:
-    """Refuse a metric whose value on a batch is not the mean of its values on the samples.
-
-    Where the user has `chosen` none, it is the loss.
-    """
-    allowed = "a mean over samples, for Partita averages it over the samples of each client"
-    advice = (
-        "choose metric='accuracy', 'mse' or 'mae', and score run.client(i).model() with this one yourself"
-    )
-    if not chosen:
-        allowed = f"a metric, for the loss {metric.name} is none: it would have to be {allowed}"
-        advice = "choose metric='mse' or 'mae', or a pt.Metric(...) of your own"
-    name = metric.name if chosen else None
-    for scores, target in _trials(output, data):
-        try:
-            whole = float(metric.of_batch(scores, target, None))
-        except Exception:  # what was made up need not be possible
-            continue
-        if not np.isfinite(whole):
-            continue
-        try:
-            total, weight = (float(x) for x in metric.sums(scores, target, None))
-        except Exception as error:
-            reason = f"of one sample it says: {check.reason(error)}"
-            raise check.fail("metric", name, f"{allowed}: {reason}; {advice}") from error
-        parts = total if metric.adds_up else total / weight
-        if not abs(whole - parts) <= TOLERANCE * (1 + abs(whole)):
-            reason = f"of {len(target)} samples together it is {whole:.4g}, their mean is {parts:.4g}"
-            raise check.fail("metric", name, f"{allowed}: {reason}; {advice}")
 
 
 def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import check
-from partita.core.metrics import LOSSES, METRICS, Criterion
+from partita.core.criterion import LOSSES, Criterion
 from partita.data import FederatedData
 
 _CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cross_entropy", "mse"))
@@ -121,14 +121,10 @@ def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
 def check_classes(criterion: Criterion, data: FederatedData) -> None:
     """Refuse targets other than 0 and 1 where one output is compared with these."""
     low, high = data.y.min().item(), data.y.max().item()
-    if low >= 0 and high <= 1:
-        return
-    if criterion is _BINARY:
+    if criterion is _BINARY and (low < 0 or high > 1):
         reason = f"labels run from {low:g} to {high:g}, but the model has one output"
         allowed = "labels 0 and 1, an output for each class, or for numbers to predict: loss='mse'"
         raise _label(data, high if high > 1 else low, f"{allowed}; {reason}")
-    if criterion is METRICS["accuracy"] and data.y.is_floating_point():
-        raise check.fail("metric", criterion.name, f"'mse' or 'mae': targets run from {low:g} to {high:g}")
 
 
 def _label(data: FederatedData, label: float, allowed: str) -> ValueError:

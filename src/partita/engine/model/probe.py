@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +12,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita.algorithms.partition import Names
 from partita.core import check
+from partita.core.criterion import LOSSES, Criterion, Function, choose_loss
 from partita.core.device import arithmetic
-from partita.core.metrics import Criterion, Function, choose_loss, choose_metric
+from partita.core.metrics import ClientMetric, as_number, choose_metrics
 from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
-from partita.engine.model.by_sample import check_metric, rows_of_several
+from partita.engine.model.by_sample import rows_of_several
 from partita.engine.model.fit import (
-    check_classes,
     check_labels,
     check_output,
     check_parameters,
@@ -34,18 +35,25 @@ Trial = dict[str, list[float] | None]
 
 
 class ModelProfile(NamedTuple):
-    """What a trial has shown of a model, its loss and its metric; `sample_bytes` is what autograd saves."""
+    """What a trial has shown of a model, its loss and its metrics, the one that decides first.
+
+    `sample_bytes` is what autograd saves, `kept` what the metrics keep of a sample: rows by their names.
+    """
 
     loss: Criterion
-    metric: Criterion
+    metrics: tuple[ClientMetric, ...]
     buffers: tuple[str, ...]
     sample_bytes: int
+    kept: Tensors
     behaviour: Behaviour = Behaviour()
 
+    @property
+    def metric(self) -> ClientMetric:
+        """The metric that decides."""
+        return self.metrics[0]
 
-def examine(
-    model: nn.Module, data: FederatedData, loss: str | Function | None, metric: str | Function | None
-) -> ModelProfile:
+
+def examine(model: nn.Module, data: FederatedData, loss: str | Function | None, metric: Any) -> ModelProfile:
     """Return the profile of a model, by passes on a few samples of the largest clients.
 
     One client with a finite loss is enough; the model is refused where it does not fit the data.
@@ -60,7 +68,7 @@ def examine(
         criterion = choose_loss(loss, output, y)
         check_shapes(criterion, output, y)
         check_labels(criterion, output, data)
-        value = _value("loss", criterion, output, y)
+        value = _value(criterion, output, y)
         if bool(torch.isfinite(value)):
             break  # a single client with impossible numbers is set aside during the run, not here
     else:
@@ -68,19 +76,37 @@ def examine(
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
     refuse_broadcast(criterion, output.detach(), y)
-    measure = choose_metric(metric, criterion, output.detach(), y, data.y)
-    check_classes(measure, data)
-    _value("metric", measure, output.detach(), y)
+    own = criterion not in LOSSES.values()
+    metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
+    kept = _try_metrics(metrics, evaluated(module, data), data)
     behaviour = observe(model, criterion, [_samples(data, client) for client in largest])
-    if not measure.built_in:
-        check_metric(measure, evaluated(module, data), data, chosen=metric is not None)
     if behaviour.remembers:
         check.warn(
             "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
             "something between passes (a generator, a counter), so that a run depends on the order of "
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    return ModelProfile(criterion, measure, behaviour.buffers, saved // len(x), behaviour)
+    return ModelProfile(criterion, metrics, behaviour.buffers, saved // len(x), kept, behaviour)
+
+
+def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: FederatedData) -> Tensors:
+    """Return a row that each metric keeps, after a trial on samples of several clients."""
+    target = data.gather(rows_of_several(data))[1]
+    kept: Tensors = {}
+    for metric in metrics:
+        try:
+            rows = metric.keep(output, target)
+            as_number(metric.name, metric.score(rows.cpu(), target.cpu()))
+        except check.Refused:
+            raise
+        except Exception as error:
+            shapes = f"outputs of shape {list(output.shape)} with targets of shape {list(target.shape)}"
+            reason = f"cannot compare {shapes}: {check.reason(error)}"
+            raise check.fail(
+                "metric", metric.name, "a function of all (outputs, targets) of a client", reason
+            ) from error
+        kept[metric.name] = torch.zeros_like(rows[0])
+    return kept
 
 
 def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: int) -> Trial:
@@ -100,9 +126,12 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
             try:
                 output = _output(module, x)
                 numbers[mode] = _fingerprint(output)
-                criterion = profile.loss if module.training else profile.metric
-                field = f"{mode}.{'loss' if module.training else 'metric'}"
-                numbers[field] = _fingerprint(torch.as_tensor(criterion.mean(output, y)))
+                if module.training:
+                    numbers["training.loss"] = _fingerprint(torch.as_tensor(profile.loss.mean(output, y)))
+                else:
+                    rows = profile.metric.keep(output, y).cpu()
+                    score = profile.metric.score(rows, y.cpu())
+                    numbers["evaluation.metric"] = _fingerprint(torch.tensor(score))
             except Exception:  # it may fail on what a run does not ask of it
                 numbers[mode] = None
     return numbers
@@ -191,21 +220,19 @@ def _hint(module: nn.Module, x: Tensor) -> str:
     return f" (the model is {kind}: convert x, or the model)" if x.dtype != kind else ""
 
 
-def _value(field: str, criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:
+def _value(criterion: Criterion, output: Tensor, y: Tensor) -> Tensor:
     try:
         value = criterion.mean(output, y)
     except Exception as error:
         shapes = f"outputs of shape {list(output.shape)} with targets of shape {list(y.shape)}"
         raise check.fail(
-            field,
+            "loss",
             criterion.name,
             f"a function of (output, target): cannot compare {shapes}: {check.reason(error)}",
         ) from error
-    if field == "metric" and isinstance(value, int | float):
-        value = torch.tensor(float(value))
     if not isinstance(value, Tensor) or value.dim() != 0:
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise check.fail(
-            field, criterion.name, f"a function that returns one number for a batch, not {shape}"
+            "loss", criterion.name, f"a function that returns one number for a batch, not {shape}"
         )
     return value

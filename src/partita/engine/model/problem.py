@@ -19,7 +19,8 @@ from torch.func import functional_call, grad_and_value
 from torch.nn.utils.stateless import _reparametrize_module
 
 from partita.core import tree
-from partita.core.metrics import Criterion
+from partita.core.criterion import Criterion
+from partita.core.metrics import ClientMetric
 from partita.core.types import Batch, Partition, Scores, Tensors
 from partita.engine.model.finished import everyone, unless
 from partita.engine.model.normalize import of_one_batch, static, tracked
@@ -51,7 +52,7 @@ class ModelProblem:
     buffers: tuple[str, ...]
     partition: Partition
     loss: Criterion
-    metric: Criterion
+    metrics: tuple[ClientMetric, ...]
     training: nn.Module
     evaluation: nn.Module
     differentiate: Callable[[ModelProblem, Tensors, Batch, Tensors], tuple[Tensor, Tensors, Tensors]]
@@ -156,14 +157,17 @@ class ModelProblem:
             functional_call(self.measuring, tensors, (batch.x,))
         return tree.pick(tensors, names)
 
-    def score(self, params: Tensors, batch: Batch) -> Scores:
-        """Return metric and loss, summed over the real samples of a batch."""
+    def score(self, params: Tensors, batch: Batch, keep: bool = False) -> Scores:
+        """Return metric and loss, summed over the real samples of a batch; if asked, a row of each sample."""
+        criterion = self.metrics[0].criterion
         with torch.no_grad(), self.draws.of(batch.key):
             of_batch = batch_buffers(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
             output = functional_call(self.evaluation, (params, of_batch), (batch.x,))
-            metric, loss = (c.sums(output, batch.y, batch.mask) for c in (self.metric, self.loss))
-        return Scores(*metric, *loss)
+            loss = self.loss.sums(output, batch.y, batch.mask)
+            metric = loss if criterion is None else criterion.sums(output, batch.y, batch.mask)
+            rows = {m.name: m.keep(output, batch.y) for m in self.metrics} if keep else {}
+        return Scores(*metric, *loss, rows)
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for these samples."""
@@ -176,7 +180,7 @@ def make_problem(
     module: nn.Module,
     partition: Partition,
     loss: Criterion,
-    metric: Criterion,
+    metrics: tuple[ClientMetric, ...],
     buffers: tuple[str, ...],
     *,
     stacked: bool = False,
@@ -200,7 +204,7 @@ def make_problem(
         buffers=buffers,
         partition=partition,
         loss=loss,
-        metric=metric,
+        metrics=metrics,
         training=training,
         evaluation=evaluation,
         differentiate=_functional if stacked else _autograd,

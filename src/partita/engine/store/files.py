@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from safetensors.torch import save
 from torch import Tensor
 
 from partita.core import check
@@ -53,6 +54,12 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a value as a file of JSON."""
     write_text(path, json_text(value, indent=2) + "\n")
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors as safetensors."""
+    with _replaced(Path(path)) as f:
+        f.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], columns: Sequence[str]) -> None:

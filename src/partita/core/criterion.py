@@ -1,0 +1,151 @@
+"""Losses, and scores that are means over samples: one number for a batch, and what each sample adds to it.
+
+A user's own loss takes (output, target) and returns the mean over the batch. What a sample contributes is
+what short batches need when clients of different sizes are stacked: it is the same function on one sample, or
+what `partita.core.losses` knows about one of torch's losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from partita.core import check
+from partita.core.losses import Function as Function
+from partita.core.losses import parts
+
+
+class Criterion(NamedTuple):
+    """A function of (output, target) on a batch, and what each sample contributes to it.
+
+    mean = Σ_i each_i / Σ_i weight_i      over the samples of a batch; without weights every sample counts
+                                          once. `adds_up`: the value of a batch is Σ_i each_i
+    """
+
+    name: str
+    mean: Function
+    each: Function
+    weight: Function | None = None
+    adds_up: bool = False
+    ignored: int | None = None  # the label that one of torch's losses does not count
+
+    def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the value on the real samples of a batch; a mask of None says that all are real."""
+        if mask is None:
+            return self.mean(output, target)
+        total, weight = self.sums(output, target, mask)
+        if self.adds_up:
+            return total
+        # a client that waits for others has no real sample
+        return total / (weight.clamp(min=1) if self.weight is None else torch.where(mask.any(), weight, 1.0))
+
+    def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
+        total = _sum(self.each(output, target), mask)
+        if self.weight is not None:
+            return total, _sum(self.weight(output, target), mask)
+        return total, total.new_full((), len(target)) if mask is None else mask.sum()
+
+
+def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
+    """Sum over real samples, by `where` and not by a product, since padding may hold anything."""
+    return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """−log p(target), averaged over a sequence's positions; targets of −100 do not count."""
+    if output.dim() == 2:  # log Σ exp(z) − z_target: cheaper than F.cross_entropy when clients are stacked
+        return torch.logsumexp(output, -1) - output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    flat = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
+    return flat.flatten(1).sum(1) / (target != -100).flatten(1).sum(1).clamp(min=1)
+
+
+def _binary(output: Tensor, target: Tensor) -> Tensor:
+    """−log p(target) for logits and targets 0 or 1, averaged over the labels of a sample."""
+    logit = output.reshape(target.shape)
+    return by_sample(F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="none"))
+
+
+def by_sample(each: Tensor) -> Tensor:
+    """Return the mean over the places of each sample."""
+    return each.flatten(1).mean(1) if each.dim() > 1 else each
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return (output − target)², averaged over the places of each sample."""
+    return by_sample((output.reshape(target.shape) - target).square())
+
+
+def absolute_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return |output − target|, averaged over the places of each sample."""
+    return by_sample((output.reshape(target.shape) - target).abs())
+
+
+def averaged(name: str, each: Function, weight: Function | None = None) -> Criterion:
+    """Return the mean of what each sample contributes; `weight` says how much each counts (None: once)."""
+
+    def mean(output: Tensor, target: Tensor) -> Tensor:
+        total = each(output, target)
+        return total.mean() if weight is None else total.sum() / weight(output, target).sum()
+
+    return Criterion(name, mean, each, weight)
+
+
+LOSSES = {
+    "cross_entropy": averaged("cross_entropy", _cross_entropy),
+    "binary_cross_entropy": averaged("binary_cross_entropy", _binary),
+    "mse": averaged("mse", squared_error),
+}
+
+
+def own(function: Function) -> Criterion:
+    """Return the criterion of a user's function of (output, target), the mean over a batch."""
+    name = name_of(function)
+    torch_parts = parts(function)
+    if torch_parts is not None and torch_parts.each is not None:
+        mean = torch_parts.mean or function
+        return Criterion(name, mean, torch_parts.each, torch_parts.weight, ignored=torch_parts.ignored)
+
+    def each(output: Tensor, target: Tensor) -> Tensor:
+        try:
+            return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
+        except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
+            return _one_by_one(function, output, target)
+
+    ignored = torch_parts.ignored if torch_parts is not None else None
+    return Criterion(name, function, each, adds_up=torch_parts is not None, ignored=ignored)
+
+
+def _one_by_one(function: Function, output: Tensor, target: Tensor) -> Tensor:
+    pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
+    return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
+
+
+def name_of(function: Any) -> str:
+    """Return what a function, a partial one or an object is called."""
+    inner = function.func if isinstance(function, partial) else function
+    return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def users_function(field: str, value: Any, names: Iterable[str]) -> Function:
+    """Return a user's function; a class such as nn.MSELoss is none before it is called."""
+    call = f" (call it: {value.__name__}())" if isinstance(value, type) else ""
+    allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
+    return check.takes(field, value, 2, allowed)  # type: ignore[no-any-return]
+
+
+def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
+    """Return the named loss, the user's own, or the one that fits the targets."""
+    if isinstance(loss, str):
+        return LOSSES[check.choice("loss", loss, LOSSES)]
+    if loss is not None:
+        return own(users_function("loss", loss, LOSSES))
+    if target.is_floating_point():
+        return LOSSES["mse"]
+    one_logit = output.dim() <= target.dim() or output.shape[-1] == 1
+    return LOSSES["binary_cross_entropy" if one_logit else "cross_entropy"]
