@@ -88,6 +88,8 @@ def shorter(page: Path, text: str) -> str:
 def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
     if "pt.track.TensorBoard" in page.read_text() and importlib.util.find_spec("tensorboard") is None:
         pytest.skip("tensorboard is not installed")
+    if "pt.tune(" in page.read_text() and not (importlib.util.find_spec("optuna") and validates()):
+        pytest.skip("optuna is not installed, or runs do not score validation samples")
     names: dict[str, Any] = {"__name__": "document"}
     for block in blocks(page, "python"):
         with warnings.catch_warnings():
@@ -102,6 +104,13 @@ def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
     if page.name == "README.md":
         test = names["run"].summary()["test"]
         assert test["personal"] > max(test["local"], test["global"])
+
+
+def validates() -> bool:
+    """Return whether runs score validation samples."""
+    data = pt.data.digits(clients=2, partition=pt.data.iid(), seed=0)
+    run = pt.federate(pt.models.mlp(64, 4, 10), data, pt.fedavg(lr=0.1), rounds=1, baselines=False)
+    return run.summary().get("validation") is not None
 
 
 def test_the_penalty_of_the_documents_has_its_own_aggregator() -> None:
@@ -175,7 +184,7 @@ def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.Cap
     context = group.make_context("partita", list(arguments))
     name, chosen, rest = group.resolve_command(context, arguments)
     options = chosen.make_context(name, rest, parent=context).params  # refuses unknown options, wrong types
-    if name in ("run", "compare", "split"):
+    if name in ("run", "compare", "tune", "split"):
         check_experiment(options)
     elif name == "list":
         assert catalogue.entries(options["kind"])

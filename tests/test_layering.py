@@ -26,6 +26,7 @@ HEAVY = (
     "tensorboard",
     "mlflow",
     "wandb",
+    "optuna",
 )
 
 

@@ -8,6 +8,9 @@ run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", 
 print(run.summary())
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
 import partita.core.early as _early  # noqa: F401 (before what takes its time to load)
 from partita import (
     aggregate,
@@ -64,7 +67,7 @@ from partita.attack.base import by_tensor, crowd, each_sends, everyone_sends, ho
 from partita.core import draws, tree
 from partita.core.check import Refused
 from partita.core.metrics import Metric
-from partita.core.options import Option, checked
+from partita.core.options import Option, Range, checked
 from partita.core.parts import (
     Aggregator,
     Algorithm,
@@ -103,13 +106,21 @@ from partita.measures.probe import probed
 from partita.optim.rates import as_rate
 from partita.schedule import Clock, ClockedSchedule, Delays, StageSpec
 
+if TYPE_CHECKING:
+    from partita.recipes.comparison import Comparison, SplitComparison, compare, split
+    from partita.recipes.tuning import Tuning, tune
+
 __version__ = "0.1.0"
 # what runs are made of
 __all__ = [
+    "Comparison",
     "Metric",
+    "Range",
     "Refused",
     "Run",
+    "SplitComparison",
     "Stopped",
+    "Tuning",
     "adam",
     "aggregate",
     "apfl",
@@ -117,6 +128,7 @@ __all__ = [
     "callbacks",
     "capacity",
     "cg",
+    "compare",
     "coordinate_median_fedavg",
     "data",
     "ditto",
@@ -157,8 +169,10 @@ __all__ = [
     "rfa",
     "scaffold",
     "schedule",
+    "split",
     "stage",
     "track",
+    "tune",
     "tuned",
 ]
 # what a method, an aggregator, an attack, a schedule or a measure of your own is made of
@@ -216,6 +230,22 @@ __all__ += [
     "settings",
     "tree",
 ]
+
+
+_LATER = {  # names of modules that load when they are used
+    "Comparison": "partita.recipes.comparison",
+    "SplitComparison": "partita.recipes.comparison",
+    "compare": "partita.recipes.comparison",
+    "split": "partita.recipes.comparison",
+    "Tuning": "partita.recipes.tuning",
+    "tune": "partita.recipes.tuning",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'partita' has no attribute {name!r}")
+    return getattr(_import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -202,7 +202,6 @@ def test_a_rate_lasts_until_the_end() -> None:
 @each(
     ("given", "start"),
     [
-        ({"inner_steps": None}, "inner_steps=None: expected a whole number from 1, or None with nu="),
         ({"inner_steps": 0}, "inner_steps=0: expected a whole number from 1"),
         ({"nu": -1.0}, "nu=-1.0: expected a number from 0"),
         (

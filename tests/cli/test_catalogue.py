@@ -76,9 +76,10 @@ def test_the_equation_is_the_one_in_the_file() -> None:
     assert mu == {
         "name": "mu",
         "type": "float",
-        "required": True,
-        "default": None,
+        "required": False,
+        "default": 0.1,
         "range": "from 0",
+        "search": "0.001 to 1, log",
         "text": "μ, the weight of the pull to the global model",
     }
 

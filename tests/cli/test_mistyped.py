@@ -108,7 +108,6 @@ SETTINGS = [
     sets("algorithm.server=adam", "server='adam'"),
     sets("algorithm.personal=3", "personal=3"),
     sets("algorithm.personal=outputs", "personal='outputs'", "mean 'output'"),
-    sets("algorithm=fedprox", "mu: ", "fedprox"),
     sets("clients=0", "clients=0"),
     sets("classes=99", "classes=99", "10"),
     sets("test=some", "test='some'"),

@@ -359,7 +359,6 @@ def test_split_over_seeds_with_another_method(partita: Command) -> None:
         (["digits", "--parts", "norm"], "matches none"),
         (["digits", "--parts", "input+"], "input+norm"),
         (["digits", "--method", "fedavg"], "with a personal part"),
-        (["digits", "--method", "ffgg"], "solver: ffgg"),
         (["digits", "--rounds", "0"], "rounds=0"),
         (["digits", "--solver-steps", "0"], "solver_steps=0"),
         (["partial-memory"], "partita run"),

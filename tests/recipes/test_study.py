@@ -150,7 +150,6 @@ def test_methods_with_options() -> None:
     ("method", "words"),
     [
         ("fedalt2", ["fedalt2", "did you mean 'fedalt'?"]),
-        ("fedprox", ["fedprox", "mu"]),
         ("fedprox(weight_deca=1)", ["weight_deca", "did you mean 'weight_decay'?"]),
         ("fedprox(0.1)", ["fedprox(0.1)", "a call such as"]),
         ("fedprox(mu=-1)", ["mu=-1", "from 0"]),

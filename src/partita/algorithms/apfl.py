@@ -25,7 +25,7 @@ from partita.algorithms.local import pair
 from partita.algorithms.local.pair import Pair
 from partita.algorithms.local.sgd import Carry, move
 from partita.core import tree
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
 from partita.optim.rates import as_rate
@@ -47,7 +47,10 @@ class Mixed(NamedTuple):
 )
 def apfl(
     lr: Lr,
-    alpha: Annotated[float, Option("α_i to begin with: the share of the own model", low=0, high=1)] = 0.5,
+    alpha: Annotated[
+        float,
+        Option("α_i to begin with: the share of the own model", low=0, high=1, search=Range(0.0, 1.0)),
+    ] = 0.5,
     learn_alpha: Annotated[bool, Option("whether each client learns its α_i")] = True,
     **options: Unpack[Common],
 ) -> Algorithm:

@@ -15,7 +15,7 @@ from partita.aggregate.batchnorm import with_statistics
 from partita.aggregate.mean import mean
 from partita.algorithms.partition import Personal, check_personal, split
 from partita.core import check, tree
-from partita.core.options import Option, bind, readable, signature
+from partita.core.options import Option, Range, bind, readable, signature
 from partita.core.parts import (
     Aggregation,
     Aggregator,
@@ -36,9 +36,11 @@ WEIGHTINGS = ("samples", "uniform")
 BY_SAMPLES = "clients count by samples, or equally"
 
 RATE = "a rate such as partita.optim.linear(0.1)"
-Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1)]
+RATES = Range(1e-3, 1.0, log=True)
+Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1, search=RATES)]
 PersonalLr = Annotated[
-    float | Rate | None, Option("the step size of the personal part (None: lr)", low=0, allowed=RATE)
+    float | Rate | None,
+    Option("the step size of the personal part (None: lr)", low=0, allowed=RATE, search=RATES, like="lr"),
 ]
 
 
@@ -85,12 +87,27 @@ class Common(TypedDict, total=False):
         Optimizer | None,
         Option("how clients take their steps of size lr (None: SGD)", allowed=OPTIMIZER, check=_for_clients),
     ]
-    momentum: Annotated[float, Option("β of the clients' SGD", low=0, high=1, default=0.0)]
+    momentum: Annotated[
+        float,
+        Option("β of the clients' SGD", low=0, high=1, default=0.0, search=Range(0.0, 0.95, asked=True)),
+    ]
     weight_decay: Annotated[
-        float, Option("ω of the clients' SGD: ω w joins the gradient", low=0, default=0.0)
+        float,
+        Option(
+            "ω of the clients' SGD: ω w joins the gradient",
+            low=0,
+            default=0.0,
+            search=Range(1e-6, 1e-1, log=True, asked=True),
+        ),
     ]
     max_grad_norm: Annotated[
-        float | None, Option("longer gradients are cut to this length (None: never)", low=0, open_low=True)
+        float | None,
+        Option(
+            "longer gradients are cut to this length (None: never)",
+            low=0,
+            open_low=True,
+            search=Range(0.1, 10.0, log=True, asked=True),
+        ),
     ]
     weighting: Annotated[str, Option(BY_SAMPLES, choices=WEIGHTINGS, default="samples")]
     aggregate: Annotated[
@@ -111,7 +128,13 @@ class Common(TypedDict, total=False):
 
 
 ServerLr = Annotated[
-    float, Option("β, the step of the server along what it receives", low=0, open_low=True, example=1.0)
+    float,
+    Option(
+        "β, the step of the server along what it receives",
+        low=0,
+        open_low=True,
+        search=Range(0.03, 1.0, log=True),
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Unpack
 from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, everything, finish, on_own, on_shared, start
 from partita.algorithms.local.sgd import move
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.optim.rates import as_rate
 
@@ -26,7 +26,10 @@ from partita.optim.rates import as_rate
 )
 def ditto(
     lr: Lr,
-    lam: Annotated[float, Option("λ, the weight of the pull to the global model", low=0, example=0.1)],
+    lam: Annotated[
+        float,
+        Option("λ, the weight of the pull to the global model", low=0, search=Range(0.01, 3.0, log=True)),
+    ] = 0.1,
     personal_lr: PersonalLr = None,
     **options: Unpack[Common],
 ) -> Algorithm:

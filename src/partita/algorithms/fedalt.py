@@ -15,10 +15,12 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
 from partita.algorithms.local.sgd import finish, move, start
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import RoundContext, Work
 from partita.optim.rates import as_rate
+
+STEPS = Range(1, 50, log=True, asked=True)
 
 
 @method(
@@ -31,8 +33,12 @@ def fedalt(
     personal: Part,
     lr: Lr,
     personal_lr: PersonalLr = None,
-    personal_steps: Annotated[int | None, Option("τ_v, steps on v_i (None: as the run says)", low=1)] = None,
-    shared_steps: Annotated[int | None, Option("τ_u, steps on u (None: as the run says)", low=1)] = None,
+    personal_steps: Annotated[
+        int | None, Option("τ_v, steps on v_i (None: as the run says)", low=1, search=STEPS)
+    ] = None,
+    shared_steps: Annotated[
+        int | None, Option("τ_u, steps on u (None: as the run says)", low=1, search=STEPS)
+    ] = None,
     **options: Unpack[Common],
 ) -> Algorithm:
     """A shared model with a personal part, trained in turn: first the personal part, then the shared one."""

@@ -19,7 +19,7 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, ServerLr, having, method
 from partita.algorithms.fedavg import fedavg
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm
 from partita.optim import sgd
 from partita.schedule.staleness import OfMethod as Stale
@@ -48,7 +48,10 @@ def fedasync(
 def fedbuff(
     lr: Lr,
     server_lr: ServerLr = 1.0,
-    buffer: Annotated[int, Option("K, how many arrivals make a server step", low=1)] = 10,
+    buffer: Annotated[
+        int,
+        Option("K, how many arrivals make a server step", low=1, search=Range(2, 50, log=True, asked=True)),
+    ] = 10,
     staleness: Stale = "sqrt",
     **options: Unpack[Common],
 ) -> Algorithm:

@@ -45,7 +45,7 @@ def fedavgm(
 )
 def fedadam(
     lr: Lr,
-    server_lr: optimizers.ServerLr,
+    server_lr: optimizers.ServerLr = 0.1,
     beta1: optimizers.Beta1 = 0.9,
     beta2: optimizers.Beta2 = 0.99,
     tau: optimizers.Tau = 1e-3,
@@ -62,7 +62,7 @@ def fedadam(
 )
 def fedyogi(
     lr: Lr,
-    server_lr: optimizers.ServerLr,
+    server_lr: optimizers.ServerLr = 0.1,
     beta1: optimizers.Beta1 = 0.9,
     beta2: optimizers.Beta2 = 0.99,
     tau: optimizers.Tau = 1e-3,
@@ -79,7 +79,7 @@ def fedyogi(
 )
 def fedadagrad(
     lr: Lr,
-    server_lr: optimizers.ServerLr,
+    server_lr: optimizers.ServerLr = 0.1,
     beta1: optimizers.Beta1 = 0.0,
     tau: optimizers.Tau = 1e-3,
     **options: Unpack[Common],

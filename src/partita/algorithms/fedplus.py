@@ -27,7 +27,7 @@ from partita.algorithms.base import Choices, Common, Lr, compose, counted, metho
 from partita.algorithms.local.sgd import Carry, finish, move, start
 from partita.algorithms.psi import Penalty
 from partita.core.device import put
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate, ServerRule
 from partita.core.types import Batch, ClientState, Download, Partition, ServerState, Tensors, Upload
 from partita.optim.rates import as_rate
@@ -43,10 +43,21 @@ Psi = Annotated[
     ),
 ]
 Sigma = Annotated[
-    float, Option("σ, the weight of the pull; the paper's κ is from 0.9 to 0.999", low=0, example=0.1)
+    float,
+    Option(
+        "σ, the weight of the pull; the paper's κ = 1/(1 + ησ) is from 0.9 to 0.999",
+        low=0,
+        search=Range(1e-3, 10.0, log=True),
+    ),
 ]
 Lam = Annotated[
-    float, Option("λ: steps begin at the client's own model (0), the server's (1) or between", low=0, high=1)
+    float,
+    Option(
+        "λ: steps begin at the client's own model (0), the server's (1) or between",
+        low=0,
+        high=1,
+        search=Range(0.0, 1.0, asked=True),
+    ),
 ]
 Over = Annotated[
     str,
@@ -62,7 +73,7 @@ REMEMBERS = "with over='all' the server keeps every client's last model, which a
     weighting="uniform",
 )
 def fedplus(
-    psi: Psi, lr: Lr, sigma: Sigma, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Common]
+    psi: Psi, lr: Lr, sigma: Sigma = 0.1, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Common]
 ) -> Algorithm:
     """Every client keeps its own model, pulled towards the others as far as the penalty `psi` asks."""
     common = settings(options)
@@ -96,7 +107,7 @@ def fedplus(
 )
 def fedavg_plus(
     lr: Lr,
-    sigma: Sigma,
+    sigma: Sigma = 0.1,
     delta: penalties.Delta = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",
@@ -113,7 +124,7 @@ def fedavg_plus(
 )
 def fedgeomed_plus(
     lr: Lr,
-    sigma: Sigma,
+    sigma: Sigma = 0.1,
     delta: penalties.Radius = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",
@@ -130,7 +141,7 @@ def fedgeomed_plus(
 )
 def fedcomed_plus(
     lr: Lr,
-    sigma: Sigma,
+    sigma: Sigma = 0.1,
     delta: penalties.Radius = 0.1,
     lam: Lam = 0.0,
     over: Over = "cohort",

@@ -12,7 +12,7 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local.sgd import together
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
@@ -23,7 +23,10 @@ from partita.optim.rates import as_rate
 )
 def fedprox(
     lr: Lr,
-    mu: Annotated[float, Option("μ, the weight of the pull to the global model", low=0, example=0.1)],
+    mu: Annotated[
+        float,
+        Option("μ, the weight of the pull to the global model", low=0, search=Range(1e-3, 1.0, log=True)),
+    ] = 0.1,
     **options: Unpack[Common],
 ) -> Algorithm:
     """One global model; a proximal term of weight `mu` keeps clients near it."""

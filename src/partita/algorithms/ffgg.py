@@ -46,8 +46,9 @@ PAPER = "FFGG: Mishchenko et al., Partially Personalized Federated Learning (202
 SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
 Solves = Annotated[
     Solver,
-    Option("how a client finds its personal part", allowed=SOLVER, example=Gd(steps=10, lr=0.1)),
+    Option("how a client finds its personal part", allowed=SOLVER),
 ]
+TEN_STEPS = Gd(steps=10, lr=0.1)
 Start = Annotated[
     str,
     Option("where it begins: drawn anew each time, or the model's own part", choices=("random", "model")),
@@ -61,7 +62,7 @@ Start = Annotated[
     weighting="uniform",
 )
 def ffgg(
-    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
+    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
     """Fine-tuning followed by a global gradient: each client solves for its part, then sends one gradient."""
     common, gamma = settings(options), as_rate(lr)
@@ -113,7 +114,7 @@ def ffgg_local(
     weighting="uniform",
 )
 def ffgg_robust(
-    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
+    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
     """FFGG with a robust aggregator, bucketing(2, coordinate_median()) by default.
 
@@ -129,7 +130,7 @@ def ffgg_robust(
     weighting="uniform",
 )
 def ffgg_async(
-    personal: Part, lr: Lr, solver: Solves, start: Start = "random", **options: Unpack[Common]
+    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
 ) -> Algorithm:
     """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives."""
     return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})

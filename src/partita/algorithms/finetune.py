@@ -17,7 +17,7 @@ from torch import nn
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.sgd import finish, move, start
 from partita.algorithms.partition import personal_names
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import Partition
 from partita.optim.rates import as_rate
@@ -30,7 +30,14 @@ from partita.optim.rates import as_rate
 def finetune(
     personal: Part,
     lr: Lr,
-    l2: Annotated[float, Option("λ, the weight of the pull to the global model", low=0)] = 0.0,
+    l2: Annotated[
+        float,
+        Option(
+            "λ, the weight of the pull to the global model",
+            low=0,
+            search=Range(1e-3, 1.0, log=True, asked=True),
+        ),
+    ] = 0.0,
     **options: Unpack[Common],
 ) -> Algorithm:
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.

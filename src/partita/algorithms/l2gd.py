@@ -22,7 +22,7 @@ from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, everything
 from partita.algorithms.local.sgd import Carry, finish, move, start
 from partita.core import check, draws
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.core.types import Batch, RoundContext, Work
 from partita.optim.rates import as_rate
@@ -47,17 +47,22 @@ def _inside(field: str, value: Any) -> float:
 def l2gd(
     lr: Lr,
     lam: Annotated[
-        float, Option("λ, the weight of the distance between the clients' models", low=0, example=1.0)
-    ],
+        float,
+        Option(
+            "λ, the weight of the distance between the clients' models",
+            low=0,
+            search=Range(0.01, 10.0, log=True),
+        ),
+    ] = 1.0,
     p: Annotated[
         float,
         Option(
             "the probability that a step is a pull to the mean: 1/p − 1 local steps in a round, on average",
             allowed="a number above 0 and below 1",
             check=_inside,
-            example=0.2,
+            search=Range(0.05, 0.95),
         ),
-    ],
+    ] = 0.2,
     **options: Unpack[Common],
 ) -> Algorithm:
     """Every client has its own model; λ says how much the models may differ."""

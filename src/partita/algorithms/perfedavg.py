@@ -15,16 +15,25 @@ from typing import Annotated, Unpack
 from partita.algorithms.base import Common, Lr, compose, method, settings
 from partita.algorithms.local.meta import HESSIANS, adapted, meta
 from partita.algorithms.local.sgd import finish, start
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Problem
 from partita.optim.rates import as_rate
 
 Alpha = Annotated[
-    float, Option("α, the size of the step that makes the model a client's", low=0, example=0.05)
+    float,
+    Option(
+        "α, the size of the step that makes the model a client's", low=0, search=Range(1e-3, 1.0, log=True)
+    ),
 ]
 Hessian = Annotated[str, Option("the Hessian's part: exact, by differences, or left out", choices=HESSIANS)]
 Delta = Annotated[
-    float, Option("δ of hessian='hf': how far the two gradients lie apart", low=0, open_low=True)
+    float,
+    Option(
+        "δ of hessian='hf': how far the two gradients lie apart",
+        low=0,
+        open_low=True,
+        search=Range(1e-4, 1e-1, log=True, asked=True),
+    ),
 ]
 
 
@@ -35,7 +44,11 @@ Delta = Annotated[
     weighting="uniform",
 )
 def perfedavg(
-    lr: Lr, alpha: Alpha, hessian: Hessian = "exact", hf_delta: Delta = 1e-3, **options: Unpack[Common]
+    lr: Lr,
+    alpha: Alpha = 0.05,
+    hessian: Hessian = "exact",
+    hf_delta: Delta = 1e-3,
+    **options: Unpack[Common],
 ) -> Algorithm:
     """A global model from which one gradient step leads to a good model of any client (MAML)."""
     common, eta = settings(options), as_rate(lr)

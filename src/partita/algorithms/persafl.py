@@ -27,9 +27,8 @@ from partita.algorithms.base import Common, Lr, ServerLr, as_is, compose, having
 from partita.algorithms.local.prox import Solve, descent, proximal
 from partita.algorithms.local.sgd import Carry, finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
-from partita.algorithms.pfedme import InnerLr, Lam
-from partita.core import check
-from partita.core.options import Option
+from partita.algorithms.pfedme import INNER, INNER_STEPS, InnerLr, Lam
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, Tensors, Work
 from partita.optim import sgd
@@ -50,7 +49,7 @@ MOST = 100
 )
 def persafl_maml(
     lr: Lr,
-    alpha: Alpha,
+    alpha: Alpha = 0.05,
     server_lr: ServerLr = 1.0,
     hessian: Hessian = "exact",
     hf_delta: Delta = 1e-3,
@@ -70,28 +69,35 @@ def persafl_maml(
 )
 def persafl_me(
     lr: Lr,
-    lam: Lam,
-    inner_lr: InnerLr,
+    lam: Lam = 5.0,
+    inner_lr: InnerLr = None,
     inner_steps: Annotated[
         int | None,
-        Option(f"K, gradient steps to find θ̃; with nu, at most (None: {MOST})", low=1, example=5),
+        Option(
+            f"K, gradient steps to find θ̃; with nu, at most (None: {INNER_STEPS}, or {MOST} with nu)",
+            low=1,
+            search=INNER,
+        ),
     ] = None,
     nu: Annotated[
         float | None,
-        Option("ν: θ̃ is found where the gradient of h̃ is no longer than this (None: after K steps)", low=0),
+        Option(
+            "ν: θ̃ is found where the gradient of h̃ is no longer than this (None: after K steps)",
+            low=0,
+            search=Range(1e-4, 1.0, log=True, asked=True),
+        ),
     ] = None,
     server_lr: ServerLr = 1.0,
     staleness: Stale = None,
     **options: Unpack[Common],
 ) -> Algorithm:
     """Asynchronous pfedme without a state: a client's model is its minimizer near the shared one."""
-    if inner_steps is None and nu is None:
-        raise check.fail("inner_steps", None, "a whole number from 1, or None with nu=, such as nu=1e-3")
     common = settings(options, server=sgd(server_lr))
-    eta, inner = as_rate(lr), as_rate(inner_lr)
+    eta, inner = as_rate(lr), as_rate(lr if inner_lr is None else inner_lr)
+    most = inner_steps or (INNER_STEPS if nu is None else MOST)
 
     def solver(problem: Problem) -> Solve:
-        return proximal(problem, lam, inner_steps or MOST, common.optimizer, nu)
+        return proximal(problem, lam, most, common.optimizer, nu)
 
     def local(problem: Problem) -> LocalRule:
         down = descent(problem, lam, solver(problem))

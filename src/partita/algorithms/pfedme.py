@@ -13,18 +13,25 @@ from __future__ import annotations
 
 from typing import Annotated, Unpack
 
-from partita.algorithms.base import RATE, Common, Lr, compose, method, settings
+from partita.algorithms.base import RATE, RATES, Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
 from partita.algorithms.local.prox import envelope
-from partita.core.options import Option
+from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
 from partita.optim.rates import as_rate
 
-Lam = Annotated[float, Option("λ, how close the personal model stays to the shared one", low=0, example=5.0)]
-InnerLr = Annotated[
-    float | Rate, Option("the step size of the inner gradient steps", low=0, allowed=RATE, example=0.05)
+Lam = Annotated[
+    float,
+    Option("λ, how close the personal model stays to the shared one", low=0, search=Range(0.3, 30, log=True)),
 ]
+InnerLr = Annotated[
+    float | Rate | None,
+    Option(
+        "the step size of the inner gradient steps (None: lr)", low=0, allowed=RATE, search=RATES, like="lr"
+    ),
+]
+INNER, INNER_STEPS = Range(1, 20, log=True), 5  # K = 5 in the paper
 
 
 @method(
@@ -36,15 +43,23 @@ InnerLr = Annotated[
 )
 def pfedme(
     lr: Lr,
-    lam: Lam,
-    inner_lr: InnerLr,
-    inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, example=5)],
-    beta: Annotated[float, Option("β, the step of the server towards the mean", low=0, open_low=True)] = 1.0,
+    lam: Lam = 5.0,
+    inner_lr: InnerLr = None,
+    inner_steps: Annotated[int, Option("K, gradient steps to find θ̃", low=1, search=INNER)] = INNER_STEPS,
+    beta: Annotated[
+        float,
+        Option(
+            "β, the step of the server towards the mean",
+            low=0,
+            open_low=True,
+            search=Range(0.5, 2.0, asked=True),
+        ),
+    ] = 1.0,
     **options: Unpack[Common],
 ) -> Algorithm:
     """A shared model whose clients each keep their own minimizer near it."""
     common = settings(options, server=sgd(beta))
-    rates = (as_rate(lr), as_rate(inner_lr))
+    rates = (as_rate(lr), as_rate(lr if inner_lr is None else inner_lr))
 
     def local(problem: Problem) -> LocalRule:
         step = envelope(problem, lam, inner_steps, common.optimizer)

@@ -24,17 +24,25 @@ import torch
 from partita import aggregate
 from partita.aggregate.smoothed import Iterations, Tolerance
 from partita.core import check, tree
-from partita.core.options import Option, checked
+from partita.core.options import Option, Range, checked
 from partita.core.parts import Aggregator
 from partita.core.patterns import by_pattern
 from partita.core.types import Tensors
 
 __all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise"]
 
-Delta = Annotated[float, Option("δ: how much the penalty weighs", low=0, open_low=True)]
+Delta = Annotated[
+    float,
+    Option("δ: how much the penalty weighs", low=0, open_low=True, search=Range(0.01, 10.0, log=True)),
+]
 Radius = Annotated[
     float,
-    Option("δ: clients closer to the aggregate than this are treated as equal to it", low=0, open_low=True),
+    Option(
+        "δ: clients closer to the aggregate than this are treated as equal to it",
+        low=0,
+        open_low=True,
+        search=Range(0.01, 10.0, log=True),
+    ),
 ]
 
 

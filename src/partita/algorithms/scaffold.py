@@ -73,7 +73,8 @@ class Controlled(NamedTuple):
 def scaffold(
     lr: Lr,
     option: Annotated[
-        int, Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2)
+        int,
+        Option("I: c_i is a full gradient; II: the mean of the steps taken", low=1, high=2, search=(1, 2)),
     ] = 2,
     server_lr: optimizers.ServerLr = 1.0,
     **options: Unpack[Common],

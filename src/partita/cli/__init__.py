@@ -13,6 +13,7 @@ from partita.cli import data as getting
 from partita.cli import listing
 from partita.cli import run as running
 from partita.cli import split as splitting
+from partita.cli import tune as tuning
 from partita.cli.bench import command as benching
 from partita.cli.process import keep_freed_memory
 from partita.core import early
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (running.demo, running.run, comparing.compare, splitting.split, comparing.report):
+for command in (running.demo, running.run, comparing.compare, tuning.tune, splitting.split, comparing.report):
     app.command()(command)
 app.command("list")(listing.list_)
 for command in (listing.show, benching.bench):

@@ -267,7 +267,7 @@ def facts(name: str) -> list[Facts]:
 
 
 def options(part: Callable[..., Any]) -> list[Facts]:
-    """Return the arguments of a function: name, type, default, range and meaning."""
+    """Return the arguments of a function: name, type, default, range, what is searched and meaning."""
     written = inspect.signature(part).parameters  # types as the author wrote them
     meanings = _meanings(_doc(part), part)
     rows = []
@@ -280,6 +280,7 @@ def options(part: Callable[..., Any]) -> list[Facts]:
                 "required": p.default is p.empty and p.kind is not p.VAR_KEYWORD,
                 "default": None if p.default is p.empty else _plain(p.default),
                 "range": option.range,
+                "search": option.searched,
                 "text": option.text or meanings.get(p.name, ""),
             }
         )

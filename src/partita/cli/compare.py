@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,14 @@ import typer
 from partita.cli import screen, tables
 from partita.cli.common import Request, leave_study, show_diverged, show_study
 from partita.cli.options import Json, Page, RunOptions, SingleRecipe, path, takes_run_options
+from partita.cli.tune import Wishes, search_for
+from partita.core import check
+from partita.core.parts import Algorithm
 from partita.engine.folder import parts
 from partita.engine.record import Record, read
 from partita.engine.store.files import json_text
-from partita.recipes.study import is_study, read_study, unfinished
-from partita.recipes.versus import separate, versus
+from partita.recipes.study import Study, is_study, read_study, unfinished
+from partita.recipes.versus import beside, separate, versus
 from partita.report import compare as figures
 from partita.report import write
 
@@ -31,6 +35,14 @@ def compare(
             "recipe's own method."
         ),
     ] = None,
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            help="First search for good options of each method, the two baselines included, with so many "
+            "trials each, on validation samples (see `partita tune`)."
+        ),
+    ] = None,
+    search: Wishes = None,
     *,
     options: RunOptions,
 ) -> None:
@@ -43,15 +55,36 @@ def compare(
     Each method runs under the schedule that it prefers, synchronous or asynchronous; `--set schedule=...`
     sets one for all but `local`.
 
+    With `--tune 20` every method, `local` and `fedavg` among them, first has 20 trials of other options on
+    validation samples of the first seed's data; the seeds then run with what was found. In --out the search
+    is in tuning/.
+
     Example: `partita compare digits --algorithms "fedalt,fedprox(mu=0.1)" --seeds 3 --out runs/methods`
     """
     request = Request(recipe, options)
     methods = separate(algorithms or "")
-    runs, _ = request.run_study(
-        lambda seed: versus(request.experiment(seed), methods), {"algorithms": methods}
-    )
+    if tune is None:
+        if search:
+            raise check.fail("--search", search[0], "--tune TRIALS, or `partita tune`")
+        study, about = partial(_versus, request, methods), {}
+    else:
+        plan = versus(request.experiment(request.seeds[0]), methods)
+        folder = None if options.out is None else options.out / "tuning"
+        found = search_for(request, plan, tune, search, folder)
+        if not options.as_json:
+            screen.console().print(tables.figure(found.figure()))
+        study, about = partial(_tuned, request, found.best), {"tune": tune}
+    runs, _ = request.run_study(study, {"algorithms": methods, **about})
     show_study(runs, (), options)
     leave_study(runs)
+
+
+def _versus(request: Request, methods: list[str], seed: int) -> Study:
+    return versus(request.experiment(seed), methods)
+
+
+def _tuned(request: Request, methods: Mapping[str, Algorithm], seed: int) -> Study:
+    return beside(request.experiment(seed), methods)
 
 
 def report(

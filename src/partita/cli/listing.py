@@ -150,11 +150,18 @@ def _block(console: Console, heading: str, text: str) -> None:
 
 def _options(options: list[Facts]) -> Table:
     rows = [
-        (o["name"], o["type"], "required" if o["required"] else repr(o["default"]), o["range"], o["text"])
+        (
+            o["name"],
+            o["type"],
+            "required" if o["required"] else repr(o["default"]),
+            o["range"],
+            o["search"],
+            o["text"],
+        )
         for o in options
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    columns = zip(("option", "type", "default", "range", "meaning"), zip(*rows))
+    columns = zip(("option", "type", "default", "range", "search", "meaning"), zip(*rows))
     filled = [(name, cells) for name, cells in columns if any(cells)]
     for name, _ in filled:
         table.add_column(name, header_style="bold", overflow="fold", no_wrap=name in ("option", "default"))

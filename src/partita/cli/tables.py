@@ -136,7 +136,7 @@ def figure(source: Figure) -> Table:
     """Return a table of a study."""
     table = Table(title=escape(source.title), caption=escape(source.note) or None, box=SIMPLE_HEAD)
     for i, column in enumerate(source.columns):
-        table.add_column(escape(column), justify="left" if i == 0 else "right")
+        table.add_column(escape(column), justify="left" if i == 0 else "right", overflow="fold")
     for row in source.rows:
         table.add_row(*map(escape, row))
     return table

@@ -21,6 +21,32 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values of a number among which `partita.tune` searches.
+
+    log    whether it searches on a logarithmic scale
+    asked  whether it searches only when asked for: options that few users tune
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    asked: bool = False
+
+    def __post_init__(self) -> None:
+        low = check.number("low", self.low)
+        check.number("high", self.high, low=low, open_low=True)
+        if check.boolean("log", self.log):
+            check.number("low", low, low=0, open_low=True)
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}{', log' if self.log else ''}"
+
+
 @dataclass(frozen=True, repr=False)
 class Option:
     """The meaning of an argument and, beyond its type, the values it takes.
@@ -31,6 +57,8 @@ class Option:
     check      (field, value) -> value, or a ValueError: where type and range do not say it all
     default    for a field of a TypedDict, which has no other place for it
     example    a value for the examples of `partita show`, if there is no default
+    search     the values among which `partita.tune` searches; words and flags need none
+    like       the option whose value it has where it is None
     """
 
     text: str
@@ -42,6 +70,8 @@ class Option:
     check: Callable[[str, Any], Any] | None = None
     default: Any = None
     example: Any = None
+    search: Range | tuple[float, ...] | None = None
+    like: str = ""
 
     @property
     def range(self) -> str:
@@ -50,6 +80,13 @@ class Option:
         ends += [] if self.high is None else [f"up to {self.high:g}"]
         words = [" ".join(ends), ", ".join(map(repr, self.choices)), self.allowed]
         return ", or ".join(w for w in words if w)
+
+    @property
+    def searched(self) -> str:
+        """The values among which `partita.tune` searches, in words; empty if it does not."""
+        if isinstance(self.search, Range):
+            return f"{self.search}{' (if asked)' if self.search.asked else ''}"
+        return f"{', '.join(map(str, self.search))} (if asked)" if self.search else ""
 
     def __repr__(self) -> str:
         return repr(f"{self.text}; {self.range}" if self.range else self.text)

@@ -24,24 +24,54 @@ import torch
 from torch import Tensor
 
 from partita.core import check, tree
-from partita.core.options import Option, checked
+from partita.core.options import Option, Range, checked
 from partita.core.parts import Optimizer, Rates, Update
 from partita.core.types import Tensors
 
 NEVER_ONE = 0.9999  # a mean of β = 1 would never change
 
-ServerLr = Annotated[float, Option("η, the step size of the server", low=0, open_low=True, example=0.1)]
+ServerLr = Annotated[
+    float,
+    Option("η, the step size of the server", low=0, open_low=True, search=Range(1e-3, 3.0, log=True)),
+]
 Lr = Annotated[
     float | None,
     Option("η at the server (None: that of a client, who steps by its method's lr)", low=0, open_low=True),
 ]
-Momentum = Annotated[float, Option("β, how much of the last step the next one keeps", low=0, high=1)]
+Momentum = Annotated[
+    float,
+    Option("β, how much of the last step the next one keeps", low=0, high=1, search=Range(0.0, 0.95)),
+]
 Decay = Annotated[float, Option("ω, weight decay: ω x joins the gradient", low=0)]
 Decoupled = Annotated[float, Option("ω, weight decay: each step also takes η ω x from x", low=0)]
-Beta1 = Annotated[float, Option("β₁, how slowly the mean m of the gradients changes", low=0, high=NEVER_ONE)]
-Beta2 = Annotated[float, Option("β₂, how slowly the mean v of their squares changes", low=0, high=NEVER_ONE)]
+Beta1 = Annotated[
+    float,
+    Option(
+        "β₁, how slowly the mean m of the gradients changes",
+        low=0,
+        high=NEVER_ONE,
+        search=Range(0.0, 0.95, asked=True),
+    ),
+]
+Beta2 = Annotated[
+    float,
+    Option(
+        "β₂, how slowly the mean v of their squares changes",
+        low=0,
+        high=NEVER_ONE,
+        search=Range(0.9, 0.999, asked=True),
+    ),
+]
 Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
-Tau = Annotated[float, Option("τ, the degree of adaptivity: small is more", low=0, open_low=True)]
+Tau = Annotated[
+    float,
+    Option(
+        "τ, the degree of adaptivity: small is more",
+        low=0,
+        open_low=True,
+        search=Range(1e-5, 1e-1, log=True, asked=True),  # the grid of Reddi et al.
+    ),
+]
 
 optimizer = checked("optimizer ")
 

@@ -1,8 +1,9 @@
 """Which split to take: a pure function of the records of `splits`.
 
-The best mean score decides. Splits that come within one standard error of it, client by client, count as
-equally good (the one-standard-error rule of Breiman et al. 1984, on paired differences); of those the one
-with the smallest personal part is taken, then the one with the least memory.
+The best mean score decides, on validation samples where there are some. Splits that come within one
+standard error of it, client by client, count as equally good (the one-standard-error rule of Breiman et al.
+1984, on paired differences); of those the one with the smallest personal part is taken, then the one with the
+least memory.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from partita.engine.record import Record, gain, human_bytes, mean
+from partita.engine.record import Record, gain, human_bytes, lookup, mean
 from partita.recipes.gradient_left import left
 from partita.recipes.tables import Runs, Table
 from partita.recipes.versus import ALONE, GLOBAL
 from partita.report import compare
 
 NONE, ALL = "none", "all"
+VALIDATION = "personal_validation"  # of clients.csv
 NEAR_ZERO = 0.1  # of the gradient of the same parameters where nothing is personal
 FEW_CLIENTS, FEW_SAMPLES = 10, 10
 LEGEND = (
@@ -53,6 +55,7 @@ class Split(NamedTuple):
     share           of the parameters that are personal
     memory          bytes of a client in training
     left            ‖F_m(θ)‖ at the start and the end, bare and relative to the global model: `gradient_left`
+    validation      the mean score on validation samples, which decides where there are some
     """
 
     part: str
@@ -65,6 +68,7 @@ class Split(NamedTuple):
     share: float | None
     memory: float | None
     left: dict[str, float] | None
+    validation: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -99,12 +103,19 @@ def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
     """Return which split to take, and the reason."""
     better = max if _higher(runs) else min
     scored = [row for row in rows if row.mean is not None]
+    validated = all(row.validation is not None for row in scored)
+
+    column = VALIDATION if validated else "personal"
+
+    def decisive(row: Split) -> float:
+        return (row.validation if validated else row.mean) or 0.0
+
     if not scored:
         return Advice(None, "No split has a score: no client has test samples, or all runs failed.", [])
-    best = better(scored, key=lambda row: row.mean or 0.0)
-    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label)]
+    best = better(scored, key=decisive)
+    tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label, column)]
     taken = min(tied, key=lambda row: row.cost)
-    reason = f"{_reached(taken, runs)} {_rival(taken, best, scored, better)}".strip()
+    reason = f"{_reached(taken, runs)} {_rival(taken, best, scored, better, decisive)}".strip()
     return Advice(taken.part, reason, [*_little_left(rows, taken), *_too_few(runs)])
 
 
@@ -142,6 +153,7 @@ def _figures(runs: Runs, label: str, part: str, row: Mapping[str, Any]) -> Split
         mean(c["personal"] / max(1, c["shared"] + c["personal"]) for c in counts),
         mean(f.get("client_memory") for f in facts),
         {k: statistics.fmean(g[k] for g in gradients) for k in gradients[0]} if gradients else None,
+        mean(lookup(f, "validation", "personal") for f in facts),
     )
 
 
@@ -161,10 +173,11 @@ def _hurt(runs: Runs, label: str, reference: str) -> float | None:
     return mean(sum(lead < 0 for lead in seed) for seed in leads if seed)
 
 
-def _leads(ours: Record, theirs: Record) -> dict[str, float]:
-    """Return by client how much better our personal model is."""
-    others = dict(zip(theirs.names, theirs.scores()))
-    pairs = {name: (score, others[name]) for name, score in zip(ours.names, ours.scores()) if name in others}
+def _leads(ours: Record, theirs: Record, column: str = "personal") -> dict[str, float]:
+    """Return by client how much better our personal model is, where both have a score in this column."""
+    others = dict(zip(theirs.names, theirs.table.numbers(column)))
+    scores = zip(ours.names, ours.table.numbers(column))
+    pairs = {name: (score, others[name]) for name, score in scores if name in others}
     gaps = {name: float(gain(a, b, ours.higher_is_better)) for name, (a, b) in pairs.items()}
     return {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
 
@@ -173,11 +186,11 @@ def _higher(runs: Runs) -> bool:
     return next(iter(runs.values()))[0].higher_is_better
 
 
-def _within_noise(runs: Runs, best: str, label: str) -> bool:
+def _within_noise(runs: Runs, best: str, label: str, column: str) -> bool:
     """Return whether the mean lead of the best, client by client, is at most its standard error."""
     by_client: dict[str, list[float]] = {}
     for ours, theirs in zip(runs[best], runs[label]):
-        for client, lead in _leads(ours, theirs).items():
+        for client, lead in _leads(ours, theirs, column).items():
             by_client.setdefault(client, []).append(lead)
     leads = [statistics.fmean(seeds) for seeds in by_client.values()]
     if not leads:
@@ -214,7 +227,13 @@ def _harm(taken: Split) -> str:
     return f"; of {taken.clients:g} clients {' and '.join(phrases)}" if phrases and taken.clients else ""
 
 
-def _rival(taken: Split, best: Split, scored: Sequence[Split], better: Callable[..., Split]) -> str:
+def _rival(
+    taken: Split,
+    best: Split,
+    scored: Sequence[Split],
+    better: Callable[..., Split],
+    decisive: Callable[[Split], float],
+) -> str:
     """Say why no other split is taken."""
     if taken is not best:
         more = f"makes more personal ({best.share or 0:.1%} against {taken.share or 0:.1%} of the parameters)"
@@ -223,7 +242,7 @@ def _rival(taken: Split, best: Split, scored: Sequence[Split], better: Callable[
     rest = [row for row in scored if row is not best]
     if not rest:
         return ""
-    second = better(rest, key=lambda row: row.mean or 0.0)
+    second = better(rest, key=decisive)
     return f"The next best is {_name(second)} with {second.mean:.4f}."
 
 

@@ -99,7 +99,7 @@ def run_study(
     _check_names(study)
     wanted = _wanted(study, only)
     for name in wanted:
-        _check_parts(study.variants[name].experiment)
+        check_parts(study.variants[name].experiment)
     total, count, begun = len(wanted) * len(seeds), 0, False
     _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
     for i, seed in enumerate(seeds):
@@ -189,7 +189,7 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
     if (out / "config.json").exists():
         raise check.fail("out", str(out), "a new folder: this one holds a single run")
     if not is_study(out):
-        new_folder("out", out, left=r"\.study\.json\.tmp")
+        new_folder("out", out, left=r"\.study\.json\.tmp|tuning")
         write_json(out / FILE, about)
         return
     if not resume:
@@ -302,7 +302,7 @@ def _check_names(study: Study) -> None:
         seen.add(name)
 
 
-def _check_parts(experiment: Experiment) -> None:
+def check_parts(experiment: Experiment) -> None:
     """Refuse a wrong personal part, or a schedule that does not fit, before any variant has run."""
     model = own_copy(experiment.model, experiment.seed)
     names = names_of(model, experiment.data)

@@ -28,19 +28,37 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     options that it takes are those of the experiment's own method. By default that method is the only one.
     All run under the experiment's schedule; if it has none, each under the one that it prefers.
     """
+    return beside(experiment, methods_of(experiment, methods))
+
+
+def methods_of(experiment: Experiment, methods: Sequence[str] = ()) -> dict[str, Algorithm]:
+    """Return the methods that texts stand for, by labels that can be names of folders."""
     chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
+    return {
+        label: _changed(experiment.algorithm, label, options)
+        for label, options in chosen.items()
+        if options or label not in (ALONE, GLOBAL)
+    }
+
+
+def beside(experiment: Experiment, methods: Mapping[str, Algorithm]) -> Study:
+    """Return the experiment under each of these methods, after the two that all are compared with.
+
+    Those two have the options of the experiment's own method, unless they are among the methods by their
+    names.
+    """
     whole = replace(experiment, baselines=False)
     stages = experiment.settings.checked(experiment.data.clients).stages(experiment.algorithm)
     plain = replace(whole, **as_one(stages))
     base = replace(plain, state="keep", norm="global")  # as the baselines of a single run
     rules = baselines(experiment.algorithm)
+    alone, one = methods.get(ALONE, rules["local"]), methods.get(GLOBAL, rules["global"])
     variants = {
-        ALONE: Variant(replace(base, algorithm=rules["local"], **_alone(experiment, stages))),
-        GLOBAL: Variant(replace(base, algorithm=rules["global"]), baselines={"local": ALONE}),
+        ALONE: Variant(replace(base, algorithm=alone, **_alone(experiment, stages))),
+        GLOBAL: Variant(replace(base, algorithm=one), baselines={"local": ALONE}),
     }
-    for label, options in chosen.items():
-        if options or label not in variants:
-            method = _changed(experiment.algorithm, label, options)
+    for label, method in methods.items():
+        if label not in variants:
             variant = replace(whole if method.stages else plain, algorithm=method)
             variants[label] = Variant(variant, baselines={"local": ALONE, "global": GLOBAL})
     return Study(variants)
