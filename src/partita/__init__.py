@@ -97,7 +97,7 @@ from partita.core.types import (
 )
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
-from partita.engine.stopping import Stopped
+from partita.engine.stopping import Stop, Stopped
 from partita.measures.ended import ended
 from partita.measures.probe import probed
 from partita.optim.rates import as_rate
@@ -109,6 +109,7 @@ __all__ = [
     "Metric",
     "Refused",
     "Run",
+    "Stop",
     "Stopped",
     "adam",
     "aggregate",

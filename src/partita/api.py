@@ -9,8 +9,8 @@ import math
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, get_type_hints
 
@@ -24,7 +24,7 @@ from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
 from partita.core.types import ClientState, Tensors
 from partita.data import FederatedData
-from partita.engine.callbacks import ProgressBar, Trace
+from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model
 from partita.engine.folder import RunFolder
 from partita.engine.record import Record, read
@@ -119,16 +119,24 @@ def federate(given: Arguments) -> Run:
     settings, folder = setup.settings, setup.settings.folder
     if folder is not None and settings.report and (folder / "config.json").exists():
         new_page("out", folder / "report.html")
+    return _trained(setup, interrupt, given.references)
+
+
+def _trained(
+    setup: Setup, interrupt: Interrupt, references: Mapping[str, Record], before: Outcome | None = None
+) -> Run:
+    """Carry a run out, from its beginning, its checkpoint or the end of one `before`, and write its page."""
+    settings, folder = setup.settings, setup.settings.folder
     shown = sys.stderr.isatty() if settings.progress is None else settings.progress
     listeners = [*settings.callbacks, *([ProgressBar()] if shown else [])]
     if settings.profile and folder is not None:
         ends_early = getattr(settings.schedule, "until", None) is not None  # after fewer rounds than `rounds`
         listeners.append(Trace(folder / "trace.json", skip=0 if ends_early else 2))
-    name = given.algorithm.name
+    name = setup.algorithm.name
     try:
         known = folder if settings.resume and settings.device == "cpu" else None
         with same_threads(known), arithmetic(settings.precision, settings.deterministic):
-            result = Run.of(train(setup, name, listeners, interrupt, given.references))
+            result = Run.of(train(setup, name, listeners, interrupt, references, before))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")
         return result
@@ -223,11 +231,12 @@ class Run(Record):
     narrow: Callable[[int], nn.Module | None] | None
     write: Callable[[Path], None]
     holdings: Holdings
+    outcome: Outcome | None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Run:
         """Return the result of a finished run."""
-        record, stage, state = outcome
+        record, stage, state, _ = outcome
 
         def write(target: Path) -> None:
             folder = stage.setup.settings.folder
@@ -250,6 +259,7 @@ class Run(Record):
             narrow=stage.setup.devices.narrow_model,
             write=write,
             holdings=Holdings.of(stage, state),
+            outcome=outcome,
         )
 
     @functools.cached_property
@@ -337,6 +347,35 @@ class Run(Record):
                 there[name].copy_(value)
         return model.eval()
 
+    def extend(self, rounds: int, *, callbacks: Sequence[Callback] = (), progress: bool | None = None) -> Run:
+        """Train so many rounds more; the result has the same bits as one run of all these rounds.
+
+        The baselines are extended, too; without a folder they are trained anew. Of a pipeline, the last stage
+        goes on. A run with a folder goes on in it: the folder then holds the longer run. Refused where the
+        step size depends on the number of rounds, as with `partita.optim.linear`.
+
+        callbacks, progress   as in `federate`; the callbacks of the run so far are not called again
+
+        Weights do not depend on when a run is evaluated, but rows do: by default a run is evaluated after
+        each tenth of its rounds, so a run of 40 rounds and 40 more has more rows than one of 80. With
+        `evaluate_every` both have the same.
+        """
+        check.integer("rounds", rounds, low=1)
+        if self.outcome is None:
+            total = self.facts["rounds"] + rounds
+            allowed = f"partita.federate(..., rounds={total}, resume=True) with the folder as out="
+            raise check.fail("rounds", rounds, allowed, "partita.load reads no data and no method")
+        stage, state = self.outcome.stage, self.outcome.state
+        done, until = state.server.version - state.stage_start, state.schedule.until
+        if until is not None and not state.ended and done < (stage.plan.rounds or 0):
+            reason = f"the schedule ends at the virtual time {until:g}, whatever the rounds"
+            raise check.fail("rounds", rounds, "a new run with a later until=", reason)
+        setup = stage.setup.longer(stage.number, done + rounds)
+        settings = replace(setup.settings, callbacks=tuple(callbacks), progress=progress)
+        setup, given = replace(setup, settings=settings), settings.baselines
+        references = given if isinstance(given, Mapping) else {}
+        return _trained(setup, Interrupt(), references, self.outcome)
+
     def report(self, path: str | Path = "report.html") -> Path:
         """Write a page that opens offline: curves, who gained and who lost and why, cost, settings."""
         return write({self.facts["algorithm"]: [self]}, path)
@@ -388,6 +427,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         narrow=None,
         write=write,
         holdings=holdings,
+        outcome=None,
     )
 
 

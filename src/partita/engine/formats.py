@@ -31,6 +31,7 @@ SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "client_memory", "peak_memory"), NUMBER),
     "higher_is_better": FLAG,
+    "ended": {"reason": TEXT, "of": NUMBER},
     "test": _SCORES,
     "hurt": {ANY: NUMBER},
     "phases": {ANY: NUMBER},

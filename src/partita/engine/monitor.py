@@ -20,6 +20,7 @@ from partita.engine.record import Record
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import State, has_global
+from partita.engine.stopping import Stop
 from partita.engine.store.files import plain
 
 
@@ -35,6 +36,7 @@ class Monitor:
         self.personal_scores: np.ndarray | None = None
         self._train_loss: float | None = None  # of the last round
         self._choices_written = 0
+        self._stop: Stop | None = None  # of a callback
 
     # ---- what the loop calls
 
@@ -60,12 +62,17 @@ class Monitor:
         with state.timer("metrics"):
             self._count(stage, state, done)
         last_of_stage = state.schedule.done(state.server)
-        if last_of_stage or self._evaluation_due(state, done.cohort.time):
-            with state.timer("evaluation"):
+        evaluated = last_of_stage or self._evaluation_due(state, done.cohort.time)
+        if evaluated:
+            self._evaluate(stage, state, done)
+        self._tell(state, done)
+        if self._stop is not None:
+            last = last_of_stage and stage.number == len(self.setup.plans) - 1
+            state.ended, last_of_stage = "" if last else self._stop.reason, True
+            if not evaluated:
                 self._evaluate(stage, state, done)
         if last_of_stage and has_global(stage, state) and self.setup.settings.train_scores:
             state.counters.global_train_scores = scores(stage, state, "global", "train")
-        self._tell(state, done)
         if len(state.executor_choices) > self._choices_written:
             self.write_config(state.executor_choices)
         if self.folder.path is not None and self.folder.checkpoint_due(state.server.version):
@@ -110,7 +117,16 @@ class Monitor:
         return step is not None and time // step > before // step
 
     def _evaluate(self, stage: Stage, state: State, done: Round) -> None:
-        """Add a row of metrics: scores under the clients' own and under the global model, measures."""
+        """Add a row of metrics, and tell it."""
+        with state.timer("evaluation"):
+            row = self._row(stage, state, done)
+        state.counters.rows.append(row)
+        state.counters.loss_sum = state.counters.loss_weight = 0.0
+        self.folder.append_row(row)
+        self._call(lambda callback: callback.evaluation(self.name, row))
+
+    def _row(self, stage: Stage, state: State, done: Round) -> dict[str, Any]:
+        """Return a row of metrics: scores under the clients' own and under the global model, measures."""
         counters, names, weight = state.counters, self.setup.data.names, self.setup.test_weight
         version, time = state.server.version, done.cohort.time
         if has_global(stage, state):
@@ -135,11 +151,7 @@ class Monitor:
         if self.setup.settings.measures:
             usable = [not rejection for rejection in done.rejections]
             row["measures"] = measures(stage, state, done.cohort, done.uploads, usable)
-        counters.rows.append(row)
-        counters.loss_sum = counters.loss_weight = 0.0
-        self.folder.append_row(row)
-        for callback in self.callbacks:
-            callback.evaluation(self.name, row)
+        return row
 
     # ---- counters
 
@@ -205,5 +217,12 @@ class Monitor:
             len(self.diverged(state)),
             state.counters.clock.abandoned,
         )
+        self._call(lambda callback: callback.round(event))
+
+    def _call(self, tell: Callable[[Callback], None]) -> None:
+        """Tell all callbacks, and remember if one of them ends the run."""
         for callback in self.callbacks:
-            callback.round(event)
+            try:
+                tell(callback)
+            except Stop as stop:
+                self._stop = self._stop or stop

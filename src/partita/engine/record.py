@@ -118,6 +118,8 @@ class Summary(dict[str, Any]):
         lines.append(
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
         )
+        if ended := self.get("ended"):
+            lines.append(f"  ended by a callback before round {ended['of']}: {ended['reason']}")
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
         lines += [f"  {names[k]:18} {metric} {_score(test[k])}" for k in names]
         if part := personal_part(self):

@@ -157,6 +157,7 @@ def _summary(stage: Stage, state: State, scores: Scores) -> Summary:
         algorithm=setup.algorithm.name,
         seed=setup.settings.seed,
         rounds=version,
+        ended={"reason": state.ended, "of": setup.rounds} if state.ended else None,
         clients=setup.data.clients,
         scored=int((weight > 0).sum()),
         metric=metric.name,

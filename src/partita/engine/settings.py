@@ -354,7 +354,7 @@ class Manner:
         bool,
         Option(
             "continue the run in `out`, on the same number of threads; the result has the same bits as that "
-            "of a run without interruption (default: False)",
+            "of a run without interruption. With more `rounds` a finished run goes on (default: False)",
             allowed=BOOLEAN,
         ),
     ] = False
@@ -370,7 +370,9 @@ class Manner:
     callbacks: Annotated[
         Sequence[Callback],
         Option(
-            "objects that are told what happens, see `partita.callbacks` (default: none)", check=_callbacks
+            "objects that are told what happens, see `partita.callbacks`; one that raises `partita.Stop` ends "
+            "the run after this round (default: none)",
+            check=_callbacks,
         ),
     ] = ()
     progress: Annotated[

@@ -27,6 +27,11 @@ from partita.engine.settings import Settings, as_alone, as_one, schedule_of, ste
 from partita.schedule import Schedule, synchronous
 
 
+def _once(stage: StagePlan) -> bool:
+    """Return whether a stage is one round of all clients."""
+    return stage.rounds is None and stage.epochs is not None
+
+
 @dataclass(frozen=True, eq=False)
 class Setup:
     """What a run is made of. Nothing here changes while it runs.
@@ -132,6 +137,24 @@ class Setup:
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.initial, strict=False)
         return Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+
+    def longer(self, stage: int, rounds: int) -> Setup:
+        """Return the same run with so many rounds of a stage; those of other stages stay."""
+        settings, algorithm = self.settings, self.algorithm
+        if not algorithm.stages:
+            settings = replace(settings, rounds=rounds)
+        else:
+            lengths = [rounds if i == stage else plan.rounds for i, plan in enumerate(self.plans)]
+            stages = tuple(
+                part if _once(part) else replace(part, rounds=n) for part, n in zip(algorithm.stages, lengths)
+            )
+            if _once(stages[stage]):
+                reason = f"stage {stage + 1} is one round of {stages[stage].epochs} epochs by definition"
+                raise check.fail("rounds", rounds, "a new run with rounds= for this stage", reason)
+            options = {**algorithm.options, "stages": stages}
+            algorithm = replace(algorithm, stages=stages, options=options)
+        settings = replace(settings, resume=settings.out is not None)
+        return replace(self, settings=settings, algorithm=algorithm, plans=settings.stages(algorithm))
 
     @property
     def rounds(self) -> int:

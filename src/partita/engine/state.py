@@ -39,6 +39,8 @@ class State:
     schedule            the schedule at work: the virtual clock, and who is in flight
     pending             uploads that are computed and have not arrived
     executor_choices    what executors have decided
+    rounds              how many rounds each stage is to have
+    ended               why a callback has ended the run before its last round ('': none has)
     norms_version       the version whose BatchNorm statistics are measured (norm="static"); not saved:
                         they are measured again
     """
@@ -53,7 +55,9 @@ class State:
     counters: Counters
     timer: Timer
     executor_choices: Choices
+    rounds: tuple[int, ...]
     server_is_complete: bool = True
+    ended: str = ""
     pending: PendingUploads = field(default_factory=PendingUploads)
     norms_version: int = -1
 
@@ -100,6 +104,8 @@ class State:
             "counters": self.counters.state(),
             "seconds": self.timer.seconds,
             "executor_choices": self.executor_choices,
+            "rounds": self.rounds,
+            "ended": self.ended,
         }
 
     def load_state(self, state: Mapping[str, Any], device: str) -> None:
@@ -118,6 +124,12 @@ class State:
         self.counters.load_state(state["counters"])
         self.timer.seconds.update(seconds)
         self.store.restore(state["store"])
+        if self.rounds == tuple(state["rounds"]):  # else it goes on
+            self.ended = str(state["ended"])
+
+    def over(self) -> bool:
+        """Return whether the stage takes no further round."""
+        return bool(self.ended) or self.schedule.done(self.server)
 
 
 def first_stage(setup: Setup, choices: Choices, notify: Callable[[str], None]) -> tuple[Stage, State]:
@@ -175,6 +187,7 @@ def saved_stage(
 def restored(stage: Stage, saved: Mapping[str, Any], choices: Choices) -> State:
     """Return the state that a checkpoint holds."""
     settings = stage.setup.settings
+    _check_rounds(stage, saved)
     counters, timer = Counters(stage.setup.data.clients), Timer(settings.device, settings.profile)
     state = _open(stage, saved["stage_start"], 0.0, counters, timer, choices)
     state.load_state(saved, settings.device)
@@ -217,6 +230,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         counters=counters,
         timer=timer,
         executor_choices=choices,
+        rounds=tuple(part.rounds or 0 for part in setup.plans),
     )
     return state
 
@@ -249,6 +263,32 @@ def _check_server(saved: ServerState, new: ServerState) -> None:
         wrong += [k for k in theirs if k in ours and not _alike(theirs[k], ours[k])]
         if wrong:
             raise _another(f"server state {part!r}", wrong)
+
+
+def _check_rounds(stage: Stage, saved: Mapping[str, Any]) -> None:
+    """Refuse another number of rounds where the rounds so far would not be those of one long run.
+
+    They are the same if no stage before this one changes its length, and if the rates of the rounds so far do
+    not depend on the rounds to come.
+    """
+    before, now = list(saved["rounds"]), [plan.rounds or 0 for plan in stage.setup.plans]
+    number, done = stage.number, saved["server"]["version"] - saved["stage_start"]
+    if before == now:
+        return
+    other = "the rounds that the run had, or another folder out="
+    if before[:number] != now[:number] or len(before) != len(now):
+        reason = f"stage {number + 1} has begun from what stages of {before[:number]} rounds left"
+        raise check.fail("rounds", now, other, reason)
+    if now[number] < done:
+        raise check.fail("rounds", now[number], f"at least {done}, as many as the run has taken")
+    for phase in stage.rule.phases:
+        for rate in phase.lr:
+            if any(rate(t, before[number]) != rate(t, now[number]) for t in range(done)):
+                reason = (
+                    f"the step size depends on the number of rounds, so the first {done} of {now[number]} "
+                    f"rounds would be others than those that were taken as rounds of {before[number]}"
+                )
+                raise check.fail("rounds", now[number], other, reason)
 
 
 def _another(part: str, names: Sequence[str]) -> check.Refused:
