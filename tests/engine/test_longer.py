@@ -185,13 +185,13 @@ class Counts(Callback):
         self.rounds, self.rows, self.ends = 0, 0, 0
 
     def round(self, event: Event) -> None:
-        self.rounds += 1
+        self.rounds = event.round
 
     def evaluation(self, what: str, row: Mapping[str, Any]) -> None:
-        self.rows += 1
+        self.rows += bool(what and row)
 
     def end(self, what: str) -> None:
-        self.ends += 1
+        self.ends += bool(what)
 
 
 @each("by, every", [("round", 1), ("round", 100), ("evaluation", 1)])

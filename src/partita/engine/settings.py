@@ -370,8 +370,8 @@ class Manner:
     callbacks: Annotated[
         Sequence[Callback],
         Option(
-            "objects that are told what happens, see `partita.callbacks`; one that raises `partita.Stop` ends "
-            "the run after this round (default: none)",
+            "objects that are told what happens, see `partita.callbacks`; one that raises `partita.Stop` "
+            "ends the run after this round (default: none)",
             check=_callbacks,
         ),
     ] = ()
