@@ -59,7 +59,7 @@ from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
 from partita.algorithms.psi import Penalty
-from partita.api import Run, federate, load
+from partita.api import Personalized, Run, federate, load
 from partita.attack.base import by_tensor, crowd, each_sends, everyone_sends, honest
 from partita.core import draws, tree
 from partita.core.check import Refused
@@ -107,6 +107,7 @@ __version__ = "0.1.0"
 # what runs are made of
 __all__ = [
     "Metric",
+    "Personalized",
     "Refused",
     "Run",
     "Stop",

@@ -24,13 +24,13 @@ NO_STATE = ClientState({}, {})
 
 def scores(stage: Stage, state: State, model: str, split: str = "test") -> np.ndarray:
     """Return each client's mean metric on its samples, by the 'global' or its 'personal' model."""
-    _refresh_statistics(stage, state)
+    refresh_statistics(stage, state)
     program = stage.programs[model if split == "test" else f"{model} on {split}"]
     data, context = stage.setup.data, state.context(stage)
     result = np.full(data.clients, np.nan)
     for clients in stage.blocks(np.flatnonzero(data.ranges(split)[:, 1] > 0)):
         states = state.load(stage, clients) if model == "personal" else NO_STATE
-        upload, _ = stage.executor(program, clients, _group(state, len(clients)), states, context)
+        upload, _ = stage.executor(program, clients, group_of(state, len(clients)), states, context)
         metric, weight = (upload.metrics[k].double().cpu().numpy() for k in ("metric", "weight"))
         result[clients] = np.divide(metric, weight, out=np.full(len(clients), np.nan), where=weight > 0)
     return result
@@ -48,11 +48,13 @@ def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
 def personal_model(stage: Stage, state: State, client: int) -> Tensors:
     """Return the tensors of the model that a client is evaluated with."""
     states, context = state.load(stage, [client]), state.context(stage)
-    upload, _ = stage.executor(stage.programs["model"], np.array([client]), _group(state, 1), states, context)
+    upload, _ = stage.executor(
+        stage.programs["model"], np.array([client]), group_of(state, 1), states, context
+    )
     return {**state.initial, **state.server.shared, **tree.row({**upload.delta}, 0)}
 
 
-def _group(state: State, clients: int) -> Group:
+def group_of(state: State, clients: int) -> Group:
     """Clients that all receive the server's model as it is now."""
     server = state.server
     return Group(tuple(range(clients)), Download(server.shared, server.extra, server.version))
@@ -61,7 +63,7 @@ def _group(state: State, clients: int) -> Group:
 # ---- BatchNorm statistics that nobody trains (norm="static")
 
 
-def _refresh_statistics(stage: Stage, state: State) -> None:
+def refresh_statistics(stage: Stage, state: State) -> None:
     """Measure the statistics of the server's model, unless they are those of its present version."""
     static = stage.setup.settings.norm == "static" and stage.problem.tracked
     if not static or state.norms_version == state.server.version:
@@ -87,7 +89,7 @@ def _statistics(
     program, context = stage.programs["statistics"], state.context(stage)
     for block in stage.blocks(clients):
         states = state.load(stage, block.tolist())
-        upload, _ = executor(program, block, _group(state, len(block)), states, context)
+        upload, _ = executor(program, block, group_of(state, len(block)), states, context)
         sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
         samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)

@@ -121,7 +121,7 @@ class Summary(dict[str, Any]):
         if ended := self.get("ended"):
             lines.append(f"  ended by a callback before round {ended['of']}: {ended['reason']}")
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
-        lines += [f"  {names[k]:18} {metric} {_score(test[k])}" for k in names]
+        lines += [f"  {names[k]:18} {metric} {score_text(test[k])}" for k in names]
         if part := personal_part(self):
             lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
@@ -169,7 +169,7 @@ class Summary(dict[str, Any]):
     def _classes(self) -> list[str]:
         return [
             f"  {name}: {facts['clients']} clients, {facts['capacity']:.0%} of the memory, "
-            f"{self['metric']} {_score(facts['test']['personal'])}"
+            f"{self['metric']} {score_text(facts['test']['personal'])}"
             for name, facts in (self.get("classes") or {}).items()
         ]
 
@@ -294,7 +294,8 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _score(value: float | None) -> str:
+def score_text(value: float | None) -> str:
+    """Write a score as tables show it."""
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 

@@ -170,6 +170,7 @@ def programs(
     training             the method's local rule
     global, personal     score the server's or the client's own model on test samples ('... on train')
     model                compute the model that a client deploys
+    newcomer             solve for the personal part of a client that comes after training
     measure NAME         compute a measure
     statistics           sum up BatchNorm statistics of the server's model
     """
@@ -177,6 +178,7 @@ def programs(
     everything = [
         Program("training", algorithm.local, trains=True),
         Program("model", deployment(personalize)),
+        Program("newcomer", algorithm.newcomer or algorithm.local),
         Program("statistics", statistics_of(whole_model), whole_model=True),
     ]
     for split in SPLITS:
