@@ -275,7 +275,7 @@ def test_without_samples_it_starts_like_a_new_client() -> None:
 def test_what_diverges_keeps_what_it_had() -> None:
     run, data = trained(pt.fedalt("output", lr=0.1, personal_lr=0.1)), new()
     x = data.x.clone()
-    x[data.train[2, 0] : data.train[2].sum()] *= 1e308
+    x[data.train[2, 0] : data.train[2].sum()] *= 1e300
     with pytest.warns(UserWarning, match="diverged"):
         found = run.personalize(
             pt.data.FederatedData.make(x, data.y, data.train, data.test, names=data.names)
