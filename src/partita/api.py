@@ -28,9 +28,17 @@ from partita.data import FederatedData
 from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model, scores
 from partita.engine.folder import RunFolder
-from partita.engine.newcomers import Arrival, Effort, arrival_summary, arrival_table, arrive, returned, turns
+from partita.engine.newcomers import (
+    Arrival,
+    Effort,
+    arrival_summary,
+    arrival_table,
+    arrive,
+    returned,
+    usual_effort,
+)
 from partita.engine.record import MODELS, Record, read
-from partita.engine.settings import Settings, declarations
+from partita.engine.settings import Settings, declarations, newcomers
 from partita.engine.setup import Setup
 from partita.engine.state import Holdings, decode, has_global
 from partita.engine.stopping import Interrupt
@@ -61,12 +69,16 @@ class Arguments(Settings):
             )
         if not isinstance(self.algorithm, Algorithm):
             raise check.fail("algorithm", self.algorithm, "a method such as partita.fedavg(lr=0.1)")
-        settings = self.checked(self.data.clients, self.data.names)
+        held_out = newcomers(self.newcomers, self.data.names, self.seed)
+        others = [i for i in range(self.data.clients) if i not in set(held_out)]
+        data = self.data.subset(others) if held_out else self.data
+        settings = replace(self.checked(data.clients, data.names), newcomers=held_out)
         for name, other in self.references.items():
-            if tuple(other.names) != tuple(self.data.names):
+            if tuple(other.names) != tuple(data.names):
                 raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
         with arithmetic(settings.precision, settings.deterministic):
-            return Setup.of(self.model, self.data, self.algorithm, settings)
+            setup = Setup.of(self.model, data, self.algorithm, settings)
+            return setup.expecting(self.data.subset(held_out)) if held_out else setup
 
     @property
     def references(self) -> Mapping[str, Record]:
@@ -440,7 +452,7 @@ class Run(Models):
 
     def personalize(
         self,
-        data: FederatedData,
+        data: FederatedData | None = None,
         *,
         rounds: int | None = None,
         steps: int | None = None,
@@ -456,7 +468,8 @@ class Run(Models):
         personal models, such as fedavg, it is the server's. Clients without training samples get what a new
         client starts with.
 
-        data     the new clients' samples, in the form of those of training
+        data     the new clients' samples, in the form of those of training (None: of those that `newcomers=`
+                 has held out)
         rounds   turns of each client (None: as many as a client of the run had on average)
         steps, epochs, batch   the work of a turn (None: that of the run); `personal_steps` and the like of
                  the method come first
@@ -464,11 +477,14 @@ class Run(Models):
         """
         outcome = self._live("data", data, "personalize")
         stage, state = outcome.stage, outcome.state
-        settings = stage.setup.settings
+        settings, data = stage.setup.settings, stage.setup.newcomers if data is None else data
+        if data is None:
+            raise check.fail("data", None, "the samples of new clients, or a run with newcomers=")
+        usual = usual_effort(stage, state)
         effort = Effort(
-            turns(state) if rounds is None else check.integer("rounds", rounds, low=1),
-            _work(stage.work, steps, epochs, batch),
-            settings.seed if seed is None else check.integer("seed", seed, low=0, high=check.LARGEST),
+            usual.rounds if rounds is None else check.integer("rounds", rounds, low=1),
+            _work(usual.work, steps, epochs, batch),
+            usual.seed if seed is None else check.integer("seed", seed, low=0, high=check.LARGEST),
         )
         with arithmetic(settings.precision, settings.deterministic):
             return Personalized.of(arrive(stage, state, data, effort), self.config)
@@ -582,15 +598,13 @@ def _older(there: int, wanted: int) -> str:
 
 
 def _work(work: Work, steps: int | None, epochs: int | None, batch: int | None) -> Work:
-    """Return the work of a turn with what was asked for; steps of each client are those of other clients."""
+    """Return the work of a turn with what was asked for."""
     if steps is not None and epochs is not None:
         raise check.fail("steps", steps, "steps or epochs, not both")
     if steps is not None:
         work = replace(work, steps=check.integer("steps", steps, low=1), epochs=None)
     elif epochs is not None:
         work = replace(work, steps=None, epochs=check.integer("epochs", epochs, low=1))
-    elif isinstance(work.steps, tuple):
-        work = replace(work, steps=max(1, round(sum(work.steps) / len(work.steps))))
     return work if batch is None else replace(work, batch=check.integer("batch", batch, low=1))
 
 

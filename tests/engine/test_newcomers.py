@@ -356,3 +356,93 @@ def test_a_run_that_was_read_says_how(tmp_path: Path) -> None:
         assert "resume=True" in refused.value.allowed
     again = trained(pt.fedalt("output", lr=0.1), out=tmp_path / "run", resume=True)
     assert np.array_equal(again.personalize(new()).scores(), run.personalize(new()).scores())
+
+
+# ---- newcomers=: clients that are held out of training
+
+
+def held_out(algorithm: pt.Algorithm, newcomers: Any, **changed: Any) -> pt.Run:
+    given = {
+        "rounds": 3,
+        "steps": STEPS,
+        "executor": "vmap",
+        "report": False,
+        "newcomers": newcomers,
+        **changed,
+    }
+    return pt.federate(model(), doubles(samples(8, 0)), algorithm, **given)
+
+
+@pytest.mark.filterwarnings("ignore:finetune")
+@each("algorithm", [pt.fedalt("output", lr=0.1), pt.fedavg(lr=0.1), pt.local(lr=0.1)], ids=lambda a: a.name)
+def test_newcomers_take_no_part_and_are_reported(tmp_path: Path, algorithm: pt.Algorithm) -> None:
+    run = held_out(algorithm, [2, "old5"], out=tmp_path / "run")
+    data = doubles(samples(8, 0))
+    rest = data.subset([0, 1, 3, 4, 6, 7])
+    others = pt.federate(model(), rest, algorithm, rounds=3, steps=STEPS, executor="vmap")
+    assert run.names == list(rest.names)
+    assert all(torch.equal(x, tensors(others)[k]) for k, x in tensors(run).items())
+    assert run.facts["test"] == others.facts["test"]
+    came = others.personalize(data.subset([2, 5]))
+    assert run.newcomers.numbers("personal").tolist() == came.scores("personal").tolist()
+    assert run.personalize().scores().tolist() == came.scores().tolist()
+    told = run.facts["newcomers"]
+    assert (told["clients"], told["scored"]) == (2, 2)
+    assert told["test"]["personal"] == came.facts["test"]["personal"]
+    assert None not in told["test"].values()  # alone and globally by the baselines
+    assert "2 newcomers" in str(run.summary())
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").open()))
+    assert [row["newcomer"] for row in rows] == ["0"] * 6 + ["1"] * 2
+    read = pt.load(tmp_path / "run")
+    assert read.names == run.names
+    assert [row["client"] for row in read.newcomers] == ["old2", "old5"]
+    assert read.newcomers.numbers("local").tolist() == run.newcomers.numbers("local").tolist()
+
+
+def test_a_share_of_newcomers_is_drawn_by_the_seed() -> None:
+    runs = [held_out(pt.fedavg(lr=0.1), 0.25, seed=seed, baselines=False) for seed in (0, 0, 1, 2)]
+    names = [tuple(row["client"] for row in run.newcomers) for run in runs]
+    assert names[0] == names[1]
+    assert len(set(names)) > 1
+    assert all(len(some) == 2 for some in names)
+
+
+@each(
+    "given",
+    [
+        {"schedule": pt.schedule.asynchronous(concurrency=3, buffer=1)},
+        {"attack": pt.attack.label_flip(), "byzantine": ["old0"]},
+        {"capacity": pt.capacity.depth({"strong": 0, "weak": 1})},
+        {"cohort": 6, "measures": [pt.measures.gradient_norm()], "train_scores": True},
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_newcomers_with_every_schedule_attack_and_capacity(given: dict[str, Any]) -> None:
+    run = held_out(pt.ditto(lr=0.1, lam=0.1), ["old7", "old6"], **given)
+    assert all(np.isfinite(run.newcomers.numbers(k)).all() for k in ("local", "global", "personal"))
+
+
+def test_a_longer_and_a_resumed_run_have_their_newcomers(tmp_path: Path) -> None:
+    algorithm = pt.fedalt("output", lr=0.1)
+    run = held_out(algorithm, 0.25, out=tmp_path / "run").extend(2)
+    long = held_out(algorithm, 0.25, rounds=5)
+    assert run.newcomers == long.newcomers
+    again = held_out(algorithm, 0.25, rounds=5, out=tmp_path / "run", resume=True)
+    assert again.newcomers == long.newcomers
+
+
+@each("newcomers", [1.5, "old1", [9], ["nobody"], 0.01, list(range(8))])
+def test_wrong_newcomers_are_refused(newcomers: Any) -> None:
+    with pytest.raises(check.Refused) as refused:
+        held_out(pt.fedavg(lr=0.1), newcomers)
+    assert refused.value.field == "newcomers"
+
+
+def test_labels_that_only_newcomers_have_are_refused_before_training() -> None:
+    data = doubles(samples(8, 0))
+    y = data.y.clone()
+    y[data.train[2, 0]] = 2
+    data = pt.data.FederatedData.make(data.x, y, data.train, data.test, names=data.names)
+    with pytest.raises(check.Refused) as refused:
+        pt.federate(model(), data, pt.fedavg(lr=0.1), rounds=1, newcomers=[2])
+    assert "y of client" in refused.value.field

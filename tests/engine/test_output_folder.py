@@ -52,7 +52,7 @@ CLIENTS = [
         "local",
         "global",
         "personal",
-    ],
+    , "newcomer"],
     *["global_train", "personal_train", "distance", "label_shift"],
     *["reports", "delay", "late", "lost"],
 ]
@@ -76,7 +76,7 @@ SUMMARY = [
     "diverged",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
-DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended"}
+DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 

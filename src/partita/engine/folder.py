@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -120,7 +121,8 @@ class RunFolder:
     def write_results(self, record: Record) -> None:
         """Write clients.csv and summary.json."""
         if self.path is not None:
-            cells = record.table.values(CLIENT_COLUMNS, finite=True)
+            tables = (record.table, record.newcomers)
+            cells = itertools.chain.from_iterable(t.values(CLIENT_COLUMNS, finite=True) for t in tables)
             write_csv(self.path / "clients.csv", cells, CLIENT_COLUMNS)
             write_json(self.path / "summary.json", record.facts)
 

@@ -39,6 +39,7 @@ SUMMARY: dict[str, Any] = {
     "excluded": [TEXT],
     "excluded_why": {ANY: TEXT},
     "byzantine": {"clients": NUMBER, "attack": TEXT, "test": _SCORES, "excluded": [TEXT]},
+    "newcomers": {"clients": NUMBER, "scored": NUMBER, "test": _SCORES, "hurt": {ANY: NUMBER}},
     "parameters": {ANY: NUMBER},
     "personal_part": {"names": [TEXT], "parameters": NUMBER, "of": NUMBER},
     "classes": {ANY: {ANY: NUMBER, "test": _SCORES}},

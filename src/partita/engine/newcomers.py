@@ -60,6 +60,17 @@ def turns(state: State) -> int:
     return max(1, round(float(reports.mean()) * share))
 
 
+def usual_effort(stage: Stage, state: State) -> Effort:
+    """Return as many turns as a client of the run had, of the same work.
+
+    Where each client had steps of its own, the work is their mean.
+    """
+    work = stage.work
+    if isinstance(work.steps, tuple):
+        work = replace(work, steps=max(1, round(sum(work.steps) / len(work.steps))))
+    return Effort(turns(state), work, stage.setup.settings.seed)
+
+
 def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State]:
     """Return the server's model among the clients of other data, none of whom was ever seen.
 
@@ -186,7 +197,7 @@ def arrival_table(arrival: Arrival, **others: np.ndarray | None) -> Table:
         "n_test": data.test[:, 1],
         "byzantine": np.zeros(data.clients, dtype=np.int8),
         "newcomer": np.ones(data.clients, dtype=np.int8),
-        "local": others.get("local"),
+        "local": own if stage.setup.alone else others.get("local"),
         "global": everyone,
         "personal": own,
     }

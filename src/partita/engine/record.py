@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ MODELS = ("local", "global", "personal")
 """The models that each client is scored with: trained alone, the server's, its own."""
 ROUNDING = 1e-9
 """Scores that differ by at most this share of the larger one are equal."""
-COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost")
+COUNTS = ("n_train", "n_test", "memory", "byzantine", "reports", "late", "lost", "newcomer")
 CLIENT_COLUMNS = (
     "client",
     "n_train",
@@ -49,6 +49,7 @@ CLIENT_COLUMNS = (
     "delay",
     "late",
     "lost",
+    "newcomer",
 )
 NUMERIC_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in ("client", "class"))
 
@@ -131,6 +132,9 @@ class Summary(dict[str, Any]):
         if byzantine := self.get("byzantine"):
             count, attack = byzantine["clients"], byzantine["attack"]
             lines.append(f"  {count} Byzantine clients ({attack}); scores are those of the honest clients")
+        if newcomers := self.get("newcomers"):
+            texts = [f"{names[k]} {score_text(v)}" for k, v in newcomers["test"].items() if v is not None]
+            lines.append(f"  {newcomers['clients']} newcomers, not in training: {', '.join(texts)}")
         if self["excluded"]:
             lines.append(f"  excluded for unusable uploads: {self._excluded()}")
         speed = self["client_steps_per_second"]
@@ -184,12 +188,14 @@ class Record:
     """The figures of a run.
 
     `metrics` are the rows of metrics.jsonl, `clients` those of clients.csv, `config` is config.json.
+    `newcomers` are the rows of clients that were held out of training; `clients` are the others.
     """
 
     metrics: list[dict[str, Any]]
     clients: Sequence[dict[str, Any]]
     config: dict[str, Any]
     facts: Summary
+    newcomers: Table = field(default_factory=lambda: Table(0, {}), kw_only=True)
 
     @property
     def table(self) -> Table:
@@ -307,9 +313,12 @@ def read(folder: str | Path) -> Record:
     folder = check.path("folder", folder)
     if not (folder / "summary.json").is_file():
         raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)")
+    rows = _read_clients(folder / "clients.csv")
+    trained = len(rows) - int((rows.numbers("newcomer") > 0).sum())  # newcomers stand behind the others
     return Record(
         metrics=read_jsonl(folder / "metrics.jsonl"),
-        clients=_read_clients(folder / "clients.csv"),
+        clients=rows.between(0, trained),
+        newcomers=rows.between(trained, len(rows)),
         config=_read_config(folder / "config.json"),
         facts=_read_summary(folder / "summary.json"),
     )

@@ -20,8 +20,15 @@ from partita.data import FederatedData
 from partita.engine.cautions import warn_about_buffers, warn_about_reset
 from partita.engine.devices.devices import Devices
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
-from partita.engine.model.fit import check_real
-from partita.engine.model.probe import ModelProfile, examine, names_of, refuse_own_statistics, tried
+from partita.engine.model.fit import check_labels, check_real
+from partita.engine.model.probe import (
+    ModelProfile,
+    evaluated,
+    examine,
+    names_of,
+    refuse_own_statistics,
+    tried,
+)
 from partita.engine.model.seeding import kept, set_all
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
@@ -43,6 +50,7 @@ class Setup:
     names       the tensors that are trained or tracked, and `initial` their values at the start
     origin      digests of what the run starts from, which a resumed run must bring again
     plans       the stages of the run, with nothing left open
+    newcomers   clients that come after training
     """
 
     settings: Settings
@@ -57,6 +65,7 @@ class Setup:
     origin: Origin
     plans: tuple[StagePlan, ...]
     devices: Devices
+    newcomers: FederatedData | None = None
 
     @classmethod
     def of(
@@ -136,7 +145,13 @@ class Setup:
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.initial, strict=False)
-        return Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+        other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+        return replace(other, newcomers=self.newcomers)
+
+    def expecting(self, newcomers: FederatedData) -> Setup:
+        """Return the same run, after which these clients come; refuse labels that the model does not know."""
+        check_labels(self.profile.loss, evaluated(self.model, self.data), newcomers)
+        return replace(self, newcomers=newcomers)
 
     def longer(self, stage: int, rounds: int) -> Setup:
         """Return the same run with so many rounds of a stage; those of other stages stay."""
