@@ -52,9 +52,9 @@ CLIENTS = [
         "local",
         "global",
         "personal",
-    , "newcomer"],
+    ],
     *["global_train", "personal_train", "distance", "label_shift"],
-    *["reports", "delay", "late", "lost"],
+    *["reports", "delay", "late", "lost", "newcomer"],
 ]
 SUMMARY = [
     "algorithm",

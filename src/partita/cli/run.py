@@ -90,7 +90,10 @@ def run(
 
     A KEY of --set is an argument of the recipe (`partita show RECIPE` lists them), a setting of the
     experiment (rounds, cohort, steps, epochs, batch, state, norm, capacity, schedule, attack, ...),
-    `algorithm` (the name of another method) or `algorithm.OPTION`.
+    `algorithm` or `algorithm.OPTION`. An algorithm is the name of another method, a call with options, or
+    several methods one after another: 'algorithm=fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)'.
+
+    A finished run goes on with --resume and a larger --set rounds=...
 
     Some recipes are studies: several variants, compared in tables and in one report. So are several seeds.
 
