@@ -57,6 +57,7 @@ def demo(
             out=out, device=device, executor=executor, resume=resume, progress=progress
         )
         page = run.report(PAGE) if out is None else out / "report.html"
+    Request("digits", RunOptions(seed=seed)).note(out)
     _show(run, as_json)
     if not as_json:
         console = screen.console()
@@ -119,6 +120,7 @@ def run(
     with stoppable(options.out, options.max_time):
         callbacks = trackers(options.track, options.out)
         result = made.run(callbacks=callbacks, profile=profile, **request.arguments())
+    request.note(options.out)
     _show(result, options.as_json)
     if options.out is not None and not options.as_json:
         files = "summary.json, clients.csv, metrics.jsonl, ..."

@@ -77,7 +77,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     They are honest, and their devices hold the whole model.
     """
     setup = stage.setup
-    _check_fits(stage, data)
+    data = _fitted(stage, data)
     refresh_statistics(stage, state)  # those of the clients of training
     data = data.to(setup.settings.device)
     executor = stage.executor.whole if isinstance(stage.executor, Classes) else stage.executor
@@ -149,18 +149,22 @@ def returned(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, St
     return other, new, known
 
 
-def _check_fits(stage: Stage, data: FederatedData) -> None:
-    """Refuse samples of another form than those of training, and labels that the model does not know."""
+def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
+    """Return samples in the precision of training; refuse another form, and labels that nobody had."""
     if not isinstance(data, FederatedData):
         raise check.fail("data", data, "a FederatedData, made by partita.data.from_arrays(...) or the like")
     ours = stage.setup.data
     for name in ("x", "y"):
-        theirs, known = getattr(data, name), getattr(ours, name)
+        known = getattr(ours, name)
+        if known.is_floating_point() and getattr(data, name).is_floating_point():
+            data = replace(data, **{name: getattr(data, name).to(known.dtype)})
+        theirs = getattr(data, name)
         if theirs.shape[1:] != known.shape[1:] or theirs.dtype != known.dtype:
             form = f"{list(known.shape[1:])} of {str(known.dtype).removeprefix('torch.')}"
             given = f"{list(theirs.shape[1:])} of {str(theirs.dtype).removeprefix('torch.')}"
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
     check_labels(stage.setup.profile.loss, evaluated(stage.setup.model, ours), data)
+    return data
 
 
 # ---- figures
