@@ -190,7 +190,10 @@ class Client:
     @property
     def trained(self) -> bool:
         """Whether it has trained what it keeps; False for a client that never had a turn, or no samples."""
-        return not self._run.holdings.keeps or bool(self._run.touched[self.number])
+        holdings = self._run.holdings
+        if not holdings.keeps:
+            return not (holdings.forgotten and holdings.own)
+        return bool(self._run.touched[self.number])
 
     @property
     def personal(self) -> Tensors:
@@ -198,9 +201,9 @@ class Client:
         run = self._run
         if not run.holdings.own:
             return {}
+        self._warn()
         if not run.holdings.keeps:
             return tree.pick(run.personalized(self.number), run.holdings.own)
-        self._warn()
         return self._state.personal
 
     @property
@@ -219,14 +222,19 @@ class Client:
         state: ClientState = tree.row(self._run.store.load([self.number]), 0)
         return state
 
+    @property
+    def _reason(self) -> str:
+        """Why it has trained nothing that it keeps."""
+        return self._run.untouched if self._run.holdings.keeps else "forgets its part (state='reset')"
+
     def _warn(self) -> None:
         if self._run.holdings.own and not self.trained:
-            reason = self._run.untouched
+            reason = self._reason
             check.warn(f"client {self.name!r} {reason}: its personal part is the one that all start with")
 
     def __repr__(self) -> str:
         own, memory = list(self._run.holdings.own), list(self.memory)
-        turn = "" if self.trained else f", {self._run.untouched}"
+        turn = "" if self.trained else f", {self._reason}"
         return f"Client({self.name!r}, personal={own}, memory={memory}{turn})"
 
 
@@ -386,7 +394,18 @@ class Run(Models):
             tensors |= self._mean()
         elif personal is None and self.holdings.untrained:
             raise check.fail("personal", personal, self._whole())
+        if self._server_has_learned_nothing:
+            check.warn(
+                f"the server's model is as it was given: {self.facts['algorithm']} has trained nothing of it"
+            )
         return self.filled(tensors)
+
+    @property
+    def _server_has_learned_nothing(self) -> bool:
+        """Whether the server's model is what the run began with; a later stage begins with a trained one."""
+        if len(self.config.get("algorithm", {}).get("stages") or ()) > 1 or not self.shared:
+            return False
+        return all(torch.equal(v, self.base[k]) for k, v in self.shared.items() if k in self.base)
 
     def _whole(self) -> str:
         """How to get a whole model where the server has none."""

@@ -343,6 +343,7 @@ class Holdings(NamedTuple):
     computed   whether a client's model is more than the server's with the client's part in place
     untrained  names that the server has not trained together with the rest of its model
     no_mean    why the clients' parts cannot be averaged ('': they can)
+    forgotten  whether clients train a part and forget it, so that theirs is the one that all start with
     """
 
     own: Sequence[str]
@@ -350,12 +351,14 @@ class Holdings(NamedTuple):
     computed: bool
     untrained: Sequence[str]
     no_mean: str
+    forgotten: bool = False
 
     @classmethod
     def of(cls, stage: Stage, state: State) -> Holdings:
         """Return the holdings of a run as it stands."""
         computed, untrained = stage.computes_models, _untrained(stage, state)
-        return cls(stage.partition.personal, stage.keeps_state, computed, untrained, stage.no_mean)
+        forgotten = stage.algorithm.stateful and stage.plan.state == "reset"
+        return cls(stage.partition.personal, stage.keeps_state, computed, untrained, stage.no_mean, forgotten)
 
 
 def has_global(stage: Stage, state: State) -> bool:
