@@ -15,6 +15,7 @@ from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.engine.evaluate import mean_score
 from partita.engine.monitor import Monitor
+from partita.engine.newcomers import arrival_table, arrive, usual_effort
 from partita.engine.record import CLIENT_COLUMNS, MODELS, SUFFIXES, Record, Summary
 from partita.engine.samples import Samples, Scored
 from partita.engine.setup import Setup
@@ -43,12 +44,38 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     summary["training"] = _training(stage, state, monitor)
     summary["baselines"] = {kind: other.facts.get("training") for kind, other in references.items()}
     _note_test(state, summary, monitor)
+    config, newcomers = monitor.config(state.executor_choices), _newcomers(stage, state, references)
     samples = _samples(stage, results, references)
-    record = Record(
-        state.counters.rows, rows, monitor.config(state.executor_choices), summary, samples=samples
-    )
-    summary["hurt"] = {f"vs_{kind}": record.hurt(kind) for kind in ("global", "local")}
+    record = Record(state.counters.rows, rows, config, summary, samples=samples, newcomers=newcomers)
+    summary["hurt"] = _hurt(record)
+    summary["newcomers"] = None
+    if stage.setup.newcomers is not None:
+        came = Record([], newcomers, config, summary)
+        weight = newcomers.numbers("n_test")
+        summary["newcomers"] = {
+            "clients": len(newcomers),
+            "scored": int((weight > 0).sum()),
+            "test": {kind: mean_score(newcomers.numbers(kind), weight) for kind in MODELS},
+            "hurt": _hurt(came),
+        }
     return record
+
+
+def _hurt(record: Record) -> dict[str, int | None]:
+    return {f"vs_{kind}": record.hurt(kind) for kind in ("global", "local")}
+
+
+def _newcomers(stage: Stage, state: State, references: Mapping[str, Record]) -> Table:
+    """Let the clients come that were held out, and return a row for each."""
+    data = stage.setup.newcomers
+    if data is None:
+        return Table(0, {})
+    others = {
+        kind: references[kind].newcomers.numbers(model)
+        for kind, model in (("local", "personal"), ("global", "global"))
+        if kind in references and len(references[kind].newcomers) == data.clients
+    }
+    return arrival_table(arrive(stage, state, data, usual_effort(stage, state)), **others)
 
 
 def _results(stage: Stage, state: State, monitor: Monitor) -> Results:
@@ -151,6 +178,7 @@ def _client_rows(stage: Stage, state: State, scores: Columns) -> Table:
         "distance": _distances(stage, state),
         "label_shift": _label_shift(stage.setup.clean_data),
         **state.counters.clock.turns.columns(),
+        "newcomer": None if stage.setup.newcomers is None else np.zeros(data.clients, dtype=np.int8),
     }
     return Table(data.clients, columns)
 
@@ -235,6 +263,7 @@ def _summary(stage: Stage, state: State, scores: Columns) -> Summary:
         algorithm=setup.algorithm.name,
         seed=setup.settings.seed,
         rounds=version,
+        ended={"reason": state.ended, "of": setup.rounds} if state.ended else None,
         clients=setup.data.clients,
         scored=int((weight > 0).sum()),
         metric=metric.name,
