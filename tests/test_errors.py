@@ -648,7 +648,7 @@ DATA = [
         "alphabet=",
         prepare=folder_with("leaf.json", '{"users": ["a"], "user_data": {"a": {"x": ["hi"], "y": [1]}}}'),
     ),
-    made(lambda: pt.data.real("femnist"), "folder", None, "PARTITA_DATA"),
+    made(lambda: pt.data.real("femnist"), "folder", ANY, "PARTITA_DATA", "partita data get femnist"),
     made(lambda: pt.data.real("femnits"), "name", "femnits", "mean 'femnist'"),
     case(lambda out: pt.data.real("femnist", folder=out), "folder", "OUT", "femnist.npz"),
     case(

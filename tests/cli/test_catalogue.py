@@ -269,7 +269,7 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
     assert of("measures") == set(pt.measures.__all__)
     assert of("solvers") == {"gd", "adam", "cg", "exact"} <= set(pt.__all__)
     assert {"femnist", "digits", "from_npz"} <= of("datasets")
-    offered = of("datasets") | of("partitioners") | of("shifts")
+    offered = of("datasets") | of("partitioners") | of("shifts") | of("scaling")
     assert {n for n in pt.data.__all__ if n[0].islower()} <= offered
     assert {n for n in pt.models.__all__ if n[0].islower()} == of("models")
 

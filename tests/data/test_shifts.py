@@ -115,7 +115,7 @@ def test_noise_on_some_classes_only() -> None:
 
 
 def test_float64_and_empty_clients_pass() -> None:
-    data = FederatedData.make(np.zeros((3, 2)), np.zeros(3), [(0, 3), (3, 0)])
+    data = FederatedData.make(torch.zeros(3, 2, dtype=torch.float64), np.zeros(3), [(0, 3), (3, 0)])
     assert data.shift(noise(1.0)).x.dtype == torch.float64
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support import each
 from torch import Tensor
 
 import partita as pt
@@ -17,6 +16,7 @@ from partita.core import check
 from partita.data import FederatedData, Population
 from partita.data.federated import SPLITS
 from partita.data.validation import validated
+from support import each
 
 RNG = np.random.default_rng(0)
 Y = RNG.choice(3, 200, p=[0.7, 0.25, 0.05])

@@ -44,6 +44,7 @@ CLIENTS = [
     *[
         "client",
         "n_train",
+        "n_validation",
         "n_test",
         "class",
         "capacity",

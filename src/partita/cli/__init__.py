@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import typer
 
 from partita.cli import compare as comparing
+from partita.cli import data as getting
 from partita.cli import listing
 from partita.cli import run as running
 from partita.cli import split as splitting
@@ -30,6 +31,7 @@ for command in (running.demo, running.run, comparing.compare, tuning.tune, split
 app.command("list")(listing.list_)
 for command in (listing.show, benching.bench):
     app.command()(command)
+app.add_typer(getting.app, name="data")
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from partita.algorithms.known import KNOWN, Known
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import constructors, declared, signature, words
-from partita.data.real import READERS, real
-from partita.recipes import RECIPES
+from partita.data.real import READERS, data_folder, real
+from partita.recipes import NEEDS, RECIPES
 
 Facts = dict[str, Any]
 Parts = Mapping[str, Callable[..., Any]]
@@ -94,6 +94,7 @@ CALLS = {
     "delays": "delays(download=0.5, upload=lognormal(1.0, sigma=1.0), dropout=0.05)",
     "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
     "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
+    "standardize": "standardize(pt.data.digits(clients=20))",
 }
 # values for arguments without a default
 VALUES: dict[str, Any] = {
@@ -130,7 +131,7 @@ def _public(module: ModuleType, *files: str) -> Parts:
 
 
 def _datasets() -> Parts:
-    others = {*_public(data, "partitioners", "shifts")}
+    others = {*_public(data, "partitioners", "shifts", "scale")}
     return {n: f for n, f in _public(data).items() if n not in others} | READERS
 
 
@@ -151,6 +152,7 @@ KINDS = {
         DATA,
         "pt.data.digits(clients=20, shift=pt.data.{})",
     ),
+    "scaling": Kind("scalings of features", lambda: _public(data, "scale"), DATA, "pt.data.{}"),
     "aggregators": Kind(
         "aggregators",
         lambda: _public(aggregate),
@@ -249,7 +251,7 @@ def entries(kind: str | None = None) -> list[Facts]:
     """Return kind, name and one line of all parts, or of one kind."""
     chosen = KINDS if kind is None else {kind: KINDS[check.choice("kind", kind, KINDS)]}
     return [
-        {"kind": k, "name": name, "line": _line(name, part)}
+        {"kind": k, "name": name, "line": _line(name, part), "data": list(_data(k, name, part)[1])}
         for k, chapter in chosen.items()
         for name, part in chapter.parts().items()
     ]
@@ -314,7 +316,7 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
     text, module = _doc(part), inspect.getdoc(inspect.getmodule(inspect.unwrap(part))) or ""
     when = re.search(r"^Use it .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     method = ABOUT.get(name) if kind == "methods" else None
-    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "rates")
+    about_module = kind not in ("models", "datasets", "partitioners", "shifts", "scaling", "rates")
     return {
         "kind": kind,
         "name": name,
@@ -327,7 +329,24 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
         "file": str(_file(part)),
         "python": _python(chapter, name, part),
         "command": _command(kind, chapter, name, part),
+        "data": list(_data(kind, name, part)[1]),
+        "get": _get(*_data(kind, name, part)),
     }
+
+
+def _data(kind: str, name: str, part: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the real datasets that a part needs, after the argument that chooses one of them."""
+    return NEEDS.get(name, ("", ())) if kind == "recipes" else ("", (name,) if _is_real(part) else ())
+
+
+def _get(argument: str, names: tuple[str, ...]) -> str | None:
+    """Return how to have the data that are needed, a line for each."""
+    lines = []
+    for name in names:
+        notes = [f"for {argument}={name}{', the default' if name == names[0] else ''}"] if argument else []
+        notes += ["here already"] if (data_folder() / f"{name}.npz").is_file() else []
+        lines.append(f"partita data get {name}" + (f"  # {'; '.join(notes)}" if notes else ""))
+    return "\n".join(lines) or None
 
 
 def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
@@ -347,7 +366,7 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
 
 def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     """Return the call of a part as the command line has it."""
-    if part is getattr(schedule, name, None) and name in CALLS:
+    if name in CALLS and part in (getattr(schedule, name, None), data.standardize):
         return CALLS[name]
     written = call(name, part)
     return written and chapter.within.format(written)

@@ -109,7 +109,10 @@ def _table(entries: list[Facts], title: str, width: int) -> Table:
     table.add_column(min_width=width, no_wrap=True, style="bold")
     table.add_column()
     for entry in entries:
-        table.add_row(entry["name"], Text(entry["line"]))
+        needed = (
+            f" Data: {', '.join(entry['data'])}." if entry.get("data") and entry["kind"] == "recipes" else ""
+        )
+        table.add_row(entry["name"], Text.assemble(entry["line"], (needed, "dim")))
     table.add_row("", "")
     return table
 
@@ -127,7 +130,7 @@ def _page(console: Console, facts: Facts) -> None:
     if facts["options"]:
         console.print(_options(facts["options"]))
         console.print()
-    for key, heading in (("python", "in Python"), ("command", "on the command line")):
+    for key, heading in (("get", "data"), ("python", "in Python"), ("command", "on the command line")):
         if facts[key]:
             _block(console, heading, facts[key])
 

@@ -9,6 +9,7 @@ from partita.data.population import Population
 from partita.data.quadratic import Quadratic, quadratic
 from partita.data.readers import from_huggingface, from_leaf, from_npz
 from partita.data.real import real
+from partita.data.scale import standardize
 from partita.data.shifts import negative, noise, rotation, standard
 from partita.data.synthetic import synthetic, synthetic_regression
 
@@ -35,6 +36,7 @@ __all__ = [
     "rotation",
     "split",
     "standard",
+    "standardize",
     "synthetic",
     "synthetic_regression",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,19 @@ ADVICE = {  # by the kind of a NumPy dtype
     "M": "numbers: days or seconds since some moment, for example",
     "m": "numbers: astype('float64') gives how many of its unit",
 }
+KINDS: tuple[tuple[Any, Any], ...] = (  # of objects, and the dtypes that hold them
+    (bool | np.bool_, np.bool_),
+    (Integral, np.int64),
+    (Real | np.bool_, np.float64),
+    (str, np.str_),
+)
 
 
 def features(values: Any) -> Tensor:
-    """Return x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers."""
+    """Return x as it is stored: uint8 images, int32 or int64 ids, float32 numbers.
+
+    float64 is kept of tensors only: NumPy and pandas hand it over unasked.
+    """
     x = _tensor("x", values)
     if x.dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64):
         return x
@@ -38,11 +47,29 @@ def features(values: Any) -> Tensor:
 
 
 def targets(values: Any) -> Tensor:
-    """Return y as it is stored: int64 labels, float32 or float64 numbers."""
+    """Return y as it is stored: int64 labels, float32 numbers, or float64 of a tensor."""
     y = _tensor("y", values)
     if not y.is_floating_point():
         return y.to(torch.int64)
     return y if y.dtype == torch.float64 else y.to(torch.float32)
+
+
+def labels(values: Any) -> tuple[Tensor, list[str]]:
+    """Return y as it is stored, and the names of classes that were given as words: 0, 1, ... as sorted."""
+    if isinstance(values, Tensor):
+        return targets(values), []
+    y = dense("y", values)
+    if y.dtype.kind == "S":
+        y = np.char.decode(y)
+    if _is_column(values) and y.dtype.kind in "biuU":
+        y = y.reshape(-1)
+    if y.dtype.kind != "U" or y.ndim != 1:
+        return targets(y if _is_column(values) else values), []
+    strange = next((v for v in values if not isinstance(v, str)), None) if isinstance(values, list) else None
+    if strange is not None:  # NumPy would spell it out
+        raise check.fail("y", strange, "all labels as words, or all as numbers")
+    names, places = np.unique(y, return_inverse=True)
+    return torch.from_numpy(places.astype(np.int64)), [str(name) for name in names]
 
 
 def decode(x: Tensor) -> Tensor:
@@ -76,8 +103,11 @@ def ids(field: str, values: Any) -> NDArray[Any]:
         rows = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError:  # lists of different lengths
         raise check.fail(field, values, "a whole number or a string for each row") from None
-    if rows.dtype == object and all(isinstance(i, str) for i in rows.flat):
-        rows = rows.astype(str)
+    rows = _of_one_kind(rows.reshape(-1) if _is_column(values) else rows)
+    if rows.dtype.kind == "f" and np.isfinite(rows).all() and (rows == np.rint(rows)).all():
+        rows = rows.astype(np.int64)  # pandas makes floats of whole numbers where a value was missing
+    if rows.dtype.kind == "S":
+        rows = np.char.decode(rows)
     if rows.dtype.kind == "U" and isinstance(values, list | tuple):  # NumPy would spell out a NaN
         strange = next((i for i in values if not isinstance(i, str | Integral)), None)
         if strange is not None:
@@ -111,9 +141,28 @@ def dense(field: str, values: Any) -> NDArray[Any]:
     if hasattr(values, "toarray") and hasattr(values, "nnz"):  # of SciPy
         raise check.fail(field, type(values).__name__, "a dense array, such as its toarray()")
     try:
-        return np.asarray(values)
+        return _of_one_kind(np.asarray(values))
     except ValueError as error:
         raise check.fail(field, values, f"rows of one shape ({error})") from None
+
+
+def _of_one_kind(array: NDArray[Any]) -> NDArray[Any]:
+    """Return objects that are all booleans, numbers or words as such: pandas hands over objects."""
+    if array.dtype != object or not array.size:
+        return array
+    found = set(map(type, array.flat))
+    for kinds, dtype in KINDS:
+        if all(issubclass(kind, kinds) for kind in found):
+            try:
+                return array.astype(dtype)
+            except OverflowError:  # whole numbers beyond int64
+                return array
+    return array
+
+
+def _is_column(values: Any) -> bool:
+    """Return whether it is a table of pandas with a single column."""
+    return hasattr(values, "columns") and np.ndim(values) == 2 and np.shape(values)[1] == 1
 
 
 def _sample(field: str, value: Any) -> Any:
@@ -129,11 +178,10 @@ def _tensor(field: str, values: Any) -> Tensor:
             advice = ADVICE.get(array.dtype.kind, TEXT)
             raise check.fail(f"dtype of {field}", str(array.dtype), advice)
         dtype = np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")  # in this machine's order of bytes
-        if array.dtype == np.float64 and not isinstance(values, np.ndarray):
-            _refuse_large(field, values, array)
-            dtype = np.dtype(np.float32)  # a list of numbers asks for no precision
-        elif array.dtype.itemsize > 8:
-            dtype = np.dtype(np.float64)
+        if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
+            if not isinstance(values, np.ndarray):
+                _refuse_large(field, values, array)
+            dtype = np.dtype(np.float32)
         values = torch.from_numpy(np.require(_cast(field, array, dtype), dtype, ["C", "W"]))
     if values.layout != torch.strided or values.is_nested:
         what = "a nested tensor" if values.is_nested else str(values.layout)

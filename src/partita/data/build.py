@@ -35,6 +35,8 @@ def from_arrays(
 ) -> FederatedData:
     """Return data whose rows say which client they belong to.
 
+    x, y and `client` are arrays, tensors, lists, or tables and columns of pandas. Labels may be words: they
+    become the classes 0, 1, ... in sorted order, and `source["classes"]` has them.
     `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
     `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
     that is drawn for its test: at least one row of a client with two, and never all. `validation` is a
@@ -43,7 +45,7 @@ def from_arrays(
 
     >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
     """
-    x = arrays.features(x)
+    x, (y, classes) = arrays.features(x), arrays.labels(y)
     if not len(x):
         raise check.fail("rows of x", 0, "at least one sample")
     ids, owner = np.unique(arrays.ids("client", client), return_inverse=True)
@@ -59,7 +61,7 @@ def from_arrays(
         test=test,
         validation=validation,
         seed=seed,
-        source=source or {"name": "from_arrays"},
+        source={**(source or {"name": "from_arrays"}), **({"classes": classes} if classes else {})},
     )
 
 
@@ -78,9 +80,10 @@ def split(
 
     `test` and `validation` are those of `from_arrays`.
     """
-    y = arrays.targets(y)
+    y, classes = arrays.labels(y)
     owner = owners(partition, y, clients, seed)
     source = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
+    source |= {"classes": classes} if classes else {}
     names = numbered(clients)
     return assemble(x, y, owner, names, test=test, validation=validation, seed=seed, source=source)
 

@@ -20,6 +20,7 @@ from partita.data.population import SPLITS as SPLITS
 from partita.data.population import Numbered, Population, chosen_clients, client_names
 from partita.data.validation import SHARE, fraction, validated
 
+_NAMED = 8  # classes that are named when data are printed
 _SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
 
 
@@ -234,7 +235,9 @@ class FederatedData:
         elif self.y.is_floating_point():
             rows["y"] = f"numbers from {self.y.min():g} to {self.y.max():g}{shape}"
         else:
-            rows["y"] = f"{len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}"
+            names = [f"{i} {name}" for i, name in enumerate(self.source.get("classes", []))]
+            named = f": {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
+            rows["y"] = f"{len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}{named}"
         width = max(map(len, rows))
         return "\n".join([title, *(f"  {name:{width}} {text}" for name, text in rows.items())])
 

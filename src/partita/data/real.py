@@ -49,7 +49,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any) -> FederatedData:
-    """Return a real dataset by name, from `folder` or the folder in the environment variable PARTITA_DATA.
+    """Return a real dataset by name, from `folder` (None: the environment variable PARTITA_DATA, or a cache).
+
+    `partita data get NAME` brings it there, and `partita data list` tells what there is.
 
     name                       clients    options besides `clients`, `validation` and `seed`
     femnist                    writers    min_samples=0
@@ -72,15 +74,20 @@ def real(name: str, *, folder: str | PathLike[str] | None = None, **options: Any
             reason = f"{name} has no such option{check.meant(option, takes)}"
             raise check.fail(option, value, f"one of {', '.join(takes)}", reason)
     check.integer("seed", options.get("seed", 0), low=0)
-    place = os.environ.get(VARIABLE) if folder is None else folder
-    if not place:
-        raise check.fail(
-            "folder", folder, f"the folder of {name}.npz, or the environment variable {VARIABLE} set to it"
-        )
-    path = path_of("folder", place) / f"{name}.npz"
+    place = data_folder(folder)
+    path = place / f"{name}.npz"
     if not path.is_file():
-        raise check.fail("folder", str(place), f"a folder with a file {path.name}")
+        how = f"`partita data get {name}` brings it; the environment variable {VARIABLE} names another folder"
+        raise check.fail("folder", str(place), f"a folder with a file {path.name}: {how}")
     return reader(path, **options)
+
+
+def data_folder(folder: str | PathLike[str] | None = None) -> Path:
+    """Return the folder of the archives: the one given, that of PARTITA_DATA, or partita in the cache."""
+    if folder is not None:
+        return path_of("folder", folder)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(VARIABLE) or Path(cache) / "partita")
 
 
 def _femnist(

@@ -37,14 +37,12 @@ class Shift:
         check.integer("seed", seed, low=0)
         if data.x.dtype in (torch.int32, torch.int64):
             raise check.fail(f"x of {self.name}", str(data.x.dtype), "images or real numbers, not ids")
-        _refuse_overlap(self.name, data)
+        refuse_overlap(self.name, data)
         purpose = f"shift-{self.name}"
         x = (arrays.decode(data.x) if self.decode else data.x).clone()
         amounts = self.amounts(data.clients, draws.generator(seed, purpose))
         for i, amount in enumerate(amounts.tolist()):
-            # with the rows of a split after those before it, draws for test rows do not depend on validation
-            ranges = [data.ranges(split)[i].tolist() for split in SPLITS]
-            rows = torch.cat([torch.arange(start, start + n) for start, n in ranges]).to(x.device)
+            rows = rows_of(data, i)
             if len(rows):
                 rng = draws.generator(seed, purpose, i)
                 x.index_copy_(0, rows, self.apply(x.index_select(0, rows), data.y[rows], amount, rng))
@@ -154,7 +152,17 @@ def noise(
     return Shift("noise", amounts, apply, options, decode=True)
 
 
-def _refuse_overlap(name: str, data: FederatedData) -> None:
+def rows_of(data: FederatedData, client: int) -> Tensor:
+    """Return the rows of all splits of a client, those for testing last.
+
+    They come after as many others whatever is held out for validation, so that their draws are the same.
+    """
+    ranges = [data.ranges(split)[client].tolist() for split in SPLITS]
+    return torch.cat([torch.arange(start, start + n) for start, n in ranges]).to(data.x.device)
+
+
+def refuse_overlap(name: str, data: FederatedData) -> None:
+    """Refuse data in which a row would have to change in two ways."""
     ranges = np.concatenate([data.ranges(split) for split in SPLITS])
     ranges = ranges[ranges[:, 1] > 0]
     ranges = ranges[np.argsort(ranges[:, 0])]

@@ -10,6 +10,7 @@ from partita.core import check
 from partita.core.parts import StagePlan
 from partita.core.types import Partition, ServerState, Tensors
 from partita.data import FederatedData
+from partita.data.scale import scale_hint
 from partita.schedule import Running
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
@@ -24,6 +25,12 @@ def warn_about_buffers(buffers: Sequence[str], norm: str | None) -> None:
             "measures them before each evaluation, norm='personal' keeps normalization layers with each "
             "client",
         )
+
+
+def warn_about_scale(data: FederatedData) -> None:
+    """Warn of features that a usual learning rate does not suit."""
+    if hint := scale_hint(data):
+        check.warn(hint)
 
 
 def warn_about_reset(plans: Sequence[StagePlan], splits: Sequence[Partition], initial: Tensors) -> None:

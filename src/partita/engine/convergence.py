@@ -39,14 +39,15 @@ class Convergence:
         if score is None:
             return False
         sign, now = (1.0 if higher_is_better else -1.0), (score, loss)
-        if self.score is None:
+        is_first = self.score is None
+        if is_first:
             self.first = self.mark = now
         better = self.score is None or sign * score > sign * self.score
         tied = score == self.score and loss is not None and (self.loss is None or loss < self.loss)
         if better or tied:
             self.score, self.loss, self.round = score, loss, round
         improved = list(map(_improved, self.first, self.mark, now, (sign, -1.0)))
-        self.waited = 0 if any(improved) else self.waited + 1
+        self.waited = 0 if is_first or any(improved) else self.waited + 1
         self.mark = [new if yes else old for yes, old, new in zip(improved, self.mark, now)]
         return better or tied
 

@@ -261,10 +261,19 @@ class Record:
         scores = scores[np.isfinite(scores)]
         return float(np.quantile(scores, 0.1 if self.higher_is_better else 0.9)) if len(scores) else None
 
+    @property
+    def watched(self) -> str:
+        """The split of the data whose scores are in `metrics`: 'validation', or 'test' where there is none."""
+        validated = any(number(row.get("validation.personal")) is not None for row in self.metrics)
+        return "validation" if validated else "test"
+
     def time_to(self, score: float, model: str = "personal") -> float | None:
-        """The virtual time of the first evaluation that reached this score; None if none did."""
+        """The virtual time of the first evaluation that reached this score; None if none did.
+
+        Evaluations are of the validation samples, where there are such, else of the test samples.
+        """
         check.number("score", score)
-        key = f"test.{check.choice('model', model, ('global', 'personal'))}"
+        key = f"{self.watched}.{check.choice('model', model, ('global', 'personal'))}"
         sign = 1.0 if self.higher_is_better else -1.0
         for row in self.metrics:
             value, time = number(row.get(key)), number(row.get("time"))

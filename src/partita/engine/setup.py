@@ -17,7 +17,7 @@ from partita.core import check
 from partita.core.parts import Algorithm, StagePlan
 from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
-from partita.engine.cautions import warn_about_buffers, warn_about_reset
+from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_about_scale
 from partita.engine.devices.devices import Devices
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.model.fit import check_real
@@ -92,6 +92,8 @@ class Setup:
             devices=Devices.of(settings.capacity, module, names, data, settings.seed),
         )
         setup._check_plans()
+        if origin is None:  # not for each baseline again
+            warn_about_scale(clean)
         return setup
 
     def _check_plans(self) -> None:

@@ -59,7 +59,23 @@ RECIPES: dict[str, Recipe] = {
     "embracing-svcca": embracing_svcca,
 }
 
-__all__ = ["RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]
+TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
+NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "byzantine": ("", ("femnist",)),
+    "partial-splits": ("data", TASK),
+    "partial-harm": ("data", TASK),
+    "ffgg-real": ("data", TASK),
+    "persafl-mnist": ("", ("mnist",)),
+    "persafl-cifar": ("", ("cifar10",)),
+    "fedplus-mnist": ("", ("mnist",)),
+    "embracing-scaling": ("", ("cifar10",)),
+    "embracing-mix": ("task", ("cifar10", "femnist", "imdb")),
+    "embracing-norm": ("", ("cifar10",)),
+    "embracing-svcca": ("", ("cifar10",)),
+}
+"""The real datasets of recipes; of several, the argument that is named first chooses one."""
+
+__all__ = ["NEEDS", "RECIPES", "Experiment", "Recipe", "Study", "Table", "Variant", "find"]
 
 
 def find(name: str) -> Recipe:

@@ -8,7 +8,7 @@ from partita.recipes.experiment import Experiment
 
 
 def digits(
-    clients: int = 40, classes: int = 3, test: float = 0.4, validation: float = 0.1, seed: int = 0
+    clients: int = 40, classes: int = 3, test: float = 0.4, seed: int = 0, validation: float = 0.1
 ) -> Experiment:
     """Scikit-learn's digits dealt to clients that see few classes each; the output layer is personal."""
     return Experiment(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from partita.engine.record import Record, lookup, mean, number, spread
-from partita.report.rows import NAMES, Averages, Row, Runs, federated, references
+from partita.report.rows import NAMES, Averages, Row, Runs, federated, first, references
 from partita.report.words import count, score, shorten, signed
 
 Figure = dict[str, Any]
@@ -182,12 +182,12 @@ def _aligned(lines: Sequence[dict[float, Row]]) -> list[dict[float, Row]]:
 def curves(runs: Runs, metric: str) -> Figure | None:
     """Return the scores of the personal and the global models against rounds or seconds; None if none."""
     traces = _scores(runs, AXES)
-    return _against_rounds(traces, f"test {metric}") if traces else None
+    return _against_rounds(traces, f"{first(runs).watched} {metric}") if traces else None
 
 
 def curves_in_time(runs: Runs, metric: str) -> Figure | None:
-    """Return the test scores against virtual time; None where no time has passed."""
-    return in_time(_scores(runs, ("time",), federated(runs)), titled(f"test {metric}"))
+    """Return the scores against virtual time; None where no time has passed."""
+    return in_time(_scores(runs, ("time",), federated(runs)), titled(f"{first(runs).watched} {metric}"))
 
 
 def losses(runs: Runs) -> Figure | None:
@@ -209,7 +209,7 @@ def _scores(runs: Runs, axes: Sequence[str], only: Runs | None = None) -> list[T
         for i, (label, seeds) in enumerate(runs.items()):
             if only is not None and label not in only:
                 continue
-            rows = series(seeds, cell(f"test.{kind}"), axes[0])
+            rows = series(seeds, cell(f"{seeds[0].watched}.{kind}"), axes[0])
             points = [(row[axes[0]], row["mean"]) for row in rows]
             # a method without a personal part, or a baseline that several labels share: one line, not two
             if not rows or points in drawn:
@@ -223,7 +223,7 @@ def _scores(runs: Runs, axes: Sequence[str], only: Runs | None = None) -> list[T
 
 def _alone(runs: Runs, traces: Sequence[Trace], axes: Sequence[str]) -> list[Trace]:
     """Return a level line: what clients reach alone in the end."""
-    level = mean(lookup(run.facts, "test", "local") for seeds in runs.values() for run in seeds)
+    level = mean(lookup(run.facts, run.watched, "local") for seeds in runs.values() for run in seeds)
     lines = list[Trace]()
     for axis in axes if level is not None else ():
         when = _when(axis, axes)

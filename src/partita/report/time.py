@@ -108,7 +108,7 @@ def targets(runs: Runs) -> list[float]:
 
 
 def _last(run: Record) -> float | None:
-    scores = numbers(row.get("test.personal") for row in run.metrics)
+    scores = numbers(row.get(f"{run.watched}.personal") for row in run.metrics)
     return scores[-1] if scores else None
 
 
