@@ -20,7 +20,18 @@ from support import Command, each
 
 pytest.importorskip("optuna")
 
-SMALL = ["--set", "clients=6", "--set", "rounds=2", "--set", "steps=2", "--executor", "vmap"]
+MINE = """
+import partita as pt
+import torch
+from partita.recipes import Experiment
+
+def experiment(seed=0):
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    data = pt.data.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(60) % 3, test=0.3, validation=0.2)
+    method = pt.fedalt(personal="output", lr=0.1)
+    return Experiment(model=pt.models.mlp(5, 4, 2), data=data, algorithm=method, rounds=2, steps=2, seed=seed)
+"""
+SMALL = ["--executor", "vmap"]
 RUN = Experiment.run
 
 
@@ -35,9 +46,10 @@ class Outcome:
 
 
 @pytest.fixture(autouse=True)
-def trials(monkeypatch: pytest.MonkeyPatch, home: Path) -> list[int]:  # noqa: ARG001
+def trials(monkeypatch: pytest.MonkeyPatch, home: Path) -> list[int]:
     """In place of training in trials, a score that is best at lr = 0.02; other runs are as they are."""
     seeds: list[int] = []
+    (home / "mine.py").write_text(MINE)
 
     def run(self: Experiment, **options: Any) -> Any:
         if options["baselines"] is not False:

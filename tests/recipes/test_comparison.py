@@ -15,7 +15,7 @@ from partita.recipes.study import read_study, run_study
 from partita.recipes.versus import versus
 from support import each
 
-DATA = pt.data.digits(clients=6, partition=pt.data.label_skew(classes=3), test=0.4, seed=0)
+DATA = pt.data.digits(clients=6, partition=pt.data.label_skew(classes=3), test=0.4, validation=0, seed=0)
 MODEL = pt.models.mlp(64, 8, 10)
 SHORT: dict[str, Any] = {"rounds": 4, "steps": 3, "batch": 8, "executor": "vmap", "progress": False}
 

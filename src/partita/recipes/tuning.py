@@ -69,14 +69,15 @@ def validation_score(record: Record) -> float | None:
 
 def check_validation(data: FederatedData) -> None:
     """Refuse data without validation samples."""
-    samples = getattr(data, "validation", None)
-    if samples is not None and not int(samples[:, 1].sum()):
+    if not int(data.validation[:, 1].sum()):
         raise _no_validation()
 
 
 def _no_validation() -> check.Refused:
     reason = "tuning needs validation samples, and this data has none: by test scores it would be cheating"
-    return check.fail("data", "no validation samples", "data made with validation=0.1 or a mask", reason)
+    return check.fail(
+        "data", "no validation samples", "data with such, as data.hold_out(validation=0.1) makes them", reason
+    )
 
 
 # ---- what is searched
