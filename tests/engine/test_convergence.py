@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,11 +35,18 @@ def follow(scores: list[float], losses: list[float], higher: bool = True) -> lis
 
 
 def test_what_counts_as_an_improvement() -> None:
-    assert follow([0.1, 0.5, 0.5, 0.5], [2.0, 1.0, 1.0, 1.5]) == [2, 0, 0, 1, 2]
-    assert follow([0.5, 0.5, 0.5], [2.0, 1.0, 0.5]) == [3, 0, 0, 0]  # the loss still falls
+    level = [0.5] * 3
+    assert follow([0.1, *level, *level], [1.0] * 7) == [4, 0, 0, 0, 0, 1, 2, 3]  # means of three
+    assert follow(level * 2, [2.0, 1.0, 0.5, 0.2, 0.1, 0.1]) == [6, 0, 0, 0, 0, 0, 0]  # the loss still falls
     # steps of less than 0.2 % of all progress are none
-    assert follow([0.0, 0.9, 0.9001, 0.9002], [1.0, 1.0, 1.0, 1.0]) == [4, 0, 0, 1, 2]
-    assert follow([9.0, 4.0, 5.0], [9.0, 4.0, 5.0], higher=False) == [2, 0, 0, 1]
+    assert follow([0.0, *[0.9] * 3, 0.9001, 0.9002], [1.0] * 6) == [6, 0, 0, 0, 0, 1, 2]
+    falling = [9.0, *[4.0] * 3, 5.0]
+    assert follow(falling, falling, higher=False) == [4, 0, 0, 0, 0, 1]
+
+
+def test_a_single_lucky_evaluation_is_not_the_best() -> None:
+    scores = [0.5, 0.6, 0.7, 0.9, 0.7, 0.8, 0.8, 0.8, 0.85, 0.7]
+    assert follow(scores, [1.0] * len(scores))[0] == 9
 
 
 def test_patience_ends_a_run_at_its_best_round() -> None:
@@ -71,7 +79,11 @@ def test_the_last_round_may_be_kept() -> None:
 
 def test_the_best_of_a_fixed_number_of_rounds() -> None:
     run = federate(rounds=60, evaluate_every=2, keep="best")
-    best = max(run.metrics, key=lambda row: (row["validation.personal"], -row["validation.loss"]))
+    rows, window = run.metrics, [run.metrics[max(0, i - 2) : i + 1] for i in range(len(run.metrics))]
+    means = [
+        [np.mean([r[f"validation.{of}"] for r in some]) for of in ("personal", "loss")] for some in window
+    ]
+    best = max(zip(means, rows), key=lambda pair: (round(pair[0][0], 12), -pair[0][1]))[1]
     training = run.summary()["training"]
     assert (training["rounds"], training["ended"]) == (60, "rounds")
     assert training["model_of_round"] == best["round"] < 60
