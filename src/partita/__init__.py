@@ -62,7 +62,7 @@ from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
 from partita.algorithms.psi import Penalty
-from partita.api import Run, federate, load
+from partita.api import Personalized, Run, federate, load
 from partita.attack.base import by_tensor, crowd, each_sends, everyone_sends, honest
 from partita.core import draws, tree
 from partita.core.check import Refused
@@ -100,7 +100,7 @@ from partita.core.types import (
 )
 from partita.engine import callbacks
 from partita.engine.execute import EXECUTORS, Task
-from partita.engine.stopping import Stopped
+from partita.engine.stopping import Stop, Stopped
 from partita.measures.ended import ended
 from partita.measures.probe import probed
 from partita.optim.rates import as_rate
@@ -115,10 +115,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "Metric",
+    "Personalized",
     "Range",
     "Refused",
     "Run",
     "SplitComparison",
+    "Stop",
     "Stopped",
     "Tuning",
     "adam",

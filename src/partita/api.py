@@ -9,32 +9,43 @@ import math
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, get_type_hints
+from typing import Any, ClassVar, ParamSpec, get_type_hints
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
-from partita.core.types import ClientState, Tensors
+from partita.core.types import ClientState, Tensors, Work
 from partita.data import FederatedData
-from partita.engine.callbacks import ProgressBar, Trace
-from partita.engine.evaluate import personal_model
+from partita.engine.callbacks import Callback, ProgressBar, Trace
+from partita.engine.evaluate import personal_model, scores
 from partita.engine.folder import RunFolder
-from partita.engine.record import Record, read
-from partita.engine.settings import Settings, declarations
+from partita.engine.newcomers import (
+    Arrival,
+    Effort,
+    arrival_summary,
+    arrival_table,
+    arrive,
+    returned,
+    usual_effort,
+)
+from partita.engine.record import MODELS, Record, read
+from partita.engine.settings import Settings, declarations, newcomers
 from partita.engine.setup import Setup
-from partita.engine.state import Holdings, decode
+from partita.engine.state import Holdings, decode, has_global
 from partita.engine.stopping import Interrupt
 from partita.engine.store import Store, durable, open_store
-from partita.engine.store.files import copy_folder
+from partita.engine.store.files import copy_folder, write_csv, write_json
 from partita.engine.store.output import new_folder, new_page
+from partita.engine.table import Column, Table
 from partita.engine.threads import same_threads
 from partita.engine.train import Outcome, train
 from partita.report import write, write_page
@@ -58,12 +69,16 @@ class Arguments(Settings):
             )
         if not isinstance(self.algorithm, Algorithm):
             raise check.fail("algorithm", self.algorithm, "a method such as partita.fedavg(lr=0.1)")
-        settings = self.checked(self.data.clients, self.data.names)
+        held_out = newcomers(self.newcomers, self.data.names, self.seed)
+        others = [i for i in range(self.data.clients) if i not in set(held_out)]
+        data = self.data.subset(others) if held_out else self.data
+        settings = replace(self.checked(data.clients, data.names), newcomers=held_out)
         for name, other in self.references.items():
-            if tuple(other.names) != tuple(self.data.names):
+            if tuple(other.names) != tuple(data.names):
                 raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
         with arithmetic(settings.precision, settings.deterministic):
-            return Setup.of(self.model, self.data, self.algorithm, settings)
+            setup = Setup.of(self.model, data, self.algorithm, settings)
+            return setup.expecting(self.data.subset(held_out)) if held_out else setup
 
     @property
     def references(self) -> Mapping[str, Record]:
@@ -119,16 +134,24 @@ def federate(given: Arguments) -> Run:
     settings, folder = setup.settings, setup.settings.folder
     if folder is not None and settings.report and (folder / "config.json").exists():
         new_page("out", folder / "report.html")
+    return _trained(setup, interrupt, given.references)
+
+
+def _trained(
+    setup: Setup, interrupt: Interrupt, references: Mapping[str, Record], before: Outcome | None = None
+) -> Run:
+    """Carry a run out, from its beginning, its checkpoint or the end of one `before`, and write its page."""
+    settings, folder = setup.settings, setup.settings.folder
     shown = sys.stderr.isatty() if settings.progress is None else settings.progress
     listeners = [*settings.callbacks, *([ProgressBar()] if shown else [])]
     if settings.profile and folder is not None:
         ends_early = getattr(settings.schedule, "until", None) is not None  # after fewer rounds than `rounds`
         listeners.append(Trace(folder / "trace.json", skip=0 if ends_early else 2))
-    name = given.algorithm.name
+    name = setup.algorithm.name
     try:
         known = folder if settings.resume and settings.device == "cpu" else None
         with same_threads(known), arithmetic(settings.precision, settings.deterministic):
-            result = Run.of(train(setup, name, listeners, interrupt, given.references))
+            result = Run.of(train(setup, name, listeners, interrupt, references, before))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")
         return result
@@ -161,13 +184,16 @@ class Client:
     is that part of the model that it is evaluated with.
     """
 
-    def __init__(self, run: Run, number: int) -> None:
+    def __init__(self, run: Models, number: int) -> None:
         self._run, self.number, self.name = run, number, run.clients[number]["client"]
 
     @property
     def trained(self) -> bool:
-        """Whether it has trained what it keeps; False for a client that never had a turn."""
-        return not self._run.holdings.keeps or bool(self._run.touched[self.number])
+        """Whether it has trained what it keeps; False for a client that never had a turn, or no samples."""
+        holdings = self._run.holdings
+        if not holdings.keeps:
+            return not (holdings.forgotten and holdings.own)
+        return bool(self._run.touched[self.number])
 
     @property
     def personal(self) -> Tensors:
@@ -175,9 +201,9 @@ class Client:
         run = self._run
         if not run.holdings.own:
             return {}
+        self._warn()
         if not run.holdings.keeps:
             return tree.pick(run.personalized(self.number), run.holdings.own)
-        self._warn()
         return self._state.personal
 
     @property
@@ -196,21 +222,25 @@ class Client:
         state: ClientState = tree.row(self._run.store.load([self.number]), 0)
         return state
 
+    @property
+    def _reason(self) -> str:
+        """Why it has trained nothing that it keeps."""
+        return self._run.untouched if self._run.holdings.keeps else "forgets its part (state='reset')"
+
     def _warn(self) -> None:
         if self._run.holdings.own and not self.trained:
-            check.warn(
-                f"client {self.name!r} never had a turn: its personal part is the one that all start with"
-            )
+            reason = self._reason
+            check.warn(f"client {self.name!r} {reason}: its personal part is the one that all start with")
 
     def __repr__(self) -> str:
         own, memory = list(self._run.holdings.own), list(self.memory)
-        turn = "" if self.trained else ", never had a turn"
+        turn = "" if self.trained else f", {self._reason}"
         return f"Client({self.name!r}, personal={own}, memory={memory}{turn})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run(Record):
-    """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
+class Models(Record):
+    """The figures of some clients, and their models.
 
     `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
     """
@@ -221,13 +251,104 @@ class Run(Record):
     module: nn.Module | None
     personalized: Callable[[int], Tensors]
     narrow: Callable[[int], nn.Module | None] | None
-    write: Callable[[Path], None]
     holdings: Holdings
+
+    untouched: ClassVar[str] = "never had a turn"
+    """Why a client has trained nothing."""
+
+    @functools.cached_property
+    def touched(self) -> np.ndarray:
+        """For each client, whether a state of its own was kept."""
+        found = np.zeros(len(self.clients), dtype=bool)
+        found[self.store.touched] = True
+        return found
+
+    def client(self, which: int | str) -> Client:
+        """A client by its number, 0 to clients − 1 in the order of `names`, or by its name."""
+        if isinstance(which, str):
+            return Client(self, self.names.index(check.choice("client", which, self.names)))
+        return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
+
+    def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
+        """A copy of the model, or of the narrow one that a client holds, with these tensors."""
+        module = module or self.module
+        if module is None:
+            raise check.fail("model", None, "partita.load(folder, model=...) with the model that was trained")
+        model = copy.deepcopy(module)
+        there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
+        if wrong:
+            raise check.fail(
+                "model", type(model).__name__, f"the model of the run: it differs in {', '.join(wrong[:3])}"
+            )
+        with torch.no_grad():
+            for name, value in tensors.items():
+                there[name].copy_(value)
+        return model.eval()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Personalized(Models):
+    """What `Run.personalize` returns: clients that came after training, their models and their scores.
+
+    `scores("personal")` and `scores("global")`, `table`, `summary()` and `client(i)` are as those of a run.
+    """
+
+    untouched: ClassVar[str] = "has no training samples"
+
+    @classmethod
+    def of(cls, arrival: Arrival, config: dict[str, Any]) -> Personalized:
+        """Return the figures and the models of clients that came."""
+        stage, state = arrival.stage, arrival.state
+        table = arrival_table(arrival)
+        summary = arrival_summary(arrival, table)
+        result = cls(
+            metrics=[],
+            clients=table,
+            config=config,
+            facts=summary,
+            shared=state.server.shared,
+            base=state.initial,
+            store=state.store,
+            module=stage.setup.model,
+            personalized=functools.partial(personal_model, stage, state),
+            narrow=None,
+            holdings=Holdings.of(stage, state),
+        )
+        summary["hurt"] = {f"vs_{kind}": result.hurt(kind) for kind in ("global", "local")}
+        return result
+
+    def model(self, which: int | str) -> nn.Module:
+        """The model of a client by its number or its name, ready to use."""
+        return self.client(which).model()
+
+    def write(self, folder: str | Path) -> Path:
+        """Write clients.csv, summary.json and models/NUMBER.safetensors of each client to a new folder."""
+        target = new_folder("folder", folder)
+        columns = ("client", "n_train", "n_test", *MODELS)
+        write_csv(target / "clients.csv", self.table.values(columns, finite=True), columns)
+        write_json(target / "summary.json", self.facts)
+        (target / "models").mkdir()
+        for number, name in enumerate(self.names):
+            tensors = {k: v.contiguous().cpu() for k, v in self.personalized(number).items()}
+            save_file(tensors, target / "models" / f"{number}.safetensors", {"client": name})
+        return target
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(Models):
+    """What `federate` returns and `partita.load` reads: the figures of a run, and its models.
+
+    `shared` are the server's tensors; `client(i)` has a client's own, and `holdings` say who holds what.
+    """
+
+    write: Callable[[Path], None]
+    outcome: Outcome | None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Run:
         """Return the result of a finished run."""
-        record, stage, state = outcome
+        record, stage, state, _ = outcome
 
         def write(target: Path) -> None:
             folder = stage.setup.settings.folder
@@ -250,20 +371,8 @@ class Run(Record):
             narrow=stage.setup.devices.narrow_model,
             write=write,
             holdings=Holdings.of(stage, state),
+            outcome=outcome,
         )
-
-    @functools.cached_property
-    def touched(self) -> np.ndarray:
-        """For each client, whether a state of its own was kept."""
-        found = np.zeros(len(self.clients), dtype=bool)
-        found[self.store.touched] = True
-        return found
-
-    def client(self, which: int | str) -> Client:
-        """A client by its number, 0 to clients − 1 in the order of `names`, or by its name."""
-        if isinstance(which, str):
-            return Client(self, self.names.index(check.choice("client", which, self.names)))
-        return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
 
     def model(self, personal: str | None = None) -> nn.Module:
         """The server's model, where it has trained a whole one; `personal` says what to do where it has not.
@@ -285,7 +394,18 @@ class Run(Record):
             tensors |= self._mean()
         elif personal is None and self.holdings.untrained:
             raise check.fail("personal", personal, self._whole())
+        if self._server_has_learned_nothing:
+            check.warn(
+                f"the server's model is as it was given: {self.facts['algorithm']} has trained nothing of it"
+            )
         return self.filled(tensors)
+
+    @property
+    def _server_has_learned_nothing(self) -> bool:
+        """Whether the server's model is what the run began with; a later stage begins with a trained one."""
+        if len(self.config.get("algorithm", {}).get("stages") or ()) > 1 or not self.shared:
+            return False
+        return all(torch.equal(v, self.base[k]) for k, v in self.shared.items() if k in self.base)
 
     def _whole(self) -> str:
         """How to get a whole model where the server has none."""
@@ -320,22 +440,122 @@ class Run(Record):
                 total[k] = total[k] + part if k in total else part
         return {k: _like(v, self.base[k]) for k, v in total.items()}
 
-    def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
-        """A copy of the model, or of the narrow one that a client holds, with these tensors."""
-        module = module or self.module
-        if module is None:
-            raise check.fail("model", None, "partita.load(folder, model=...) with the model that was trained")
-        model = copy.deepcopy(module)
-        there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
-        if wrong:
-            raise check.fail(
-                "model", type(model).__name__, f"the model of the run: it differs in {', '.join(wrong[:3])}"
-            )
-        with torch.no_grad():
-            for name, value in tensors.items():
-                there[name].copy_(value)
-        return model.eval()
+    def extend(self, rounds: int, *, callbacks: Sequence[Callback] = (), progress: bool | None = None) -> Run:
+        """Train so many rounds more; the result has the same bits as one run of all these rounds.
+
+        The baselines are extended, too; without a folder they are trained anew. Of a pipeline, the last stage
+        goes on. A run with a folder goes on in it: the folder then holds the longer run. Refused where the
+        step size depends on the number of rounds, as with `partita.optim.linear`.
+
+        callbacks, progress   as in `federate`; the callbacks of the run so far are not called again
+
+        Weights do not depend on when a run is evaluated, but rows do: by default a run is evaluated after
+        each tenth of its rounds, so a run of 40 rounds and 40 more has more rows than one of 80. With
+        `evaluate_every` both have the same.
+        """
+        check.integer("rounds", rounds, low=1)
+        if self.outcome is None:
+            total = self.facts["rounds"] + rounds
+            allowed = f"partita.federate(..., rounds={total}, resume=True) with the folder as out="
+            raise check.fail("rounds", rounds, allowed, "partita.load reads no data and no method")
+        stage, state = self.outcome.stage, self.outcome.state
+        settings = stage.setup.settings
+        if settings.until is not None or settings.keep == "best":
+            reason = "the run ended with its best round, from which a longer run would not have gone on"
+            raise check.fail("rounds", rounds, "a new run with more rounds or a larger patience", reason)
+        done, until = state.server.version - state.stage_start, state.schedule.until
+        if until is not None and not state.ended and done < (stage.plan.rounds or 0):
+            reason = f"the schedule ends at the virtual time {until:g}, whatever the rounds"
+            raise check.fail("rounds", rounds, "a new run with a later until=", reason)
+        setup = stage.setup.longer(stage.number, done + rounds)
+        settings = replace(setup.settings, callbacks=tuple(callbacks), progress=progress)
+        setup, given = replace(setup, settings=settings), settings.baselines
+        references = given if isinstance(given, Mapping) else {}
+        return _trained(setup, Interrupt(), references, self.outcome)
+
+    def personalize(
+        self,
+        data: FederatedData | None = None,
+        *,
+        rounds: int | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch: int | None = None,
+        seed: int | None = None,
+    ) -> Personalized:
+        """Give clients that were not there in training their models, by the method's own rule.
+
+        The server's model stays. Methods with a personal part (fedalt, fedsim, finetune) solve for it with
+        the shared part fixed, ditto, pfedme, apfl, l2gd and the fedplus family for the client's own model
+        near the server's; ffgg, perfedavg and persafl do what they do in an evaluation. Of methods without
+        personal models, such as fedavg, it is the server's. Clients without training samples get what a new
+        client starts with.
+
+        data     the new clients' samples, in the form of those of training (None: of those that `newcomers=`
+                 has held out)
+        rounds   turns of each client (None: as many as a client of the run had on average)
+        steps, epochs, batch   the work of a turn (None: that of the run); `personal_steps` and the like of
+                 the method come first
+        seed     of its draws (None: that of the run)
+        """
+        outcome = self._live("data", data, "personalize")
+        stage, state = outcome.stage, outcome.state
+        settings, data = stage.setup.settings, stage.setup.newcomers if data is None else data
+        if data is None:
+            raise check.fail("data", None, "the samples of new clients, or a run with newcomers=")
+        usual = usual_effort(stage, state)
+        effort = Effort(
+            usual.rounds if rounds is None else check.integer("rounds", rounds, low=1),
+            _work(usual.work, steps, epochs, batch),
+            usual.seed if seed is None else check.integer("seed", seed, low=0, high=check.LARGEST),
+        )
+        with arithmetic(settings.precision, settings.deterministic):
+            return Personalized.of(arrive(stage, state, data, effort), self.config)
+
+    def evaluate(self, data: FederatedData, model: str = "personal", split: str = "test") -> Table:
+        """Score models on the samples of `data`: a table of client, samples, model and score.
+
+        model   'personal': of a client that took part (it has the same name) its own model, of others the
+                server's; 'global': the server's for all
+        split   whose samples are scored: 'test' or 'train'
+
+        Where a method computes a client's model from training samples (perfedavg, ffgg), those of `data` are
+        taken. `table.numbers("score")` is the column as an array.
+        """
+        check.choice("model", model, ("personal", "global"))
+        outcome = self._live("data", data, "evaluate")
+        stage, state = outcome.stage, outcome.state
+        settings, devices = stage.setup.settings, stage.setup.devices
+        if model == "personal" and devices.narrow:
+            reason = "devices of this run hold narrower models than the server's"
+            raise check.fail("model", model, "'global'", reason)
+        with arithmetic(settings.precision, settings.deterministic):
+            stage, state, known = returned(stage, state, data)
+            own = known & (model == "personal" and stage.has_personal)
+            whole = has_global(stage, state)
+            if not whole and not own.all():
+                stranger = data.names[int(np.argmin(own))]
+                reason = "the server has no whole model for clients that did not take part"
+                allowed = "run.personalize(data), or clients of training"
+                raise check.fail("data", stranger, allowed, reason)
+            result = scores(stage, state, "global", split) if whole else np.full(data.clients, np.nan)
+            if own.any():
+                result = np.where(own, scores(stage, state, "personal", split), result)
+        columns: dict[str, Column] = {
+            "client": data.names,
+            "samples": data.sizes(split),
+            "model": ["personal" if k else "global" for k in own],
+            "score": result,
+        }
+        return Table(data.clients, columns)
+
+    def _live(self, field: str, value: object, what: str) -> Outcome:
+        """Return what the run ended with; refuse where it was read without its method and its data."""
+        if self.outcome is not None:
+            return self.outcome
+        again = "partita.federate(..., out=folder, resume=True)"
+        allowed = f"{again}.{what}(data): it reads a finished run and trains nothing"
+        raise check.fail(field, value, allowed, "partita.load reads models, but no method")
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write a page that opens offline: curves, who gained and who lost and why, cost, settings."""
@@ -388,6 +608,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         narrow=None,
         write=write,
         holdings=holdings,
+        outcome=None,
     )
 
 
@@ -397,6 +618,17 @@ def _older(there: int, wanted: int) -> str:
         f"a whole checkpoint of round {wanted}, of which its figures are: the newest is of round {there}. "
         f"partita.federate(..., resume=True) would train from there on; `partita report` needs only figures"
     )
+
+
+def _work(work: Work, steps: int | None, epochs: int | None, batch: int | None) -> Work:
+    """Return the work of a turn with what was asked for."""
+    if steps is not None and epochs is not None:
+        raise check.fail("steps", steps, "steps or epochs, not both")
+    if steps is not None:
+        work = replace(work, steps=check.integer("steps", steps, low=1), epochs=None)
+    elif epochs is not None:
+        work = replace(work, steps=None, epochs=check.integer("epochs", epochs, low=1))
+    return work if batch is None else replace(work, batch=check.integer("batch", batch, low=1))
 
 
 def _like(mean: Tensor, value: Tensor) -> Tensor:

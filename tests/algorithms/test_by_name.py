@@ -20,6 +20,7 @@ from partita.recipes import find
 from partita.recipes.experiment import Experiment, build, changed
 from partita.recipes.study import Study, Variant, run_study
 from partita.recipes.versus import separate, versus
+from support import each
 
 FEDALT = pt.fedalt(personal="output", lr=0.3, personal_lr=0.1, max_grad_norm=1.0)
 
@@ -177,3 +178,70 @@ def test_a_name_is_registered_once_and_a_weighting_is_its_authors() -> None:
         del METHODS["of_ones_own"], ABOUT["of_ones_own"]
     assert pt.scaffold(lr=0.1).options["weighting"] == "uniform"
     assert pt.fedalt("output", lr=0.1).options["weighting"] == "samples"
+
+
+# ---- pipelines as they are written
+
+
+def amounts(algorithm: pt.Algorithm) -> list[tuple[Any, ...]]:
+    return [(s.algorithm.name, s.rounds, s.epochs, s.algorithm.options["lr"]) for s in algorithm.stages]
+
+
+def test_a_pipeline_is_written_with_its_stages() -> None:
+    text = "fedavg(lr=0.2, rounds=3) > fedalt(personal=input, cohort=2) > finetune(lr=0.01, epochs=2)"
+    made = changed(FEDALT, {"": text})
+    assert amounts(made) == [
+        ("fedavg", 3, None, 0.2),
+        ("fedalt", None, None, 0.3),
+        ("finetune", None, 2, 0.01),
+    ]
+    assert made.stages[1].cohort == 2
+    assert made.stages[1].algorithm.options["personal"] == "input"
+    assert made.stages[2].algorithm.options["personal"] == "output"  # of the method that was there
+    by_hand = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.2, max_grad_norm=1.0), rounds=2),
+        pt.stage(pt.finetune("output", lr=0.01, max_grad_norm=1.0), epochs=2),
+    )
+    written = changed(FEDALT, {"": "fedavg(lr=0.2, rounds=2) > finetune(lr=0.01, epochs=2)"})
+    ours, theirs = (experiment(m).run(executor="vmap") for m in (written, by_hand))
+    assert np.array_equal(ours.scores(), theirs.scores())
+
+
+def test_fine_tuning_has_its_usual_length() -> None:
+    assert amounts(changed(FEDALT, {"": "fedavg > finetune"})) == [
+        ("fedavg", None, None, 0.3),
+        ("finetune", None, EPOCHS, 0.3),
+    ]
+    assert (
+        changed(pt.fedavg(lr=0.1), {"": "fedavg > finetune"}).stages[1].algorithm.options["personal"] == "all"
+    )
+    assert changed(FEDALT, {"": "fedavg > finetune", "1.lr": 0.5}).stages[1].algorithm.options["lr"] == 0.5
+    assert changed(FEDALT, {"": "fedprox(mu=0.7)"}).options["mu"] == 0.7
+
+
+@each(
+    "text, field",
+    [
+        ("fedavg >> finetune", "algorithm"),
+        ("fedavg >", "algorithm"),
+        ("fedavg < finetune", "algorithm"),
+        ("fedavg(0.1) > finetune", "algorithm"),
+        ("fedavg > finetun", "algorithm"),
+        ("fedavg > finetune(epoch=3)", "option of finetune"),
+        ("fedavg > finetune(epochs=0)", "finetune: epochs"),
+        ("fedavg > finetune(epochs=2, steps=3)", "finetune: steps"),
+        ("fedavg(lr=-1) > finetune", "fedavg: lr"),
+    ],
+)
+def test_a_pipeline_that_is_none_is_refused(text: str, field: str) -> None:
+    with pytest.raises(pt.Refused) as refused:
+        changed(FEDALT, {"": text})
+    assert refused.value.field == field
+
+
+def test_pipelines_are_compared() -> None:
+    methods = separate("fedavg(lr=0.1) > finetune(lr=0.01), fedalt, finetune")
+    variants = versus(experiment(rounds=2), methods).variants
+    assert list(variants) == ["local", "fedavg", "fedavg-lr=0.1+finetune-lr=0.01", "fedalt", "finetune"]
+    stages = variants["fedavg-lr=0.1+finetune-lr=0.01"].experiment.algorithm.stages
+    assert [s.algorithm.name for s in stages] == ["fedavg", "finetune"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -140,3 +141,30 @@ def test_a_variant_starts_from_a_whole_model() -> None:
 
     with pytest.raises(ValueError, match=r"start='fedalt': .*whole model.*output.linear.weight"):
         run_study(build, [0], announce=lambda text: None)  # noqa: ARG005
+
+
+def test_a_part_that_nobody_trained_is_not_handed_out_silently() -> None:
+    with pytest.warns(UserWarning, match="state='reset'"):
+        run = federate(ALT, state="reset")
+    client = run.client(0)
+    assert not client.trained
+    for hand_out in (lambda: client.personal, client.model):
+        with pytest.warns(UserWarning, match="forgets its part"):
+            hand_out()
+    assert "forgets" in repr(client)
+    solved = federate(pt.ffgg("output", lr=0.1, solver=pt.gd(steps=2, lr=0.1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert solved.client(0).personal  # solved for when it is asked for
+        assert solved.client(0).trained
+
+
+@each("method, untrained", [(TUNE.algorithm, True), (stages(AVG, TUNE), False), (AVG, False)])
+@pytest.mark.filterwarnings("ignore:finetune")
+def test_a_server_that_has_learned_nothing_says_so(method: pt.Algorithm, untrained: bool) -> None:
+    run = federate(method)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run.model()
+    assert bool(told) == untrained
+    assert all("as it was given" in str(w.message) for w in told)

@@ -55,7 +55,7 @@ CLIENTS = [
         "personal",
     ],
     *["global_train", "personal_train", "distance", "label_shift"],
-    *["reports", "delay", "late", "lost"],
+    *["reports", "delay", "late", "lost", "newcomer"],
 ]
 SUMMARY = [
     "algorithm",
@@ -77,7 +77,7 @@ SUMMARY = [
     "diverged",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
-DOCUMENTED_EXTRA |= {"classes", "personal_part"}
+DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 

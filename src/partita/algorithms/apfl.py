@@ -6,6 +6,7 @@
              α_i ← clip(α_i − η ⟨v_i − w, ∇f_i(v̄)⟩, 0, 1)
     server:  the mean of w; v_i and α_i stay with the client
     client's model: α_i v_i + (1 − α_i) w, with the server's w
+    client that comes after training:  the steps on v_i and α_i, with the server's w
 
 As in the paper, v̄ has w and v_i as they were before the step. The client's optimizer takes
 the steps of w and of v_i, that of α_i is a plain one. BatchNorm statistics of v_i are
@@ -62,23 +63,31 @@ def apfl(
         number = next(v for v in model.values() if v.is_floating_point()).new_full((), alpha)
         return state._replace(memory={**state.memory, ALPHA: number})
 
-    def local(problem: Problem) -> LocalRule:
+    def rule(problem: Problem, moves_w: bool) -> LocalRule:
         begin, end = pair.start(problem, common.optimizer), pair.finish(problem)
 
         def finish(c: Mixed, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
-            return end(c.both, download, state._replace(memory={**state.memory, ALPHA: c.alpha}))
+            upload, new = end(c.both, download, state._replace(memory={**state.memory, ALPHA: c.alpha}))
+            return upload if moves_w else upload._replace(delta={}), new
 
         return LocalRule(
             lambda download, state: Mixed(begin(download, state), state.memory[ALPHA]),
-            (Phase(_step(problem, common.optimizer, learn_alpha), (eta,)),),
+            (Phase(_step(problem, common.optimizer, learn_alpha, moves_w), (eta,)),),
             finish,
         )
 
-    return compose(local, common, partition=pair.all_twice, init_client=new, personalize=_mixture)
+    return compose(
+        lambda problem: rule(problem, moves_w=True),
+        common,
+        partition=pair.all_twice,
+        init_client=new,
+        personalize=_mixture,
+        newcomer=lambda problem: rule(problem, moves_w=False),
+    )
 
 
 def _step(
-    problem: Problem, optimizer: Optimizer, learn: bool
+    problem: Problem, optimizer: Optimizer, learn: bool, moves_w: bool
 ) -> Callable[[Mixed, Batch, tuple[Tensor, ...]], Mixed]:
     move_w = move(problem, pair.everything(problem), optimizer=optimizer)
     moving = problem.trainable
@@ -92,7 +101,7 @@ def _step(
         if learn:
             slope = torch.stack([((v.params[k] - w.params[k]) * x).sum() for k, x in g.items()]).sum()
             alpha = (alpha - (lr[0].to(alpha.dtype) * slope).to(alpha.dtype)).clamp(0.0, 1.0)
-        return Mixed(Pair(move_w(w, batch, lr), v_new), alpha)
+        return Mixed(Pair(move_w(w, batch, lr) if moves_w else w, v_new), alpha)
 
     return step
 

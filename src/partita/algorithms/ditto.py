@@ -3,6 +3,7 @@
     client:  w ← w − η ∇f_i(w), from w = w^t                            as fedavg
              v_i ← v_i − η_v (∇f_i(v_i) + λ (v_i − w^t))                w^t as received
     server:  the mean of w; v_i, a whole model, stays with the client
+    client that comes after training:  the steps on v_i
 
 The global model is fedavg's whatever λ is. λ = 0 trains v_i alone, a large λ ties it to the global model.
 """
@@ -13,7 +14,7 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, everything, finish, on_own, on_shared, start
-from partita.algorithms.local.sgd import move
+from partita.algorithms.local.sgd import move, personal_only
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.optim.rates import as_rate
@@ -47,4 +48,7 @@ def ditto(
         )  # w first: fedavg's batches are those of a first phase
         return LocalRule(start(problem, common.optimizer), phases, finish(problem))
 
-    return compose(local, common, partition=all_twice, init_client=copies)
+    def newcomer(problem: Problem) -> LocalRule:
+        return personal_only(problem, eta_v, common.optimizer, pull=lam)
+
+    return compose(local, common, partition=all_twice, init_client=copies, newcomer=newcomer)

@@ -3,6 +3,7 @@
     client:  τ_v steps   v_i ← v_i − η_v ∇_v f_i(u, v_i)       with the received u fixed
              τ_u steps   u ← u − η_u ∇_u f_i(u, v_i)           with the new v_i fixed
     server:  the mean of u; v_i stays with the client
+    client that comes after training:  the steps on v_i
 
 An empty personal set makes it fedavg.
 """
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
-from partita.algorithms.local.sgd import finish, move, start
+from partita.algorithms.local.sgd import finish, move, personal_only, start
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
 from partita.core.types import RoundContext, Work
@@ -54,7 +55,10 @@ def fedalt(
         needed = tuple(phase for phase, names in zip(phases, (v, u)) if names)
         return LocalRule(start(problem, common.optimizer), needed, finish(problem))
 
-    return compose(local, common, personal=personal)
+    def newcomer(problem: Problem) -> LocalRule:
+        return personal_only(problem, eta_v, common.optimizer, work=work_v)
+
+    return compose(local, common, personal=personal, newcomer=newcomer)
 
 
 def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:

@@ -2,6 +2,7 @@
 
     client:  (u, v_i) ← (u − η_u ∇_u f_i(u, v_i), v_i − η_v ∇_v f_i(u, v_i))     both at the same point
     server:  the mean of u; v_i stays with the client
+    client that comes after training:  v_i ← v_i − η_v ∇_v f_i(u, v_i), u fixed
 
 An empty personal set makes it fedavg.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from partita.algorithms.base import Common, Lr, Part, PersonalLr, compose, method, settings
-from partita.algorithms.local.sgd import together
+from partita.algorithms.local.sgd import personal_only, together
 from partita.core.parts import Algorithm
 from partita.optim.rates import as_rate
 
@@ -26,5 +27,8 @@ def fedsim(personal: Part, lr: Lr, personal_lr: PersonalLr = None, **options: Un
     common, eta = settings(options), as_rate(lr)
     eta_v = eta if personal_lr is None else as_rate(personal_lr)
     return compose(
-        lambda problem: together(problem, eta, common.optimizer, personal_lr=eta_v), common, personal=personal
+        lambda problem: together(problem, eta, common.optimizer, personal_lr=eta_v),
+        common,
+        personal=personal,
+        newcomer=lambda problem: personal_only(problem, eta_v, common.optimizer),
     )

@@ -15,10 +15,10 @@ from typing import Annotated, Unpack
 from torch import nn
 
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
-from partita.algorithms.local.sgd import finish, move, start
+from partita.algorithms.local.sgd import personal_only
 from partita.algorithms.partition import personal_names
 from partita.core.options import Option, Range
-from partita.core.parts import Algorithm, LocalRule, Phase, Problem
+from partita.core.parts import Algorithm, LocalRule, Problem
 from partita.core.types import Partition
 from partita.optim.rates import as_rate
 
@@ -52,7 +52,6 @@ def finetune(
         return Partition(shared=tuple(names), personal=personal_names(model, names, personal))
 
     def local(problem: Problem) -> LocalRule:
-        step = move(problem, problem.partition.personal, optimizer=common.optimizer, pull=l2)
-        return LocalRule(start(problem, common.optimizer), (Phase(step, (eta,)),), finish(problem, send=()))
+        return personal_only(problem, eta, common.optimizer, pull=l2)
 
     return compose(local, common, partition=partition, synchronous_only="clients send nothing")

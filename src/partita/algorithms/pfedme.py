@@ -4,6 +4,8 @@
              w ← w − η λ (w − θ̃)                        from w = w^t
     server:  w^{t+1} = (1 − β) w^t + β · mean of w
     client's model: the last θ̃
+    client that comes after training:  K gradient steps on f̃_i(θ) + (λ/2) ‖θ − w‖² for each minibatch,
+             from where θ is, beginning at w, which stays
 
 The paper leaves open where the inner steps begin; the authors' program goes on from the last θ̃. Here they
 begin at w, so that θ̃ is a function of w and the minibatch alone.
@@ -15,7 +17,7 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import RATE, RATES, Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
-from partita.algorithms.local.prox import envelope
+from partita.algorithms.local.prox import around, envelope
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
@@ -65,4 +67,7 @@ def pfedme(
         step = envelope(problem, lam, inner_steps, common.optimizer)
         return LocalRule(start(problem, common.optimizer), (Phase(step, rates),), finish(problem))
 
-    return compose(local, common, partition=all_twice, init_client=copies)
+    def newcomer(problem: Problem) -> LocalRule:
+        return around(problem, lam, inner_steps, common.optimizer, rates[1])
+
+    return compose(local, common, partition=all_twice, init_client=copies, newcomer=newcomer)

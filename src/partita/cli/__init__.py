@@ -11,6 +11,7 @@ import typer
 from partita.cli import compare as comparing
 from partita.cli import data as getting
 from partita.cli import listing
+from partita.cli import personalize as personalizing
 from partita.cli import run as running
 from partita.cli import split as splitting
 from partita.cli import tune as tuning
@@ -26,7 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (running.demo, running.run, comparing.compare, tuning.tune, splitting.split, comparing.report):
+for command in (
+    running.demo,
+    running.run,
+    comparing.compare,
+    tuning.tune,
+    splitting.split,
+    personalizing.personalize,
+    comparing.report,
+):
     app.command()(command)
 app.command("list")(listing.list_)
 for command in (listing.show, benching.bench):

@@ -18,10 +18,10 @@ from partita.core import check
 from partita.engine.callbacks import Callback
 from partita.engine.description import describe
 from partita.engine.divergence import headlines, learned_nothing
-from partita.engine.record import Record
+from partita.engine.record import Record, read_json
 from partita.engine.stopping import Stopped, Terminated, terminable
-from partita.engine.store.files import json_text, plain
-from partita.recipes import Experiment, Study, Table, find
+from partita.engine.store.files import json_text, plain, write_json
+from partita.recipes import RECIPES, Experiment, Study, Table, find
 from partita.recipes.experiment import build
 from partita.recipes.expressions import parse
 from partita.recipes.study import run_study
@@ -32,6 +32,7 @@ from partita.track import tracker
 NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 """Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
 MOST_SEEDS = 10_000
+RECIPE = "recipe.json"
 
 
 class Request:
@@ -56,6 +57,28 @@ class Request:
         """Return what the recipe makes of the settings, for a seed."""
         made: Experiment | Study = build(self._make, {**self.settings, "seed": seed})
         return made
+
+    def note(self, folder: Path | None) -> None:
+        """Write recipe.json into the folder of a run: how it was asked for, to ask for it again."""
+        if folder is not None:
+            recipe = self.recipe if self.recipe in RECIPES else str(Path(self.recipe).resolve())
+            data_dir = self.options.data_dir and str(self.options.data_dir.resolve())
+            asked = {"recipe": recipe, "set": self.options.set_ or [], "size": self.options.size}
+            write_json(folder / RECIPE, {**asked, "seed": self.seeds[0], "data_dir": data_dir})
+
+    @classmethod
+    def noted(cls, folder: Path) -> Request:
+        """Return the request that a run was made by; refuse a folder that does not tell."""
+        if not (folder / RECIPE).is_file():
+            allowed = "a run of `partita run`, or run.personalize(data) in Python"
+            raise check.fail("RUN", str(folder), allowed, f"it has no {RECIPE}, so its method is not known")
+        asked = read_json(folder / RECIPE)
+        words, data_dir = asked.get("set"), asked.get("data_dir")
+        if not isinstance(asked.get("recipe"), str) or not isinstance(words, list):
+            raise check.fail("file", str(folder / RECIPE), "a recipe and its settings, as a run writes them")
+        place = None if data_dir is None else Path(data_dir)
+        options = RunOptions(set_=words, size=asked.get("size"), seed=asked.get("seed"), data_dir=place)
+        return cls(asked["recipe"], options)
 
     def experiment(self, seed: int) -> Experiment:
         """Return the recipe's experiment; refuse a study."""

@@ -31,8 +31,10 @@ def compare(
         str | None,
         typer.Option(
             help="Methods, separated by commas; a call sets options, as in fedalt(personal=input). Other "
-            "options are those of the recipe's own method. finetune comes after fedavg. Default: the "
-            "recipe's own method."
+            "options are those of the recipe's own method. Several methods one after another are joined by "
+            '>, as in "fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)"; rounds, cohort, steps, epochs, batch '
+            "and state are those of a stage. finetune alone comes after fedavg. Default: the recipe's own "
+            "method."
         ),
     ] = None,
     tune: Annotated[

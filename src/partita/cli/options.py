@@ -43,7 +43,10 @@ Device = Annotated[str, typer.Option(help=meaning("device"))]
 Executor = Annotated[str, typer.Option(help=meaning("executor"))]
 Precision = Annotated[str, typer.Option(help=meaning("precision"))]
 Profile = Annotated[bool, typer.Option("--profile", help=meaning("profile"))]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue what is in --out after an interruption.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue what is in --out after an interruption, or with more rounds."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Page = Annotated[

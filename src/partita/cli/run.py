@@ -57,6 +57,7 @@ def demo(
             out=out, device=device, executor=executor, resume=resume, progress=progress
         )
         page = run.report(PAGE) if out is None else out / "report.html"
+    Request("digits", RunOptions(seed=seed)).note(out)
     _show(run, as_json)
     if not as_json:
         console = screen.console()
@@ -90,7 +91,10 @@ def run(
 
     A KEY of --set is an argument of the recipe (`partita show RECIPE` lists them), a setting of the
     experiment (rounds, cohort, steps, epochs, batch, state, norm, capacity, schedule, attack, ...),
-    `algorithm` (the name of another method) or `algorithm.OPTION`.
+    `algorithm` or `algorithm.OPTION`. An algorithm is the name of another method, a call with options, or
+    several methods one after another: 'algorithm=fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)'.
+
+    A finished run goes on with --resume and a larger --set rounds=...
 
     Some recipes are studies: several variants, compared in tables and in one report. So are several seeds.
 
@@ -116,6 +120,7 @@ def run(
     with stoppable(options.out, options.max_time):
         callbacks = trackers(options.track, options.out)
         result = made.run(callbacks=callbacks, profile=profile, **request.arguments())
+    request.note(options.out)
     _show(result, options.as_json)
     if options.out is not None and not options.as_json:
         files = "summary.json, clients.csv, metrics.jsonl, ..."

@@ -21,7 +21,8 @@ def scores(run: Record, summary: Summary) -> Table:
         f"seed {summary['seed']}",
         caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
-        + "".join(f";{line[1:]}" for line in summary.abandoned()),
+        + "".join(f";{line[1:]}" for line in summary.abandoned())
+        + _newcomers(summary),
     )
     table.add_column("model")
     table.add_column(escape(f"test {summary['metric']}"), justify="right")
@@ -41,6 +42,30 @@ def scores(run: Record, summary: Summary) -> Table:
             "" if hurt is None else f"{hurt} of {summary['scored']}",
         )
     return table
+
+
+def newcomers(result: Record, rows: int = 20) -> Table:
+    """Return the scores of clients that came after training, the first of them."""
+    shown = list(result.table[:rows])
+    rest = f"{len(result.clients) - rows} more" if len(result.clients) > rows else ""
+    table = Table(
+        title=f"Clients that came after training ({escape(str(result.facts['metric']))})", caption=rest
+    )
+    for column in ("client", "training samples", "test samples", "global", "personal"):
+        table.add_column(column, justify="right")
+    for row in shown:
+        cells = ["-" if row[k] is None else f"{row[k]:.4f}" for k in ("global", "personal")]
+        table.add_row(escape(row["client"]), str(row["n_train"]), str(row["n_test"]), *cells)
+    return table
+
+
+def _newcomers(summary: Summary) -> str:
+    came = summary.get("newcomers")
+    if not came:
+        return ""
+    names = {"local": "alone", "global": "global model", "personal": "personal models"}
+    scores = [f"{name} {came['test'][k]:.4f}" for k, name in names.items() if came["test"][k] is not None]
+    return f"\n{came['clients']} newcomers, not in training: {', '.join(scores)}"
 
 
 def _byzantine(summary: Summary) -> str:

@@ -282,6 +282,8 @@ class Algorithm:
                  cohort may be aggregated in parts (see `Aggregation`)
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
+    newcomer     (Problem)                    -> LocalRule, how a client that comes after training finds its
+                 personal part while the server's model stays as it is (None: by `local`; nothing is sent)
     stateful     whether clients keep a state between rounds, if the run lets them
     asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
                  may be empty) runs under one unless the run says otherwise
@@ -296,6 +298,7 @@ class Algorithm:
     aggregate: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
+    newcomer: Callable[[Problem], LocalRule] | None = None
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
     synchronous_only: str = ""

@@ -1,4 +1,7 @@
-"""Callbacks, which a run calls while it runs. Subclass `Callback` and pass it as `callbacks=[...]`."""
+"""Callbacks, which a run calls while it runs. Subclass `Callback` and pass it as `callbacks=[...]`.
+
+A callback ends the run after the round by raising `partita.Stop("no progress")` in `round` or `evaluation`.
+"""
 
 from __future__ import annotations
 

@@ -94,6 +94,7 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
             "clients": setup.data.clients,
             "fingerprint": setup.fingerprint,
             "source": setup.data.source,
+            **({} if setup.newcomers is None else {"newcomers": setup.newcomers.fingerprint()}),
         },
         "trial": setup.origin.trial,
         "executor": {

@@ -19,7 +19,7 @@ from partita.data import FederatedData
 from partita.engine.devices.classes import Classes, ClassExecutor
 from partita.engine.execute import Executor
 from partita.engine.samples import Scored
-from partita.engine.stage import STATE_BYTES, Stage, evaluation_name
+from partita.engine.stage import STATE_BYTES, Stage, evaluation_name, most_samples
 from partita.engine.state import State
 from partita.measures.ended import ENDED
 from partita.measures.probe import probe_samples
@@ -37,16 +37,17 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
 
     Only the deciding metric is computed, unless `every_sample` is to be kept.
     """
-    _refresh_statistics(stage, state)
+    refresh_statistics(stage, state)
     metrics, data, context = stage.setup.profile.metrics, stage.setup.data, state.context(stage)
     every_sample = every_sample or metrics[0].criterion is None
-    program = stage.programs[evaluation_name(model, split, every_sample)]
+    rows_of_client = most_samples(data)[split] if every_sample else 0
+    program = stage.programs[evaluation_name(model, split, rows_of_client)]
     names = [m.name for m in metrics] if every_sample else [metrics[0].name]
     result = {name: np.full(data.clients, np.nan) for name in names}
     loss, rows = np.full(data.clients, np.nan), dict[str, list[Tensor]]((name, []) for name in names)
     for clients in _scored_blocks(stage, split, every_sample):
         states = state.load(stage, clients) if model == "personal" else NO_STATE
-        upload, _ = stage.executor(program, clients, _group(state, len(clients)), states, context)
+        upload, _ = stage.executor(program, clients, group_of(state, len(clients)), states, context)
         found = {k: v.cpu() for k, v in upload.metrics.items()}
         sums = {k: found[k].double().numpy() for k in SUMS}
         loss[clients] = mean_of(sums["loss"], sums["loss_weight"])
@@ -97,11 +98,13 @@ def mean_score(scores: np.ndarray | None, weight: np.ndarray) -> float | None:
 def personal_model(stage: Stage, state: State, client: int) -> Tensors:
     """Return the tensors of the model that a client is evaluated with."""
     states, context = state.load(stage, [client]), state.context(stage)
-    upload, _ = stage.executor(stage.programs["model"], np.array([client]), _group(state, 1), states, context)
+    upload, _ = stage.executor(
+        stage.programs["model"], np.array([client]), group_of(state, 1), states, context
+    )
     return {**state.initial, **state.server.shared, **tree.row({**upload.delta}, 0)}
 
 
-def _group(state: State, clients: int) -> Group:
+def group_of(state: State, clients: int) -> Group:
     """Clients that all receive the server's model as it is now."""
     server = state.server
     return Group(tuple(range(clients)), Download(server.shared, server.extra, server.version))
@@ -110,7 +113,7 @@ def _group(state: State, clients: int) -> Group:
 # ---- BatchNorm statistics that nobody trains (norm="static")
 
 
-def _refresh_statistics(stage: Stage, state: State) -> None:
+def refresh_statistics(stage: Stage, state: State) -> None:
     """Measure the statistics of the server's model, unless they are those of its present version."""
     static = stage.setup.settings.norm == "static" and stage.problem.tracked
     if not static or state.norms_version == state.server.version:
@@ -136,7 +139,7 @@ def _statistics(
     program, context = stage.programs["statistics"], state.context(stage)
     for block in stage.blocks(clients):
         states = state.load(stage, block.tolist())
-        upload, _ = executor(program, block, _group(state, len(block)), states, context)
+        upload, _ = executor(program, block, group_of(state, len(block)), states, context)
         sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
         samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -78,7 +79,7 @@ class RunFolder:
         if not resume:
             allowed = "a new folder, or resume=True to continue the run in it"
             raise check.fail("out", str(self.path), allowed)
-        before = check_same(config, self.path)
+        before = check_same(config, self.path, longer=True)
         choices.update(before["executor"]["picks"])
         saved = durable.read(self.path / "checkpoint")
         if saved is None:
@@ -94,6 +95,12 @@ class RunFolder:
         assert self.path is not None
         self._saved_version = saved.round
         durable.drop(self.path / "checkpoint", after=saved.round)
+
+    def reopen(self) -> None:
+        """Remove the results of a finished run that goes on: they are not those of the rounds to come."""
+        if self.path is not None:
+            for name in ("summary.json", "clients.csv"):
+                (self.path / name).unlink(missing_ok=True)
 
     # ---- files
 
@@ -118,8 +125,9 @@ class RunFolder:
             if record.samples is not None:
                 write_tensors(self.path / SAMPLES, record.samples.tensors())
             further = [name for name in record.table.names if name.startswith(FURTHER)]
-            columns = [*CLIENT_COLUMNS, *further]
-            write_csv(self.path / "clients.csv", record.table.values(columns, finite=True), columns)
+            columns, tables = [*CLIENT_COLUMNS, *further], (record.table, record.newcomers)
+            cells = itertools.chain.from_iterable(table.values(columns, finite=True) for table in tables)
+            write_csv(self.path / "clients.csv", cells, columns)
             write_json(self.path / "summary.json", record.facts)
 
     def checkpoint_due(self, version: int) -> bool:
@@ -181,9 +189,22 @@ def parts(config: Mapping[str, Any]) -> dict[str, Any]:
     return deciding
 
 
-def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
+def without_rounds(deciding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `parts` without the number of rounds, of the run and of its stages."""
+    result = dict(deciding)
+    if isinstance(result.get("settings"), dict):
+        result["settings"] = {k: v for k, v in result["settings"].items() if k != "rounds"}
+    algorithm = result.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(algorithm.get("stages"), list):
+        stages = [{**s, "rounds": None} if isinstance(s, dict) else s for s in algorithm["stages"]]
+        result["algorithm"] = {**algorithm, "stages": stages}
+    return result
+
+
+def check_same(now: dict[str, Any], folder: Path, *, longer: bool = False) -> dict[str, Any]:
     """Return the config.json of a folder, or refuse to go on if it is of another run than this one.
 
+    `longer` accepts another number of rounds: what has been computed decides then whether it can go on.
     Single runs, baselines and the runs of a study, finished or not, are all compared here.
     """
     before = read_json(folder / "config.json")
@@ -194,8 +215,10 @@ def check_same(now: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise check.fail("resume", True, "the same version, or another folder out=", reason)
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
         raise _another("executor", str(executor), folder)
-    old_parts = parts(before)
-    for part, new in parts(plain(now)).items():
+    old_parts, new_parts = parts(before), parts(plain(now))
+    if longer:
+        old_parts, new_parts = without_rounds(old_parts), without_rounds(new_parts)
+    for part, new in new_parts.items():
         if part not in old_parts:
             reason = f"config.json in {folder} has no {part}: another version of partita may have written it"
             raise check.fail("resume", True, "another folder out=", reason)

@@ -26,18 +26,28 @@ _DIVERGED = {
     "why": {ANY: NUMBER},
     "rates": {ANY: NUMBER},
 }
-_TRAINING = {"rounds": NUMBER, "ended": TEXT, "model_of_round": NUMBER, "epochs": {ANY: NUMBER}}
+_TRAINING = {
+    **dict.fromkeys(("rounds", "model_of_round", "gain"), NUMBER),
+    "ended": TEXT,
+    "rising": FLAG,
+    "epochs": {ANY: NUMBER},
+}
+_CHANCE = {**dict.fromkeys(("worse", "beyond_chance", "better_beyond_chance"), NUMBER), "clients": [TEXT]}
+_CHANCE |= dict.fromkeys(("estimate", "low", "high", "of"), NUMBER)
 SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "client_memory", "peak_memory"), NUMBER),
     "higher_is_better": FLAG,
+    "ended": {"reason": TEXT, "of": NUMBER},
     "test": _SCORES,
     "validation": _SCORES,
     "metrics": {ANY: {"higher_is_better": FLAG, "test": _SCORES}},
     "undefined": {ANY: [TEXT]},
     "majority": {ANY: NUMBER},
     "training": _TRAINING,
+    "chance": {ANY: _CHANCE},
+    "intervals": {},
     "baselines": {ANY: _TRAINING},
     "hurt": {ANY: NUMBER},
     "phases": {ANY: NUMBER},
@@ -45,6 +55,7 @@ SUMMARY: dict[str, Any] = {
     "excluded": [TEXT],
     "excluded_why": {ANY: TEXT},
     "byzantine": {"clients": NUMBER, "attack": TEXT, "test": _SCORES, "excluded": [TEXT]},
+    "newcomers": {"clients": NUMBER, "scored": NUMBER, "test": _SCORES, "hurt": {ANY: NUMBER}},
     "parameters": {ANY: NUMBER},
     "personal_part": {"names": [TEXT], "parameters": NUMBER, "of": NUMBER},
     "classes": {ANY: {ANY: NUMBER, "test": _SCORES}},

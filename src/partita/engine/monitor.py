@@ -21,6 +21,7 @@ from partita.engine.samples import Scored
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
 from partita.engine.state import State, has_global
+from partita.engine.stopping import Stop
 from partita.engine.store import MemoryStore
 from partita.engine.store.files import plain
 
@@ -38,6 +39,7 @@ class Monitor:
         self.reference: Callable[[int, float], float | None] = lambda version, time: None  # noqa: ARG005
         self._train_loss: float | None = None  # of the last round
         self._choices_written = 0
+        self._stop: Stop | None = None  # of a callback
 
     # ---- what the loop calls
 
@@ -62,12 +64,17 @@ class Monitor:
         """Count a round, evaluate and write a checkpoint when it is time, and tell."""
         with state.timer("metrics"):
             self._count(stage, state, done)
-        if state.schedule.done(state.server) or self._evaluation_due(state, done.cohort.time):
-            with state.timer("evaluation"):
-                self._evaluate(stage, state, done)
-        if state.is_over(stage):
-            self._end_stage(stage, state)
+        evaluated = state.is_over(stage) or self._evaluation_due(state, done.cohort.time)
+        if evaluated:
+            self._evaluate(stage, state, done)
         self._tell(state, done)
+        if self._stop is not None:
+            last = state.is_over(stage) and stage.number == len(self.setup.plans) - 1
+            state.ended = "" if last else self._stop.reason
+            if not evaluated:
+                self._evaluate(stage, state, done)
+        if state.is_over(stage) or self._stop is not None:
+            self._end_stage(stage, state)
         if len(state.executor_choices) > self._choices_written:
             self.write_config(state.executor_choices)
         if self.folder.path is not None and self.folder.checkpoint_due(state.server.version):
@@ -113,7 +120,20 @@ class Monitor:
         return step is not None and time // step > before // step
 
     def _evaluate(self, stage: Stage, state: State, done: Round) -> None:
-        """Add a row of metrics: scores under the clients' own and under the global model, measures.
+        """Add a row of metrics, remember the state if it is the best so far, and tell."""
+        with state.timer("evaluation"):
+            row = self._row(stage, state, done)
+        score, loss = (row[f"{self.setup.watched}.{of}"] for of in ("personal", "loss"))
+        higher, version = self.setup.profile.metric.higher_is_better, state.server.version
+        if state.convergence.see(version, score, loss, higher) and self._keeps_best(stage, state):
+            state.keep_best()
+        state.counters.rows.append(row)
+        state.counters.loss_sum = state.counters.loss_weight = 0.0
+        self.folder.append_row(row)
+        self._call(lambda callback: callback.evaluation(self.name, row))
+
+    def _row(self, stage: Stage, state: State, done: Round) -> dict[str, Any]:
+        """Return a row of metrics: scores under the clients' own and under the global model, measures.
 
         They are of the validation samples, where there are such: test samples are for the end.
         """
@@ -143,15 +163,7 @@ class Monitor:
         if self.setup.settings.measures:
             usable = [not rejection for rejection in done.rejections]
             row["measures"] = measures(stage, state, done.cohort, done.uploads, usable)
-        score, loss = row[f"{split}.personal"], row[f"{split}.loss"]
-        improved = state.convergence.see(version, score, loss, self.setup.profile.metric.higher_is_better)
-        if improved and self._keeps_best(stage, state):
-            state.keep_best()
-        counters.rows.append(row)
-        counters.loss_sum = counters.loss_weight = 0.0
-        self.folder.append_row(row)
-        for callback in self.callbacks:
-            callback.evaluation(self.name, row)
+        return row
 
     def _mean(self, found: Scored | None, split: str) -> float | None:
         """Return the mean score over the samples of honest clients."""
@@ -253,5 +265,12 @@ class Monitor:
             len(self.diverged(state)),
             state.counters.clock.abandoned,
         )
+        self._call(lambda callback: callback.round(event))
+
+    def _call(self, tell: Callable[[Callback], None]) -> None:
+        """Tell all callbacks, and remember if one of them ends the run."""
         for callback in self.callbacks:
-            callback.round(event)
+            try:
+                tell(callback)
+            except Stop as stop:
+                self._stop = self._stop or stop

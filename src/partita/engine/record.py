@@ -34,7 +34,10 @@ SUFFIXES = {"test": "", "validation": "_validation", "train": "_train"}
 """What the columns of their scores end in, by split."""
 ROUNDING = 1e-9
 """Scores that differ by at most this share of the larger one are equal."""
-COUNTS = ("n_train", "n_validation", "n_test", "memory", "byzantine", "reports", "late", "lost")
+COUNTS = (
+    *("n_train", "n_validation", "n_test", "memory", "byzantine"),
+    *("reports", "late", "lost", "newcomer"),
+)
 CLIENT_COLUMNS = (
     "client",
     "n_train",
@@ -47,6 +50,8 @@ CLIENT_COLUMNS = (
     *MODELS,
     *(f"{model}_validation" for model in MODELS),
     *(f"{model}_train" for model in MODELS),
+    *(f"vs_{other}_{of}" for other in ("global", "local") for of in ("low", "high", "p")),
+    *(f"hurt_vs_{other}" for other in ("global", "local")),
     "distance",
     "label_shift",
     "reports",
@@ -54,6 +59,7 @@ CLIENT_COLUMNS = (
     "delay",
     "late",
     "lost",
+    "newcomer",
 )
 FURTHER = tuple(f"{model}." for model in MODELS)
 """What the columns of a run's further metrics begin with: 'personal.auc'."""
@@ -125,8 +131,10 @@ class Summary(dict[str, Any]):
         lines.append(
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
         )
+        if ended := self.get("ended"):
+            lines.append(f"  ended by a callback before round {ended['of']}: {ended['reason']}")
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
-        lines += [f"  {names[k]:18} {metric} {_score(test[k])}" for k in names]
+        lines += [f"  {names[k]:18} {metric} {score_text(test[k])}" for k in names]
         if part := personal_part(self):
             lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
@@ -136,6 +144,9 @@ class Summary(dict[str, Any]):
         if byzantine := self.get("byzantine"):
             count, attack = byzantine["clients"], byzantine["attack"]
             lines.append(f"  {count} Byzantine clients ({attack}); scores are those of the honest clients")
+        if newcomers := self.get("newcomers"):
+            texts = [f"{names[k]} {score_text(v)}" for k, v in newcomers["test"].items() if v is not None]
+            lines.append(f"  {newcomers['clients']} newcomers, not in training: {', '.join(texts)}")
         if self["excluded"]:
             lines.append(f"  excluded for unusable uploads: {self._excluded()}")
         speed = self["client_steps_per_second"]
@@ -174,7 +185,7 @@ class Summary(dict[str, Any]):
     def _classes(self) -> list[str]:
         return [
             f"  {name}: {facts['clients']} clients, {facts['capacity']:.0%} of the memory, "
-            f"{self['metric']} {_score(facts['test']['personal'])}"
+            f"{self['metric']} {score_text(facts['test']['personal'])}"
             for name, facts in (self.get("classes") or {}).items()
         ]
 
@@ -189,7 +200,8 @@ class Record:
     """The figures of a run.
 
     `metrics` are the rows of metrics.jsonl, `clients` those of clients.csv, `config` is config.json, and
-    `samples` what is kept of every test sample.
+    `samples` what is kept of every test sample. `newcomers` are the rows of clients that were held out of
+    training; `clients` are the others.
     """
 
     metrics: list[dict[str, Any]]
@@ -197,6 +209,7 @@ class Record:
     config: dict[str, Any]
     facts: Summary
     samples: Samples | None = field(default=None, kw_only=True)
+    newcomers: Table = field(default_factory=lambda: Table(0, {}), kw_only=True)
 
     @property
     def table(self) -> Table:
@@ -263,7 +276,7 @@ class Record:
 
     @property
     def watched(self) -> str:
-        """The split of the data whose scores are in `metrics`: 'validation', or 'test' where there is none."""
+        """The split whose scores are in `metrics`: 'validation', or 'test' where there is none."""
         validated = any(number(row.get("validation.personal")) is not None for row in self.metrics)
         return "validation" if validated else "test"
 
@@ -317,7 +330,8 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _score(value: float | None) -> str:
+def score_text(value: float | None) -> str:
+    """Write a score as tables show it."""
     return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
@@ -329,9 +343,12 @@ def read(folder: str | Path) -> Record:
     folder = check.path("folder", folder)
     if not (folder / "summary.json").is_file():
         raise check.fail("folder", str(folder), "the folder of a finished run (it has no summary.json)")
+    rows = _read_clients(folder / "clients.csv")
+    trained = len(rows) - int((rows.numbers("newcomer") > 0).sum())  # newcomers stand behind the others
     return Record(
         metrics=read_jsonl(folder / "metrics.jsonl"),
-        clients=_read_clients(folder / "clients.csv"),
+        clients=rows.between(0, trained),
+        newcomers=rows.between(trained, len(rows)),
         config=_read_config(folder / "config.json"),
         facts=_read_summary(folder / "summary.json"),
         samples=Samples.read(folder),

@@ -202,6 +202,16 @@ class Training:
             check=_later,
         ),
     ] = ()
+    newcomers: Annotated[
+        float | Sequence[int | str],
+        Option(
+            "clients that are held out of training and come after it, as in `Run.personalize`: a share of "
+            "all, drawn by the seed, or a list of their numbers or names; clients.csv marks them, and "
+            "scores are those of the others. Numbers elsewhere, as in `byzantine`, count the others "
+            "(default: none)",
+            check=_later,
+        ),
+    ] = ()
     evaluate_every: Annotated[
         int | float | None,
         Option(
@@ -381,7 +391,7 @@ class Manner:
         bool,
         Option(
             "continue the run in `out`, on the same number of threads; the result has the same bits as that "
-            "of a run without interruption (default: False)",
+            "of a run without interruption. With more `rounds` a finished run goes on (default: False)",
             allowed=BOOLEAN,
         ),
     ] = False
@@ -397,7 +407,9 @@ class Manner:
     callbacks: Annotated[
         Sequence[Callback],
         Option(
-            "objects that are told what happens, see `partita.callbacks` (default: none)", check=_callbacks
+            "objects that are told what happens, see `partita.callbacks`; one that raises `partita.Stop` "
+            "ends the run after this round (default: none)",
+            check=_callbacks,
         ),
     ] = ()
     progress: Annotated[
@@ -555,7 +567,7 @@ def byzantine_clients(byzantine: Any, attack: Any, names: Sequence[str], seed: A
     """Return the numbers of the Byzantine clients: a share of all, drawn by the seed, or those named."""
     requested = byzantine.tolist() if hasattr(byzantine, "tolist") else byzantine
     is_share = isinstance(requested, float)
-    clients = _share(requested, len(names), seed) if is_share else _named(requested, names)
+    clients = _chosen("byzantine", byzantine, names, seed)
     if attack is None and clients:
         attacks = "attack=, such as partita.attack.sign_flip(), or leave byzantine= out"
         raise check.fail("byzantine", byzantine, attacks, "Byzantine clients need an attack")
@@ -569,22 +581,43 @@ def byzantine_clients(byzantine: Any, attack: Any, names: Sequence[str], seed: A
     return clients
 
 
-def _share(share: float, clients: int, seed: Any) -> tuple[int, ...]:
-    check.number("byzantine", share, low=0.0, high=1.0)
+def newcomers(requested: Any, names: Sequence[str], seed: Any) -> tuple[int, ...]:
+    """Return the numbers of the clients that are held out: a share of all, drawn by the seed, or those named.
+
+    Refuse a share that rounds to nobody, and to leave nobody to train.
+    """
+    clients = _chosen("newcomers", requested, names, seed)
+    if isinstance(requested, float) and requested > 0 and not clients:
+        raise check.fail("newcomers", requested, f"a share of at least one of the {len(names)} clients")
+    if len(clients) == len(names):
+        raise check.fail("newcomers", requested, "at least one client that trains")
+    return clients
+
+
+def _chosen(field: str, requested: Any, names: Sequence[str], seed: Any) -> tuple[int, ...]:
+    """Return the numbers of clients: a share of all, drawn by the seed, or those that are listed."""
+    requested = requested.tolist() if hasattr(requested, "tolist") else requested
+    if isinstance(requested, float):
+        return _share(field, requested, len(names), seed)
+    return _named(field, requested, names)
+
+
+def _share(field: str, share: float, clients: int, seed: Any) -> tuple[int, ...]:
+    check.number(field, share, low=0.0, high=1.0)
     number = check.integer("seed", seed, low=0, high=check.LARGEST)
-    chosen = draws.generator(number, "byzantine").choice(clients, round(share * clients), replace=False)
+    chosen = draws.generator(number, field).choice(clients, round(share * clients), replace=False)
     return tuple(sorted(chosen.tolist()))
 
 
-def _named(byzantine: Any, names: Sequence[str]) -> tuple[int, ...]:
-    if isinstance(byzantine, str | bytes) or not isinstance(byzantine, Iterable):
-        raise check.fail("byzantine", byzantine, "a share such as 0.25, or a list of numbers or names")
-    listed = list(byzantine)
+def _named(field: str, requested: Any, names: Sequence[str]) -> tuple[int, ...]:
+    if isinstance(requested, str | bytes) or not isinstance(requested, Iterable):
+        raise check.fail(field, requested, "a share such as 0.25, or a list of numbers or names")
+    listed = list(requested)
     numbers = {name: i for i, name in enumerate(names)} if any(isinstance(c, str) for c in listed) else {}
     clients = {
-        numbers[check.choice("byzantine", client, numbers)]
+        numbers[check.choice(field, client, numbers)]
         if isinstance(client, str)
-        else check.integer("byzantine", client, low=0, high=len(names) - 1)
+        else check.integer(field, client, low=0, high=len(names) - 1)
         for client in listed
     }
     return tuple(sorted(clients))

@@ -20,11 +20,23 @@ from partita.data import FederatedData
 from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_about_scale
 from partita.engine.devices.devices import Devices
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
-from partita.engine.model.fit import check_real
-from partita.engine.model.probe import ModelProfile, examine, names_of, refuse_own_statistics, tried
+from partita.engine.model.fit import check_labels, check_real
+from partita.engine.model.probe import (
+    ModelProfile,
+    evaluated,
+    examine,
+    names_of,
+    refuse_own_statistics,
+    tried,
+)
 from partita.engine.model.seeding import kept, set_all
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
+
+
+def _once(stage: StagePlan) -> bool:
+    """Return whether a stage is one round of all clients."""
+    return stage.rounds is None and stage.epochs is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,7 @@ class Setup:
     names       the tensors that are trained or tracked, and `initial` their values at the start
     origin      digests of what the run starts from, which a resumed run must bring again
     plans       the stages of the run, with nothing left open
+    newcomers   clients that come after training
     """
 
     settings: Settings
@@ -52,6 +65,7 @@ class Setup:
     origin: Origin
     plans: tuple[StagePlan, ...]
     devices: Devices
+    newcomers: FederatedData | None = None
 
     @classmethod
     def of(
@@ -139,7 +153,31 @@ class Setup:
         )
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.initial, strict=False)
-        return Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+        other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+        return replace(other, newcomers=self.newcomers)
+
+    def expecting(self, newcomers: FederatedData) -> Setup:
+        """Return the same run, after which these clients come; refuse labels that the model does not know."""
+        check_labels(self.profile.loss, evaluated(self.model, self.data), newcomers)
+        return replace(self, newcomers=newcomers)
+
+    def longer(self, stage: int, rounds: int) -> Setup:
+        """Return the same run with so many rounds of a stage; those of other stages stay."""
+        settings, algorithm = self.settings, self.algorithm
+        if not algorithm.stages:
+            settings = replace(settings, rounds=rounds)
+        else:
+            lengths = [rounds if i == stage else plan.rounds for i, plan in enumerate(self.plans)]
+            stages = tuple(
+                part if _once(part) else replace(part, rounds=n) for part, n in zip(algorithm.stages, lengths)
+            )
+            if _once(stages[stage]):
+                reason = f"stage {stage + 1} is one round of {stages[stage].epochs} epochs by definition"
+                raise check.fail("rounds", rounds, "a new run with rounds= for this stage", reason)
+            options = {**algorithm.options, "stages": stages}
+            algorithm = replace(algorithm, stages=stages, options=options)
+        settings = replace(settings, resume=settings.out is not None)
+        return replace(self, settings=settings, algorithm=algorithm, plans=settings.stages(algorithm))
 
     @property
     def rounds(self) -> int:

@@ -166,16 +166,14 @@ def programs(
     personalize: Callable[[Problem], Personalize],
     is_global: bool,
     measures: Sequence[tuple[Measure, Partition]],
-    kept: Tensors,
-    most_samples: Mapping[str, int],
+    evaluations: Sequence[Program],
 ) -> dict[str, Program]:
     """All that clients run in a stage, by name; the same wherever it is called with the same method.
 
     training             the method's local rule
-    global, personal     score the server's or the client's own model ('... on SPLIT'), and keep what metrics
-                         need of every sample ('... with rows'): `kept` of a sample, for the `most_samples`
-                         that a client has
+    evaluations          score the server's or the client's own model
     model                compute the model that a client deploys
+    newcomer             solve for the personal part of a client that comes after training
     measure NAME         compute a measure
     statistics           sum up BatchNorm statistics of the server's model
     """
@@ -183,23 +181,34 @@ def programs(
     everything = [
         Program("training", algorithm.local, trains=True),
         Program("model", deployment(personalize)),
+        Program("newcomer", algorithm.newcomer or algorithm.local),
         Program("statistics", statistics_of(whole_model), whole_model=True),
     ]
-    for split in SPLITS:
-        for rows in (None, kept):
-            samples = 0 if rows is None else most_samples[split]
-            names = [evaluation_name(model, split, rows is not None) for model in ("global", "personal")]
-            of_server = evaluation(global_model, split, rows, samples)
-            everything.append(Program(names[0], of_server, whole_model=True))
-            everything.append(Program(names[1], evaluation(personalize, split, rows, samples)))
     method = replace(algorithm, personalize=personalize)
     everything += [measure_program(measure, split, method) for measure, split in measures]
-    return {program.name: program for program in everything}
+    return {program.name: program for program in (*everything, *evaluations)}
 
 
-def evaluation_name(model: str, split: str, every_sample: bool) -> str:
-    """Return the name of the program that scores a model on a split of the data."""
-    return f"{model} on {split}{' with rows' if every_sample else ''}"
+def evaluations(
+    personalize: Callable[[Problem], Personalize], kept: Tensors, data: FederatedData
+) -> list[Program]:
+    """Return the programs that score the global and the clients' own models on each split of the data.
+
+    Those 'with rows' also return what metrics need of every sample: `kept` is that of one.
+    """
+    programs = []
+    for split, samples in most_samples(data).items():
+        for rows, most in ((None, 0), (kept, samples)):
+            names = [evaluation_name(model, split, most) for model in ("global", "personal")]
+            of_server = evaluation(global_model, split, rows, most)
+            programs.append(Program(names[0], of_server, whole_model=True))
+            programs.append(Program(names[1], evaluation(personalize, split, rows, most)))
+    return programs
+
+
+def evaluation_name(model: str, split: str, rows: int) -> str:
+    """Return the name of the program that scores a model on a split, with so many rows for each client."""
+    return f"{model} on {split}{f' with {rows} rows' if rows else ''}"
 
 
 def most_samples(data: FederatedData) -> dict[str, int]:
@@ -256,7 +265,9 @@ def bind(
         problem=problem,
         rule=algorithm.local(problem),
         personalize=personalize,
-        programs=programs(algorithm, personalize, is_global, splits, setup.profile.kept, most_samples(data)),
+        programs=programs(
+            algorithm, personalize, is_global, splits, evaluations(personalize, setup.profile.kept, data)
+        ),
         executor=executor,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=devices.aggregate(algorithm.aggregate(problem)),

@@ -41,6 +41,8 @@ class State:
     pending             uploads that are computed and have not arrived
     convergence         what validation has shown in this stage, and the best state of it
     executor_choices    what executors have decided
+    rounds              how many rounds each stage is to have
+    ended               why a callback has ended the run before its last round ('': none has)
     norms_version       the version whose BatchNorm statistics are measured (norm="static"); not saved:
                         they are measured again
     """
@@ -55,7 +57,9 @@ class State:
     counters: Counters
     timer: Timer
     executor_choices: Choices
+    rounds: tuple[int, ...]
     server_is_complete: bool = True
+    ended: str = ""
     pending: PendingUploads = field(default_factory=PendingUploads)
     convergence: Convergence = field(default_factory=Convergence)
     norms_version: int = -1
@@ -89,10 +93,10 @@ class State:
     # ---- the end of a stage
 
     def is_over(self, stage: Stage) -> bool:
-        """Return whether the stage has had all of its rounds, or has converged."""
+        """Return whether the stage has had all of its rounds, has converged, or a callback has ended it."""
         settings = stage.setup.settings
         converged = settings.until is not None and self.convergence.has_converged(settings.patience)
-        return converged or self.schedule.done(self.server)
+        return bool(self.ended) or converged or self.schedule.done(self.server)
 
     def keep_best(self) -> None:
         """Remember the state as it is now: it is the best so far."""
@@ -126,6 +130,8 @@ class State:
             "convergence": self.convergence.state(),
             "seconds": self.timer.seconds,
             "executor_choices": self.executor_choices,
+            "rounds": self.rounds,
+            "ended": self.ended,
         }
 
     def load_state(self, state: Mapping[str, Any], device: str) -> None:
@@ -146,6 +152,8 @@ class State:
         self.convergence.server = tree.to(self.convergence.server, device)
         self.timer.seconds.update(seconds)
         self.store.restore(state["store"])
+        if self.rounds == tuple(state["rounds"]):  # else it goes on
+            self.ended = str(state["ended"])
 
 
 def first_stage(setup: Setup, choices: Choices, notify: Callable[[str], None]) -> tuple[Stage, State]:
@@ -203,6 +211,7 @@ def saved_stage(
 def restored(stage: Stage, saved: Mapping[str, Any], choices: Choices) -> State:
     """Return the state that a checkpoint holds."""
     settings = stage.setup.settings
+    _check_rounds(stage, saved)
     counters, timer = Counters(stage.setup.data.clients), Timer(settings.device, settings.profile)
     state = _open(stage, saved["stage_start"], 0.0, counters, timer, choices)
     state.load_state(saved, settings.device)
@@ -245,6 +254,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         counters=counters,
         timer=timer,
         executor_choices=choices,
+        rounds=tuple(part.rounds or 0 for part in setup.plans),
     )
     return state
 
@@ -277,6 +287,32 @@ def _check_server(saved: ServerState, new: ServerState) -> None:
         wrong += [k for k in theirs if k in ours and not _alike(theirs[k], ours[k])]
         if wrong:
             raise _another(f"server state {part!r}", wrong)
+
+
+def _check_rounds(stage: Stage, saved: Mapping[str, Any]) -> None:
+    """Refuse another number of rounds where the rounds so far would not be those of one long run.
+
+    They are the same if no stage before this one changes its length, and if the rates of the rounds so far do
+    not depend on the rounds to come.
+    """
+    before, now = list(saved["rounds"]), [plan.rounds or 0 for plan in stage.setup.plans]
+    number, done = stage.number, saved["server"]["version"] - saved["stage_start"]
+    if before == now:
+        return
+    other = "the rounds that the run had, or another folder out="
+    if before[:number] != now[:number] or len(before) != len(now):
+        reason = f"stage {number + 1} has begun from what stages of {before[:number]} rounds left"
+        raise check.fail("rounds", now, other, reason)
+    if now[number] < done:
+        raise check.fail("rounds", now[number], f"at least {done}, as many as the run has taken")
+    for phase in stage.rule.phases:
+        for rate in phase.lr:
+            if any(rate(t, before[number]) != rate(t, now[number]) for t in range(done)):
+                reason = (
+                    f"the step size depends on the number of rounds, so the first {done} of {now[number]} "
+                    f"rounds would be others than those that were taken as rounds of {before[number]}"
+                )
+                raise check.fail("rounds", now[number], other, reason)
 
 
 def _another(part: str, names: Sequence[str]) -> check.Refused:
@@ -331,6 +367,7 @@ class Holdings(NamedTuple):
     computed   whether a client's model is more than the server's with the client's part in place
     untrained  names that the server has not trained together with the rest of its model
     no_mean    why the clients' parts cannot be averaged ('': they can)
+    forgotten  whether clients train a part and forget it, so that theirs is the one that all start with
     """
 
     own: Sequence[str]
@@ -338,12 +375,14 @@ class Holdings(NamedTuple):
     computed: bool
     untrained: Sequence[str]
     no_mean: str
+    forgotten: bool = False
 
     @classmethod
     def of(cls, stage: Stage, state: State) -> Holdings:
         """Return the holdings of a run as it stands."""
         computed, untrained = stage.computes_models, _untrained(stage, state)
-        return cls(stage.partition.personal, stage.keeps_state, computed, untrained, stage.no_mean)
+        forgotten = stage.algorithm.stateful and stage.plan.state == "reset"
+        return cls(stage.partition.personal, stage.keeps_state, computed, untrained, stage.no_mean, forgotten)
 
 
 def has_global(stage: Stage, state: State) -> bool:

@@ -15,6 +15,19 @@ TERMINATIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if 
 """Signals that end a process: a batch system's, and that of a closed terminal (not on Windows)."""
 
 
+class Stop(Exception):
+    """Raise it in `Callback.round` or `Callback.evaluation` to end the run after this round.
+
+    The run ends as one whose rounds are over: it is evaluated, its results are written and `federate` returns
+    it; the summary has the reason. Raised for a baseline, it ends the baseline alone, and of a pipeline it
+    ends all stages. `Run.extend` goes on from there.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason or "a callback asked for it"
+
+
 class Stopped(Exception):
     """Raised when the `max_time` of a run is over. A checkpoint is written; `resume=True` continues from it.
 

@@ -71,6 +71,16 @@ class Table(Sequence[dict[str, Any]]):
         """The names of the columns."""
         return list(self._columns)
 
+    def between(self, a: int, b: int) -> Table:
+        """Return the rows a to b − 1."""
+        if (a, b) == (0, self._length):
+            return self
+        columns = {
+            name: column if column is None or isinstance(column, str | float) else column[a:b]
+            for name, column in self._columns.items()
+        }
+        return Table(b - a, columns)
+
     def values(self, names: Sequence[str], *, finite: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield the values of these columns, row by row; with `finite`, infinite numbers are None as well."""
         for a in range(0, self._length, BLOCK):

@@ -21,17 +21,18 @@ from partita.engine.record import Record
 from partita.engine.results import figures
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage
-from partita.engine.state import State, decode, first_stage, next_stage, restored, saved_stage
+from partita.engine.state import State, decode, encode, first_stage, next_stage, restored, saved_stage
 from partita.engine.stopping import Interrupt
 from partita.engine.store.durable import Checkpoint
 
 
 class Outcome(NamedTuple):
-    """A finished run: its figures, and the stage and the state that it ended with."""
+    """A finished run: its figures, the stage and the state that it ended with, what it is compared with."""
 
     record: Record
     stage: Stage
     state: State
+    baselines: Mapping[str, Record]
 
 
 def train(
@@ -40,14 +41,19 @@ def train(
     callbacks: Sequence[Callback],
     interrupt: Interrupt,
     references: Mapping[str, Record],
+    before: Outcome | None = None,
 ) -> Outcome:
-    """Run it, alone in its folder; `references` are baselines that are there already."""
+    """Run it, alone in its folder; `references` are baselines that are there already.
+
+    It may go on from the end of one `before`, which stays as it is in memory.
+    """
     folder = RunFolder(setup.settings.folder, setup.settings.checkpoint_every)
     with folder.held():
         monitor = Monitor(setup, name, callbacks, folder)
-        stage, state = _begin(monitor)
+        stage, state = _begin(monitor, before)
         _warn_about_untrained(stage, state)
-        known = {**references, **_trained_baselines(setup, callbacks, interrupt)}
+        earlier = {} if before is None else before.baselines
+        known = {**references, **_trained_baselines(setup, callbacks, interrupt, earlier)}
         if "global" in known:
             monitor.reference = _by_round(known["global"], setup.rounds)
         with interrupt:
@@ -60,7 +66,7 @@ def train(
         record = figures(stage, state, monitor, known)
         folder.write_results(record)
         monitor.tell_summary(record)
-        return Outcome(record, stage, state)
+        return Outcome(record, stage, state, known)
 
 
 def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) -> tuple[Stage, State]:
@@ -73,17 +79,19 @@ def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) 
                 monitor.name,
                 state.server.version,
                 stage.setup.rounds,
-                over=stage.number == last and state.is_over(stage),
+                over=bool(state.ended) or (stage.number == last and state.is_over(stage)),
                 save=lambda: monitor.folder.checkpoint(stage, state),  # noqa: B023
             )
-        if stage.number == last:
+        if stage.number == last or state.ended:
             return stage, state
         stage, state = next_stage(stage, state, monitor.note)
 
 
-def _begin(monitor: Monitor) -> tuple[Stage, State]:
-    """Begin, or go on from the newest valid checkpoint."""
+def _begin(monitor: Monitor, before: Outcome | None) -> tuple[Stage, State]:
+    """Begin, or go on from the newest valid checkpoint, or from the end of a run in memory."""
     setup, folder = monitor.setup, monitor.folder
+    if before is not None and folder.path is None:
+        return _continued(monitor, before)
     choices: Choices = {}
     saved = folder.checkpoint_to_resume(monitor.config(choices), choices, setup.settings.resume)
     if saved is not None:
@@ -92,10 +100,23 @@ def _begin(monitor: Monitor) -> tuple[Stage, State]:
             stage = saved_stage(setup, tree, choices, monitor.note)
             state = restored(stage, tree, choices)
         folder.resumed(saved)
+        state.ended = "" if before is not None else state.ended
+        if stage.number < len(setup.plans) - 1 or not state.is_over(stage):
+            folder.reopen()
         return stage, state
     stage, state = first_stage(setup, choices, monitor.note)
     monitor.write_config(choices)
     folder.checkpoint(stage, state)  # the initial weights: what is resumed starts from the same ones
+    return stage, state
+
+
+def _continued(monitor: Monitor, before: Outcome) -> tuple[Stage, State]:
+    """Go on from the end of a run in memory, as from a checkpoint of it."""
+    saved = decode(*encode(before.state.state()))
+    choices: Choices = {}
+    stage = saved_stage(monitor.setup, saved, choices, monitor.note)
+    state = restored(stage, saved, choices)
+    state.ended = ""
     return stage, state
 
 
@@ -125,13 +146,16 @@ def _warn_about_untrained(stage: Stage, state: State) -> None:
 
 
 def _trained_baselines(
-    setup: Setup, callbacks: Sequence[Callback], interrupt: Interrupt
+    setup: Setup, callbacks: Sequence[Callback], interrupt: Interrupt, earlier: Mapping[str, Record]
 ) -> dict[str, Record]:
-    """Train what the method is compared with, one after another."""
-    return {
-        name: train(other, f"baseline {name}", callbacks, interrupt, {}).record
-        for name, other in _baselines(setup)
-    }
+    """Train what the method is compared with, one after another, but for `earlier` ones of this length."""
+    trained = {}
+    for name, other in _baselines(setup):
+        record = earlier.get(name)
+        if record is None or record.config["settings"]["rounds"] != other.rounds:
+            record = train(other, f"baseline {name}", callbacks, interrupt, {}).record
+        trained[name] = record
+    return trained
 
 
 def _baselines(setup: Setup) -> Iterator[tuple[str, Setup]]:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,18 @@ from typing import Any
 
 from torch import nn
 
-from partita.algorithms import METHODS, pipeline, tuned
-from partita.algorithms.by_name import by_name
+from partita.algorithms import METHODS, pipeline, stage, tuned
+from partita.algorithms.by_name import EPOCHS, by_name
 from partita.api import Arguments, Run, federate
 from partita.core import check
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.engine.settings import Manner, Parts, Settings, Training
 from partita.engine.train import check_finished
-from partita.recipes.expressions import part
+from partita.recipes.expressions import methods, part
+
+OF_STAGE = ("rounds", "cohort", "steps", "epochs", "batch", "state")
+"""What a stage of a pipeline has of its own, written among the options of its method."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +105,22 @@ def blamed(name: str) -> Iterator[None]:
 def changed(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     """Return the method with other options, or another method ("") with those options that it takes too.
 
-    Another method is what its name stands for: `finetune` comes after fedavg. A pipeline's options are those
-    of its stages: "1.lr" is the lr of stage 1. A tuned method stays tuned.
+    Another method is what its name stands for: `finetune` comes after fedavg. It may be written with options,
+    or as a pipeline: "fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)". A pipeline's options are those of its
+    stages: "1.lr" is the lr of stage 1. A tuned method stays tuned.
     """
     if not options:
         return algorithm
-    name = check.choice("algorithm", options.get("", algorithm.name), METHODS)
     new = {k: v for k, v in options.items() if k}
+    written = methods(options[""]) if isinstance(options.get(""), str) else []
+    if len(written) > 1:
+        return _changed_stages(_pipeline(algorithm, written), new)
+    if written:
+        new = {**written[0][1], **new}
+    name = check.choice("algorithm", written[0][0] if written else options.get("", algorithm.name), METHODS)
     if name == "pipeline":
         if not algorithm.stages:
-            allowed = "another method: a pipeline is written in Python, as experiment()"
+            allowed = "the stages of the pipeline, such as fedavg(lr=0.1) > finetune(lr=0.01)"
             raise check.fail("algorithm", name, allowed)
         return _changed_stages(algorithm, new)
     parameters = inspect.signature(METHODS[name]).parameters
@@ -124,12 +133,38 @@ def changed(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     return tuned(made, **algorithm.options["tuned"]) if "tuned" in algorithm.options else made
 
 
+def _pipeline(algorithm: Algorithm, written: Sequence[tuple[str, Mapping[str, Any]]]) -> Algorithm:
+    """Return a pipeline as it is written. Options of stages that are not given are those of the method.
+
+    `rounds`, `cohort`, `steps`, `epochs`, `batch` and `state` among the options are those of the stage. A
+    stage of fine-tuning is by default as long as fine-tuning by its name, and of the whole model.
+    """
+    own = algorithm.stages[0].algorithm if algorithm.stages else algorithm
+    stages = []
+    for name, given in written:
+        parameters = inspect.signature(METHODS[name]).parameters
+        for option in given:
+            check.choice(f"option of {name}", option, [*parameters, *OF_STAGE])
+        amount = {k: given[k] for k in OF_STAGE if k in given}
+        kept = {k: v for k, v in own.options.items() if k in parameters}
+        if name == "finetune":
+            kept = {"personal": "all", **kept}
+            amount = amount if amount.keys() & {"rounds", "steps", "epochs"} else {**amount, "epochs": EPOCHS}
+        try:
+            method = METHODS[name](**{**kept, **{k: v for k, v in given.items() if k not in OF_STAGE}})
+            stages.append(stage(method, **amount))
+        except check.Refused as error:
+            raise error.within(name) from None
+    made = pipeline(*stages)
+    return tuned(made, **own.options["tuned"]) if "tuned" in own.options else made
+
+
 def _changed_stages(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
     stages = list(algorithm.stages)
     for key, value in options.items():
         number, _, option = key.partition(".")
         if not number.isdecimal() or int(number) >= len(stages) or not option:
             raise check.fail("--set", f"algorithm.{key}", "algorithm.STAGE.OPTION, such as algorithm.0.lr")
-        stage = stages[int(number)]
-        stages[int(number)] = replace(stage, algorithm=changed(stage.algorithm, {option: value}))
+        before = stages[int(number)]
+        stages[int(number)] = replace(before, algorithm=changed(before.algorithm, {option: value}))
     return pipeline(*stages)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from partita import aggregate, attack, capacity, measures, optim, schedule
-from partita.algorithms import psi
+from partita.algorithms import METHODS, psi
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import bind, constructors, signature
@@ -83,6 +83,34 @@ def part(field: str, value: Any) -> Any:
 def literal(node: ast.expr, option: str) -> Any:
     """Return the value of a literal, a call, or a bare word."""
     return node.id if isinstance(node, ast.Name) else _argument(node, option)
+
+
+def methods(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the methods that a text names, each with its options: one, or the stages of a pipeline.
+
+    `fedalt`, `fedprox(mu=0.1)`, `fedavg(lr=0.1, rounds=50) > finetune(lr=0.01, epochs=5)`.
+    """
+    node = expression("algorithm", text.strip())
+    if isinstance(node, ast.Compare) and all(isinstance(then, ast.Gt) for then in node.ops):
+        return [_method(part, text) for part in (node.left, *node.comparators)]
+    return [_method(node, text)]
+
+
+def _method(node: ast.expr | None, text: str) -> tuple[str, dict[str, Any]]:
+    call = ast.Call(node, [], []) if isinstance(node, ast.Name) else node
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Name)
+        or call.args
+        or any(word.arg is None for word in call.keywords)
+    ):
+        allowed = (
+            "a method's name, a call such as fedprox(mu=0.1) or fedalt(personal='head.*'), or several joined "
+            "by '>', such as fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)"
+        )
+        raise check.fail("algorithm", text, allowed)
+    name = check.choice("algorithm", call.func.id, METHODS)
+    return name, {word.arg: literal(word.value, word.arg) for word in call.keywords if word.arg}
 
 
 def _value(key: str, text: str) -> Any:

@@ -261,7 +261,9 @@ def _time_left(end: float, variant: Variant) -> dict[str, float]:
 
 def _without_tensors(run: Record) -> Record:
     """Return the figures of a run alone: a study may have many."""
-    return Record(run.metrics, run.clients, run.config, run.facts, samples=run.samples)
+    return Record(
+        run.metrics, run.clients, run.config, run.facts, samples=run.samples, newcomers=run.newcomers
+    )
 
 
 def _forget(trained: dict[str, Record], study: Study, last: str) -> None:

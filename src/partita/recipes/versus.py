@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from partita.algorithms import METHODS
 from partita.algorithms.baselines import baselines
 from partita.core import check
 from partita.core.parts import Algorithm, StagePlan
 from partita.engine.settings import as_alone, as_one, schedule_of
 from partita.recipes.experiment import Experiment, changed
-from partita.recipes.expressions import expression, literal
 from partita.recipes.study import Study, Variant
 from partita.schedule import synchronous
 
@@ -24,8 +21,9 @@ ALONE, GLOBAL = "local", "fedavg"
 def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
     """Return the experiment under each of these methods, after the two that all are compared with.
 
-    A method is a name, or a call with options: 'fedprox(mu=0.1)', 'fedalt(personal=input, lr=0.05)'; other
-    options that it takes are those of the experiment's own method. By default that method is the only one.
+    A method is a name, a call with options such as 'fedprox(mu=0.1)' or 'fedalt(personal=input, lr=0.05)', or
+    a pipeline of such: 'fedavg(lr=0.1) > finetune(lr=0.01)'. Other options that it takes are those of the
+    experiment's own method. By default that method is the only one.
     All run under the experiment's schedule; if it has none, each under the one that it prefers.
     """
     return beside(experiment, methods_of(experiment, methods))
@@ -33,11 +31,12 @@ def versus(experiment: Experiment, methods: Sequence[str] = ()) -> Study:
 
 def methods_of(experiment: Experiment, methods: Sequence[str] = ()) -> dict[str, Algorithm]:
     """Return the methods that texts stand for, by labels that can be names of folders."""
-    chosen = dict(map(_method, methods)) if methods else {experiment.algorithm.name: {}}
+    own = experiment.algorithm
+    chosen = {_label(text): text for text in methods} if methods else {own.name: own.name}
     return {
-        label: _changed(experiment.algorithm, label, options)
-        for label, options in chosen.items()
-        if options or label not in (ALONE, GLOBAL)
+        label: own if text.strip() == own.name else changed(own, {"": text})
+        for label, text in chosen.items()
+        if text.strip() not in (ALONE, GLOBAL)
     }
 
 
@@ -73,30 +72,13 @@ def _alone(experiment: Experiment, stages: Sequence[StagePlan]) -> dict[str, Any
     return {**amount, "schedule": synchronous()}
 
 
-def _changed(algorithm: Algorithm, label: str, options: Mapping[str, Any]) -> Algorithm:
-    name = re.split(r"[^a-z0-9_]", label)[0]
-    if name == algorithm.name and not options:
-        return algorithm
-    return changed(algorithm, {"": name, **options})
-
-
-def _method(text: str) -> tuple[str, dict[str, Any]]:
-    """Return a label that can be a folder's name, and the options."""
-    node = expression("algorithm", text.strip())
-    if isinstance(node, ast.Name):
-        return check.choice("algorithm", node.id, METHODS), {}
-    if (
-        not isinstance(node, ast.Call)
-        or not isinstance(node.func, ast.Name)
-        or node.args
-        or any(word.arg is None for word in node.keywords)
-    ):
-        allowed = "a method's name, or a call such as fedprox(mu=0.1) or fedalt(personal='head.*')"
-        raise check.fail("algorithm", text, allowed)
-    name = check.choice("algorithm", node.func.id, METHODS)
-    options = {word.arg: literal(word.value, word.arg) for word in node.keywords if word.arg}
-    written = ",".join(f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords)
-    return re.sub(r"[^\w.=,+-]", "", f"{name}-{written}"), options
+def _label(text: str) -> str:
+    """Return a method as it is written, as a name that can be a folder's."""
+    parts = []
+    for written in text.split(">"):
+        name, bracket, options = "".join(written.split()).partition("(")
+        parts.append(f"{name}-{options.removesuffix(')')}" if bracket else name)
+    return re.sub(r"[^\w.=,+-]", "", "+".join(parts))
 
 
 def separate(text: str) -> list[str]:

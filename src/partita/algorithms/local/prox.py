@@ -11,18 +11,24 @@ begins anew with every new θ̃. BatchNorm statistics follow the inner passes, f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from partita.algorithms.local import sgd
 from partita.algorithms.local.pair import Pair, add, everything
 from partita.algorithms.local.sgd import Carry
 from partita.core import tree
-from partita.core.parts import Optimizer, Problem
+from partita.core.parts import LocalRule, Optimizer, Phase, Problem, Rate
 from partita.core.types import Batch, Tensors
 
-Solve = Callable[[Tensors, Batch, Tensor], tuple[Tensors, Tensor]]
-"""(w, batch, inner step size) -> θ̃ with its statistics, and f̃(w)."""
+
+class Solve(Protocol):
+    """(w, batch, inner step size) -> θ̃ with its statistics, and f̃ where the steps begin (None: at w)."""
+
+    def __call__(
+        self, w: Tensors, batch: Batch, lr: Tensor, begin: Tensors | None = None
+    ) -> tuple[Tensors, Tensor]: ...
 
 
 class Inner(NamedTuple):
@@ -38,7 +44,7 @@ def proximal(
     """At most `steps` gradient steps; with `nu`, θ stays where ‖∇f̃(θ) + λ (θ − w)‖ ≤ ν."""
     moving = problem.trainable
 
-    def solve(w: Tensors, batch: Batch, lr: Tensor) -> tuple[Tensors, Tensor]:
+    def solve(w: Tensors, batch: Batch, lr: Tensor, begin: Tensors | None = None) -> tuple[Tensors, Tensor]:
         losses: list[Tensor] = []
 
         def step(inner: Inner) -> tuple[Inner, Tensor | None]:
@@ -50,8 +56,8 @@ def proximal(
             done = None if nu is None else tree.norm(h) <= nu  # what is not a number goes on, and shows
             return Inner({**theta, **new, **buffers}, opt), done
 
-        begin = Inner(w, optimizer.init(tree.pick(w, moving)))
-        theta: Tensors = problem.repeat(step, begin, steps).theta
+        first = Inner(w if begin is None else begin, optimizer.init(tree.pick(w, moving)))
+        theta: Tensors = problem.repeat(step, first, steps).theta
         return theta, losses[0]
 
     return solve
@@ -83,3 +89,15 @@ def envelope(
         return Pair(shared, pair.own._replace(params=theta))
 
     return step
+
+
+def around(problem: Problem, lam: float, steps: int, optimizer: Optimizer, inner: Rate) -> LocalRule:
+    """θ ← `steps` gradient steps on f̃(θ) + (λ/2) ‖θ − w‖² for each minibatch; w as received, nothing sent."""
+    solve = proximal(problem, lam, steps, optimizer)
+
+    def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
+        w = {**carry.params, **carry.received}
+        theta, loss = solve(w, batch, lr[0], begin=carry.params)
+        return add(carry, theta, loss)
+
+    return LocalRule(sgd.start(problem, optimizer), (Phase(step, (inner,)),), sgd.finish(problem, send=()))

@@ -87,6 +87,20 @@ def finish(
     return end
 
 
+def personal_only(
+    problem: Problem,
+    lr: Rate,
+    optimizer: Optimizer,
+    *,
+    work: Callable[[RoundContext], Work] | None = None,
+    pull: float = 0.0,
+) -> LocalRule:
+    """v ← v − η (∇_v f(u, v) + μ (v − v^t)), with the received u fixed; nothing is sent."""
+    own = problem.partition.personal
+    phase = Phase(move(problem, own, optimizer=optimizer, pull=pull), (lr,), work)
+    return LocalRule(start(problem, optimizer), (phase,) if own else (), finish(problem, send=()))
+
+
 def one_pass(now: RoundContext) -> Work:
     """Each of the client's samples once, in the run's batches: for a gradient over all of them."""
     return Work(epochs=1, batch=now.work.batch, shuffle=False)
