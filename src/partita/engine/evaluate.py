@@ -57,8 +57,11 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
         for metric in metrics:
             kept = found[f"{ROWS}{metric.name}"][found[REAL]]  # client after client
             rows[metric.name].append(kept)
-            sizes = data.ranges(split)[clients, 1].tolist()
-            of_clients = zip(clients.tolist(), torch.split(kept, sizes))
+            sizes = data.ranges(split)[clients, 1]
+            if metric.criterion is not None:
+                result[metric.name][clients] = _of_contributions(metric, kept, sizes)
+                continue
+            of_clients = zip(clients.tolist(), torch.split(kept, sizes.tolist()))
             result[metric.name][clients] = [_score(metric, mine, data, c, split) for c, mine in of_clients]
     return Scored(result, loss, {k: torch.cat(v) for k, v in rows.items() if v})
 
@@ -72,6 +75,14 @@ def _scored_blocks(stage: Stage, split: str, every_sample: bool) -> Iterator[np.
     for block in stage.blocks(clients):
         for i in range(0, len(block), most):
             yield block[i : i + most]
+
+
+def _of_contributions(metric: ClientMetric, rows: Tensor, sizes: np.ndarray) -> np.ndarray:
+    """Return the scores of all clients at once, where each sample contributes to a mean."""
+    values = rows.double().reshape(len(rows), -1).numpy()
+    ends = np.cumsum(sizes)
+    sums = np.diff(np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, 0)[ends - 1]]), axis=0)
+    return metric.of_sums(sums[:, 0], sums[:, 1] if values.shape[1] > 1 else sizes.astype(np.float64))
 
 
 def _score(metric: ClientMetric, rows: Tensor, data: FederatedData, client: int, split: str) -> float:

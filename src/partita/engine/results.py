@@ -196,8 +196,8 @@ def _samples(stage: Stage, results: Results, references: Mapping[str, Record]) -
             rows[model] = theirs.rows[model]
     if tree.nbytes(rows) > SAMPLES_BYTES:
         return None
-    places = [np.arange(start, start + n) for start, n in data.test[data.test[:, 1] > 0]]
-    index = torch.from_numpy(np.concatenate(places)) if places else torch.zeros(0, dtype=torch.int64)
+    starts, sizes = data.test.T
+    index = torch.from_numpy(np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes))
     targets = data.y.index_select(0, index.to(data.y.device)).cpu()
     return Samples(data.test[:, 1].copy(), targets, rows)
 
