@@ -271,6 +271,16 @@ def test_the_best_is_written_as_it_is_read() -> None:
     assert read.options["weight_decay"] == 0.1
 
 
+def test_the_stages_of_a_pipeline_are_written_one_by_one() -> None:
+    both = pt.pipeline(pt.fedavg(lr=0.5), pt.stage(pt.finetune("all", lr=0.5), epochs=1))
+    options = {"0.lr": 0.2, "1.lr": 0.01}
+    trial = tuning.Trial("both", 1, "complete", 0.9, dict(options), options, [], True, "accuracy", 0.1)
+    found = pt.Tuning({"both": both}, {"both": space(both)}, 2, [trial])
+    text = found.expression("both", "fedavg(lr=0.5) > finetune(personal=all)")
+    assert text == "fedavg(lr=0.2) > finetune(personal=all, lr=0.01)"
+    assert [s.algorithm.options["lr"] for s in found.best["both"].stages] == [0.2, 0.01]
+
+
 @pytest.mark.usefixtures("runs")
 def test_tables_and_the_page(tmp_path: Path) -> None:
     found = tune({"<b>": pt.fedavg(lr=0.5), "ditto": pt.ditto(lr=0.5)}, budget=4, out=tmp_path / "found")

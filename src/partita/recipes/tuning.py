@@ -421,10 +421,14 @@ class Tuning:
         trial = self.best_trial(label)
         found = {} if trial is None or trial.number == 0 else trial.options
         chosen = {name: _written(value) for name, value in found.items()}
-        name, _, inside = given.removesuffix(")").partition("(")
-        before = dict(word.split("=", 1) for word in separate(inside))
-        written = ", ".join(f"{k}={v}" for k, v in {**before, **chosen}.items())
-        return f"{name or self.methods[label].name}({written})" if written else given or label
+        if self.methods[label].name != "pipeline":
+            return _call(given or self.methods[label].name, chosen) if chosen else given or label
+        stages = [stage.strip() for stage in given.split(">")]
+        own = [
+            {k.partition(".")[2]: v for k, v in chosen.items() if k.startswith(f"{i}.")}
+            for i in range(len(stages))
+        ]
+        return " > ".join(map(_call, stages, own)) if given else label
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each trial, with plain values: `pandas.DataFrame(tuning.table())`."""
@@ -651,6 +655,14 @@ def _words(trial: Trial) -> str:
     }
     words = ", ".join(f"{name}={value}" for name, value in values.items())
     return words if trial.number else f"as given{words and ': '}{words}"
+
+
+def _call(given: str, options: Mapping[str, str]) -> str:
+    """Return the call of a method with these options in place of those that it has."""
+    name, _, inside = given.removesuffix(")").partition("(")
+    before = dict(word.split("=", 1) for word in separate(inside))
+    words = ", ".join(f"{k}={v}" for k, v in {**before, **options}.items())
+    return f"{name}({words})" if words else name
 
 
 def _written(value: Any) -> str:
