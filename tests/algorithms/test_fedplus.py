@@ -33,7 +33,7 @@ def data(sizes: tuple[int, ...] = (9, 4, 1, 0, 14, 6, 8)) -> pt.data.FederatedDa
     x = rng.normal(size=(4, 6))[y] + 0.7 * rng.normal(size=(len(sizes), 6))[client]
     last = np.r_[client[1:] != client[:-1], True] | np.r_[client[2:] != client[:-2], True, True]
     x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
-    return pt.data.from_arrays(x, y, client, test=last)
+    return pt.data.from_arrays(x, y, client, test=last, validation=0)
 
 
 DATA = data()
@@ -134,7 +134,8 @@ def test_fedprox_by_hand() -> None:
     """The κ-form written out: two clients, full batches, w ← κ[w − η∇f(w)] + (1 − κ)w̃ from w = w̃."""
     rng = np.random.default_rng(0)
     x, y, client = rng.normal(size=(12, 2)), rng.normal(size=12), np.repeat([0, 1], 6)
-    some = pt.data.from_arrays(x, y, client, test=np.zeros(12, dtype=bool))
+    doubles = torch.from_numpy(x), torch.from_numpy(y)
+    some = pt.data.from_arrays(*doubles, client, test=np.zeros(12, dtype=bool), validation=0)
     method = pt.fedplus(pt.psi.fixed(), LR, SIGMA, lam=1.0)
     settings = {"rounds": 3, "steps": 4, "loss": "mse", "executor": "loop", "baselines": False}
     run = pt.federate(Line(), some, method, **settings, progress=False)

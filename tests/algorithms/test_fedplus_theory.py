@@ -30,10 +30,11 @@ H = 2 / SAMPLES * np.einsum("ksd,kse->kde", X, X)
 C = 2 / SAMPLES * np.einsum("ksd,ks->kd", X, Y)
 L_F = float(np.linalg.eigvalsh(H).max())
 DATA = pt.data.from_arrays(
-    X.reshape(-1, DIM),
-    Y.reshape(-1),
+    torch.from_numpy(X.reshape(-1, DIM)),
+    torch.from_numpy(Y.reshape(-1)),
     np.repeat(np.arange(CLIENTS), SAMPLES),
     test=np.zeros(CLIENTS * SAMPLES, dtype=bool),
+    validation=0,
 )
 
 

@@ -37,7 +37,7 @@ def arrays() -> pt.data.FederatedData:
         + 0.6 * rng.normal(size=(6, 6))[client]
         + 0.4 * rng.normal(size=(len(y), 6))
     )
-    return pt.data.from_arrays(x, y, client, test=0.3, seed=0)
+    return pt.data.from_arrays(torch.from_numpy(x), y, client, test=0.3, validation=0, seed=0)
 
 
 DATA = arrays()

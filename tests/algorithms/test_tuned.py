@@ -32,7 +32,7 @@ def arrays() -> pt.data.FederatedData:
     client = np.repeat(np.arange(4), [9, 12, 15, 20])
     y = rng.integers(0, 3, len(client))
     x = rng.normal(size=(3, 6))[y] + 0.7 * rng.normal(size=(4, 6))[client] + rng.normal(size=(len(y), 6))
-    return pt.data.from_arrays(x, y, client, test=0.3, seed=0)
+    return pt.data.from_arrays(torch.from_numpy(x), y, client, test=0.3, validation=0, seed=0)
 
 
 DATA = arrays()
