@@ -38,9 +38,10 @@ def rising(curve: ArrayLike, *, higher_is_better: bool = True, level: float = 0.
         −X_1 / √((X_2² + ... + X_q²) / (q − 1))
 
     is compared with Student's t of q − 1 degrees of freedom, on one side. Flat noise is called rising in a
-    share `level` of cases, somewhat more often if its correlation is as long as the tail. The gain per
-    doubling is the median slope of y against log₂ t over all pairs (Theil 1950; Sen 1968). Eight evaluations
-    are the fewest; more, close together, tell more. Scores that are not finite are left out.
+    share `level` of cases; two to three times as often if the tail is short and the noise strongly
+    correlated. The gain per doubling is the median slope of y against log₂ t over all pairs (Theil 1950; Sen
+    1968); a curve that levels off gains less. Eight evaluations are the fewest. Scores that are not finite
+    are left out.
     """
     from scipy.stats import t as student
 

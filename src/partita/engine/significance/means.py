@@ -54,8 +54,8 @@ def mean_interval(
         √((t_{S−1}² V_s + t_{C−1}² V_c) / (V_s + V_c)) / z
 
     with the 1 − α/2 quantiles of Student's t and of the normal distribution, as percentiles of few seeds are
-    too narrow; for normal scores this never covers less than it says (Banerjee 1960). With one seed it covers
-    clients alone.
+    too narrow; for independent normal deviations this covers at least what it says (Banerjee 1960). With one
+    seed it covers clients alone.
     """
     from scipy.stats import norm
     from scipy.stats import t as student

@@ -113,7 +113,8 @@ def losers(changes: Changes, *, same: np.ndarray | None = None, level: float = 0
     where nothing stands out the interval is wide. The estimate is the empirical-Bayes one of Stephens (2017):
     z_i = Φ⁻¹(p_worse_i), of which a discrete test tells only between which bounds it lies, is taken as
     N(η_i, 1); the η_i are drawn from points −6, −5.5, ..., 6 whose weights maximize the likelihood with a
-    prior of 2 on zero; P(η_i < 0 | z_i) is summed. It leans towards nobody losing where little can be told.
+    prior of 2 on zero; P(η_i < 0 | z_i) is summed. It is rough where most changes are near zero: too high
+    where few lose, too low where all lose a little.
     """
     candidates = changes.n > 0
     if same is not None:
