@@ -558,7 +558,7 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
             "algorithm.server=__import__('os').abort()",
             "algorithm.server: function=\"__import__('os').abort\"",
         ),
-        ("algorithm=pipeline", "algorithm='pipeline': expected another method"),
+        ("algorithm=pipeline", "algorithm='pipeline': expected the stages"),
         ("algorithm.lrr=1", "option of fedalt='lrr': expected one of"),
     ],
 )
