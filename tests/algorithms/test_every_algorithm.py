@@ -539,7 +539,7 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float) -> Non
 
 @every_method
 def test_learns(case: Case) -> None:
-    data = pt.data.digits(8, pt.data.label_skew(classes=case.classes), seed=0)
+    data = pt.data.digits(8, pt.data.label_skew(classes=case.classes), validation=0, seed=0)
     run = federate_digits(make(case.name, case.options), data)
     first, last = run.metrics[0]["train_loss"], run.metrics[-1]["train_loss"]
     assert last < 0.7 * first
@@ -1101,7 +1101,7 @@ def test_baselines_are_the_methods_themselves() -> None:
 
 def test_the_global_model_of_a_pipeline_is_the_one_that_was_trained_as_a_whole() -> None:
     """Once fedalt has moved u away from it, the old v is nobody's model: it must not stand for 'global'."""
-    data = pt.data.digits(8, pt.data.label_skew(classes=3), seed=0)
+    data = pt.data.digits(8, pt.data.label_skew(classes=3), validation=0, seed=0)
     avg, alt = pt.stage(AVG, rounds=3), pt.stage(pt.fedalt("output", LR), rounds=6)
     run = federate_digits(pt.pipeline(avg, alt, pt.stage(pt.finetune("output", LR), epochs=1)), data)
     trained = run.metrics[2]["test.global"]
