@@ -94,7 +94,7 @@ def test_extend_goes_on_in_the_folder(tmp_path: Path) -> None:
     long = federate(tmp_path / "long", LONG, baselines=True)
     assert_same(run, long)
     assert pt.load(tmp_path / "run").facts["rounds"] == LONG
-    assert [r["round"] for r in pt.load(tmp_path / "run" / "baselines" / "local").metrics][-1] == LONG
+    assert [r["round"] for r in pt.load(tmp_path / "run" / "baselines" / "global").metrics][-1] == LONG
 
 
 def test_an_extension_that_is_killed_is_resumed(tmp_path: Path) -> None:

@@ -136,7 +136,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "the seed of the data": ({"data": data(seed=1)}, "its data (fingerprint"),
     "names of clients": ({"data": renamed()}, "its data (fingerprint"),
     "the seed": ({"seed": 1}, "seed: 0 -> 1"),
-    "rounds": ({"rounds": 3}, "rounds: 2 -> 3"),
 }
 
 
