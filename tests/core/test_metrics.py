@@ -194,11 +194,11 @@ def test_a_direction_is_declared_and_not_guessed_by_a_name() -> None:
         (["auc", "auc"], OUTPUT[4], LABELS[4]),
         ([], OUTPUT[4], LABELS[4]),
         ("auc", OUTPUT[1], torch.linspace(-3, 3, N)),  # numbers are no classes
-        (Metric(lambda o, t: o, higher_is_better=True), OUTPUT[4], LABELS[4]),
+        (Metric(lambda o, _: o, higher_is_better=True), OUTPUT[4], LABELS[4]),
     ],
 )
 def test_refusals(metric: Any, output: Tensor, target: Tensor) -> None:
-    with pytest.raises(ValueError, match="metric") as refused, warnings.catch_warnings():
+    with pytest.raises(ValueError, match="metric") as refused, warnings.catch_warnings():  # noqa: PT012
         made = chosen(metric, output, target, LOSSES["mse"] if target.is_floating_point() else None)
         scored(made[0], output, target)
     assert refused.value.field == "metric"  # type: ignore[attr-defined]

@@ -44,7 +44,8 @@ def test_what_counts_as_an_improvement() -> None:
 def test_patience_ends_a_run_at_its_best_round() -> None:
     run = federate(until="converged", patience=3, rounds=400, evaluate_every=4)
     training = run.summary()["training"]
-    assert training["ended"] == "converged" and training["rounds"] < 400
+    assert training["ended"] == "converged"
+    assert training["rounds"] < 400
     assert training["model_of_round"] < training["rounds"]
     alike = federate(rounds=training["model_of_round"])
     for name, value in alike.shared.items():
@@ -56,7 +57,8 @@ def test_patience_ends_a_run_at_its_best_round() -> None:
     row = next(r for r in run.metrics if r["round"] == training["model_of_round"])
     assert row["test.personal"] == run.summary()["test"]["personal"]
     others = [r["test.personal"] for r in run.metrics if r is not row]
-    assert others and others == [None] * len(others)  # test is read once
+    assert others
+    assert others == [None] * len(others)  # test is read once
 
 
 def test_the_last_round_may_be_kept() -> None:
@@ -125,7 +127,8 @@ def test_alone_converges_under_every_schedule() -> None:
         for chosen in (None, schedule)
     ]
     assert alone[0] == alone[1]
-    assert alone[0]["ended"] == "converged" and alone[0]["epochs"]["min"] > 10
+    assert alone[0]["ended"] == "converged"
+    assert alone[0]["epochs"]["min"] > 10
 
 
 @each(
