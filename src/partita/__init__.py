@@ -8,6 +8,7 @@ run = pt.federate(pt.models.mlp(64, 64, 10), data, pt.fedalt(personal="output", 
 print(run.summary())
 """
 
+import logging as _logging
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 # what runs are made of
+_logging.getLogger("partita").addHandler(_logging.NullHandler())
+
 __all__ = [
     "Comparison",
     "Metric",

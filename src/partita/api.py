@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import math
 import sys
 import textwrap
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
+from partita.core.notebook import in_notebook, table
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
 from partita.core.types import ClientState, Tensors, Work
 from partita.data import FederatedData
+from partita.data.population import SPLITS
 from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model, scores
 from partita.engine.folder import RunFolder
@@ -49,6 +52,8 @@ from partita.engine.table import Column, Table
 from partita.engine.threads import same_threads
 from partita.engine.train import Outcome, train
 from partita.report import write, write_page
+
+LOG = logging.getLogger("partita")
 
 P = ParamSpec("P")
 
@@ -122,6 +127,7 @@ def _meanings() -> str:
 
 
 @_called_with(Arguments)
+@check.each_warning_once()
 def federate(given: Arguments) -> Run:
     """Train a model among the clients of `data` with `algorithm`, and find out who gains.
 
@@ -142,7 +148,7 @@ def _trained(
 ) -> Run:
     """Carry a run out, from its beginning, its checkpoint or the end of one `before`, and write its page."""
     settings, folder = setup.settings, setup.settings.folder
-    shown = sys.stderr.isatty() if settings.progress is None else settings.progress
+    shown = sys.stderr.isatty() or in_notebook() if settings.progress is None else settings.progress
     listeners = [*settings.callbacks, *([ProgressBar()] if shown else [])]
     if settings.profile and folder is not None:
         ends_early = getattr(settings.schedule, "until", None) is not None  # after fewer rounds than `rounds`
@@ -154,6 +160,8 @@ def _trained(
             result = Run.of(train(setup, name, listeners, interrupt, references, before))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")
+        if folder is not None:
+            LOG.info("%s: results in %s", name, folder)
         return result
     finally:
         for listener in listeners:
@@ -236,6 +244,20 @@ class Client:
         own, memory = list(self._run.holdings.own), list(self.memory)
         turn = "" if self.trained else f", {self._reason}"
         return f"Client({self.name!r}, personal={own}, memory={memory}{turn})"
+
+    def _repr_html_(self) -> str:
+        row, holdings = self._run.clients[self.number], self._run.holdings
+        samples = [f"{row[f'n_{split}']} {split}" for split in SPLITS if row.get(f"n_{split}")]
+        facts = {
+            "samples": ", ".join(samples),
+            "personal part": ", ".join(holdings.own) or "none",
+            **{
+                f"{kind}: test {self._run.facts['metric']}": f"{row[kind]:.4f}"
+                for kind in MODELS
+                if row.get(kind) is not None
+            },
+        }
+        return table(f"Client {self.name}", (), facts.items(), "" if self.trained else self._reason)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -284,7 +284,7 @@ def test_compare_names_the_method_that_diverged(command: Any, tmp_path: Path) ->
     wanted = ("compare", "digits", "--algorithms", "fedalt(lr=1e30)", "--quiet", "--out", str(tmp_path / "c"))
     code, out, _ = command(*wanted)
     assert code == 1
-    assert out.startswith("DIVERGED. fedalt-lr=1e+30: 4 of 4 clients")
+    assert out.startswith("DIVERGED. fedalt-lr=1e30: 4 of 4 clients")
     assert out.count("(diverged)") == 1
     code, out, _ = command(*wanted, "--resume", "--json")
     found = json.loads(out)
@@ -293,7 +293,7 @@ def test_compare_names_the_method_that_diverged(command: Any, tmp_path: Path) ->
     assert [row["diverged"] for row in found["table"]] == [0, 0, 4]
     code, out, _ = command("report", str(tmp_path / "c"))
     assert code == 0  # the page was written, and that was asked for
-    assert out.startswith("DIVERGED. fedalt-lr=1e+30")
+    assert out.startswith("DIVERGED. fedalt-lr=1e30")
 
 
 def test_demo_leads_with_it(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

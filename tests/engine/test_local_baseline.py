@@ -26,12 +26,13 @@ WORK: dict[str, Any] = {"rounds": 8, "steps": 2, "batch": 8}
 FEDALT, FEDAVG = pt.fedalt(personal="output", lr=0.3), pt.fedavg(lr=0.3)
 
 
-def digits() -> pt.data.FederatedData:
-    return pt.data.digits(clients=CLIENTS, partition=pt.data.label_skew(classes=3), test=0.4)
+def digits(validation: float = 0) -> pt.data.FederatedData:
+    partition = pt.data.label_skew(classes=3)
+    return pt.data.digits(clients=CLIENTS, partition=partition, test=0.4, validation=validation)
 
 
-def run(method: Any = FEDAVG, **options: Any) -> pt.Run:
-    return pt.federate(pt.models.mlp(64, 8, 10), digits(), method, **{**WORK, **options})
+def run(method: Any = FEDAVG, validation: float = 0, **options: Any) -> pt.Run:
+    return pt.federate(pt.models.mlp(64, 8, 10), digits(validation), method, **{**WORK, **options})
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,19 @@ def test_alone_is_the_same_whatever_the_method_does(options) -> None:
     """Everyone, in every round, without delays: what `local` gives as a method, bit for bit."""
     alone = run(pt.local(lr=0.3), baselines=False).scores("local")
     assert np.array_equal(run(**options).scores("local"), alone)
+
+
+def test_with_validation_samples_alone_trains_until_it_has_converged() -> None:
+    """It costs no communication: neither the rounds of the method nor its schedule hold it back."""
+    options = {"validation": 0.2, "rounds": 2}
+    alone = run(pt.local(lr=0.3), baselines=False, until="converged", **{**options, "rounds": None})
+    assert alone.summary()["training"]["ended"] == "converged"
+    for how in ({"cohort": 2}, {"schedule": asynchronous(concurrency=3, delays=SLOW)}):
+        found = run(**options, **how)
+        assert np.array_equal(found.scores("local"), alone.scores("local"))
+        training = found.summary()["baselines"]["local"]
+        assert training["ended"] == "converged"
+        assert training["epochs"] == alone.summary()["training"]["epochs"]
 
 
 def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
@@ -81,9 +95,10 @@ def test_a_rate_that_changes_over_the_rounds_goes_by_its_own() -> None:
 )
 def test_how_many_rounds_alone_has(rounds, cohort, schedule, expected) -> None:
     stage = StagePlan(FEDAVG, rounds=rounds, cohort=cohort, steps=3, batch=8)
-    found = as_alone([stage], [schedule.of(FEDAVG)], CLIENTS, None)
+    found = as_alone([stage], [schedule.of(FEDAVG)], CLIENTS, None, validated=False)
     assert found["rounds"] == expected
     assert found["cohort"] is None
+    assert "until" not in found
     assert (found["steps"], found["batch"]) == (3, 8)
 
 
@@ -93,10 +108,10 @@ def test_of_a_pipeline_the_turns_of_all_stages_count() -> None:
         StagePlan(FEDALT, rounds=1000, cohort=5),
         StagePlan(FEDALT, rounds=1),
     ]
-    found = as_alone(stages, [synchronous()] * 3, CLIENTS, 2.5)
+    found = as_alone(stages, [synchronous()] * 3, CLIENTS, 2.5, validated=False)
     assert found["rounds"] == 300 + 500 + 1
     assert found["evaluate_every"] is None  # virtual time says nothing there
-    assert as_alone(stages, [synchronous()] * 3, CLIENTS, 7)["evaluate_every"] == 7
+    assert as_alone(stages, [synchronous()] * 3, CLIENTS, 7, validated=False)["evaluate_every"] == 7
 
 
 def test_its_files_have_rounds_for_time(tmp_path) -> None:

@@ -20,13 +20,13 @@ S = pt.schedule
 SLOW = S.delays(download=S.exponential(1.0), upload=S.lognormal(4.0), dropout=0.1)
 CLIENTS = 6
 SHORT, LONG = 3, 7
-_digits: list[pt.data.FederatedData] = []
+_digits: dict[float, pt.data.FederatedData] = {}
 
 
-def digits() -> pt.data.FederatedData:
-    if not _digits:
-        _digits.append(pt.data.digits(CLIENTS, pt.data.label_skew(3), seed=0))
-    return _digits[0]
+def digits(validation: float = 0.1) -> pt.data.FederatedData:
+    if validation not in _digits:
+        _digits[validation] = pt.data.digits(CLIENTS, pt.data.label_skew(3), seed=0, validation=validation)
+    return _digits[validation]
 
 
 def model() -> nn.Module:
@@ -54,7 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def federate(folder: Path | None, rounds: int, **changed: Any) -> pt.Run:
-    given: dict[str, Any] = {"model": model(), "data": digits()}
+    validation = 0 if changed.get("baselines") else 0.1  # without, baselines alone have as many rounds
+    given: dict[str, Any] = {"model": model(), "data": digits(validation)}
     given |= {"algorithm": pt.fedalt("output", lr=0.2, momentum=0.5), "executor": "vmap"}
     given |= {"cohort": 3, "steps": 2, "batch": 8, "evaluate_every": 1, "baselines": False, "report": False}
     given |= {"out": folder, "rounds": rounds, "checkpoint_every": 2, **changed}

@@ -29,8 +29,8 @@ METRICS = [
     "time",
     "seconds",
     "train_loss",
-    "test.global",
-    "test.personal",
+    *["validation.global", "validation.personal", "validation.loss"],
+    *["test.global", "test.personal", "test.loss"],
     "active",
     "staleness",
     "late",
@@ -54,8 +54,9 @@ CLIENTS = [
         "global",
         "personal",
     ],
-    *["global_train", "personal_train", "distance", "label_shift"],
-    *["reports", "delay", "late", "lost", "newcomer"],
+    *["local_validation", "global_validation", "personal_validation"],
+    *["local_train", "global_train", "personal_train", "distance", "label_shift"],
+    *["reports", "epochs", "delay", "late", "lost", "newcomer"],
 ]
 SUMMARY = [
     "algorithm",
@@ -64,6 +65,10 @@ SUMMARY = [
     "clients",
     "metric",
     "test",
+    "validation",
+    "metrics",
+    "undefined",
+    "majority",
     "hurt",
     "seconds",
     "client_steps_per_second",
@@ -75,6 +80,8 @@ SUMMARY = [
     "excluded_why",
     "byzantine",
     "diverged",
+    "training",
+    "baselines",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
 DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers"}
@@ -149,6 +156,7 @@ def test_names_of_the_files(folder: Folder) -> None:
         "metrics.jsonl",
         "clients.csv",
         "summary.json",
+        "samples.safetensors",
         "checkpoint",
         "report.html",
     }

@@ -226,7 +226,7 @@ def test_a_model_that_does_not_fit_the_data(tmp_path) -> None:
         ("loss", lambda o, t: o.mean() / 0, "a finite value"),  # noqa: ARG005
         ("metric", "acuracy", "did you mean 'accuracy'?"),
         ("metric", 3, "a function of (output, target)"),
-        ("metric", pt.Metric(lambda o, t: o, True), "one number for a batch"),  # noqa: ARG005
+        ("metric", pt.Metric(lambda o, t: o, True), "one number for a client"),  # noqa: ARG005
     ],
 )
 def test_loss_and_metric(tmp_path, field, value, part) -> None:

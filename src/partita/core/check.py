@@ -7,7 +7,9 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -77,12 +79,41 @@ def shortened(value: object) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+
+
+@contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Give each distinct warning once within: in a run with its baselines, or in a study with all its runs.
+
+    Python's own memory of warnings is lost whenever somebody changes its filters, as torch does.
+    """
+    if _said.get() is not None:  # the outer one decides
+        yield
+        return
+    token = _said.set(set())
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
 def warn(text: str) -> None:
     """Warn at the first line outside of the package: the user's."""
+    said = _said.get()
+    if said is not None:
+        if text in said:
+            return
+        said.add(text)
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] == "partita":
+    while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__"))):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    """Return whether a frame is the package's own, or one of a context manager around it."""
+    return module.split(".")[0] in ("partita", "contextlib")
 
 
 def reason(error: BaseException) -> str:

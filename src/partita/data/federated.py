@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.core import check
+from partita.core import check, notebook
 from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.population import SPLITS as SPLITS
@@ -217,6 +217,16 @@ class FederatedData:
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
+        title, rows = self._described()
+        width = max(map(len, rows))
+        return "\n".join([title, *(f"  {name:{width}} {text}" for name, text in rows.items())])
+
+    def _repr_html_(self) -> str:
+        title, rows = self._described()
+        return notebook.table(title, (), rows.items())
+
+    def _described(self) -> tuple[str, dict[str, str]]:
+        """Return what it is, and a line for each split, the inputs and the targets."""
         title = f"FederatedData of {self.clients} clients"
         title += f" ({self.source['name']})" if "name" in self.source else ""
         rows: dict[str, str] = {}
@@ -238,8 +248,7 @@ class FederatedData:
             names = [f"{i} {name}" for i, name in enumerate(self.source.get("classes", []))]
             named = f": {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
             rows["y"] = f"{len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}{named}"
-        width = max(map(len, rows))
-        return "\n".join([title, *(f"  {name:{width}} {text}" for name, text in rows.items())])
+        return title, rows
 
     def ranges(self, split: str = "train") -> IntArray:
         """Return (start, length) of each client's rows."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from partita.core.notebook import in_notebook
+
 
 class Event(NamedTuple):
     """One finished round. `what` names the run: the method, or a baseline of it.
@@ -95,19 +97,21 @@ class Trace(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows a bar per run on the standard error stream: round, loss, diverged clients, time left."""
+    """Shows a bar per run, on the standard error stream or in a notebook: round, loss, diverged clients,
+    time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        notebook = in_notebook()
         self._progress = Progress(
             TextColumn("{task.description:>18}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
+            console=Console(stderr=not notebook, force_jupyter=notebook),
         )
         self._tasks: dict[str, Any] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from partita.engine.state import State, has_global
 from partita.engine.stopping import Stop
 from partita.engine.store import MemoryStore
 from partita.engine.store.files import plain
+
+LOG = logging.getLogger("partita")
 
 SCORES = tuple(f"{split}.{of}" for split in ("validation", "test") for of in ("global", "personal", "loss"))
 
@@ -57,6 +60,8 @@ class Monitor:
 
     def note(self, text: str) -> None:
         """Tell what takes a while now."""
+        if text:
+            LOG.info("%s: %s", self.name, text)
         for callback in self.callbacks:
             callback.note(self.name, text)
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from partita.core import check
+from partita.core import check, notebook
 from partita.data.population import Numbered
 from partita.engine.divergence import DIVERGED, sentences
 from partita.engine.formats import CONFIG, SUMMARY, check_form
@@ -155,6 +155,15 @@ class Summary(dict[str, Any]):
             f"{human_bytes(self['bytes_up'])} up, {human_bytes(self['bytes_down'])} down"
         )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        several = self.get("metrics") or {self["metric"]: {"test": self["test"]}}
+        names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
+        rows = [[names[k], *(score_text(m["test"][k]) for m in several.values())] for k in names]
+        title = (
+            f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
+        )
+        return notebook.table(title, ("model", *(f"test {m}" for m in several)), rows, more=str(self))
 
     @property
     def virtual_time(self) -> float | None:
@@ -300,6 +309,9 @@ class Record:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.facts}"
+
+    def _repr_html_(self) -> str:
+        return self.facts._repr_html_()
 
 
 # ---- words

@@ -176,8 +176,15 @@ def _rise(stage: Stage, state: State) -> Rise:
 
 
 def _note_test(state: State, summary: Summary, monitor: Monitor) -> None:
-    """Write the test scores into the row of the round that the models are of."""
-    row = next((r for r in state.counters.rows if r["round"] == summary["training"]["model_of_round"]), None)
+    """Write the test scores into the row of the round that the models are of, and into no other.
+
+    A run that goes on has such a row from where it had ended before.
+    """
+    final = summary["training"]["model_of_round"]
+    if monitor.setup.watched == "validation":
+        for earlier in (r for r in state.counters.rows if r["round"] != final):
+            earlier.update(dict.fromkeys(("test.global", "test.personal", "test.loss")))
+    row = next((r for r in state.counters.rows if r["round"] == final), None)
     if row is None:
         return
     row["test.personal"] = summary["test"]["personal"]
@@ -360,7 +367,8 @@ def majority(setup: Setup) -> dict[str, float] | None:
 
     The classes are counted on training samples; None for targets that are no classes.
     """
-    data, y = setup.data, setup.clean_data.y
+    data = setup.clean_data
+    y = data.y
     classes = _classes_of(y)
     if not classes or not setup.test_weight.any():
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from partita.engine.stage import Choices, Stage
 from partita.engine.state import State, decode, encode, first_stage, next_stage, restored, saved_stage
 from partita.engine.stopping import Interrupt
 from partita.engine.store.durable import Checkpoint
+
+LOG = logging.getLogger("partita")
 
 
 class Outcome(NamedTuple):
@@ -153,6 +156,7 @@ def _trained_baselines(
     for name, other in _baselines(setup):
         record = earlier.get(name)
         if record is None or record.config["settings"]["rounds"] != other.rounds:
+            LOG.info("baseline %s: training %s", name, other.algorithm.name)
             record = train(other, f"baseline {name}", callbacks, interrupt, {}).record
         trained[name] = record
     return trained

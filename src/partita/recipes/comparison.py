@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from partita.algorithms import METHODS
-from partita.core import check
+from partita.core import check, notebook
 from partita.core.options import signature
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
@@ -24,7 +24,7 @@ from partita.recipes.study import Study, run_study
 from partita.recipes.tables import Table
 from partita.recipes.versus import ALONE, GLOBAL, beside
 from partita.report import compare as figures
-from partita.report import html, write
+from partita.report import write
 
 Model = nn.Module | Callable[[], nn.Module]
 Methods = Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm
@@ -304,8 +304,4 @@ def aligned(figure: Table) -> str:
 
 def as_html(figure: Table) -> str:
     """Return a small plain table for a notebook."""
-    head = html.tag("tr", *(html.tag("th", column) for column in figure.columns))
-    body = [html.tag("tr", *(html.tag("td", cell) for cell in row)) for row in figure.rows]
-    table = html.tag("table", html.tag("thead", head), html.tag("tbody", *body))
-    note = html.tag("p", figure.note) if figure.note else None
-    return str(html.join([html.tag("p", html.tag("b", figure.title)), table, note]))
+    return notebook.table(figure.title, figure.columns, figure.rows, figure.note)

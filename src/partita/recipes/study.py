@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import logging
 import math
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +33,8 @@ from partita.engine.store.output import new_folder, new_page
 from partita.recipes.experiment import Experiment
 from partita.recipes.tables import Runs, Table
 from partita.report import write_page
+
+LOG = logging.getLogger("partita")
 
 FILE = "study.json"
 SHORTEST = 1e-9  # seconds: a run takes at least a round, however little time is left
@@ -69,6 +71,7 @@ def under(experiment: Experiment, methods: Mapping[str, Algorithm]) -> dict[str,
     return {name: Variant(replace(experiment, algorithm=method)) for name, method in methods.items()}
 
 
+@check.each_warning_once()
 def run_study(
     build: Callable[[int], Study],
     seeds: Sequence[int],
@@ -78,7 +81,7 @@ def run_study(
     resume: bool = False,
     only: Sequence[str] = (),
     max_time: float | str | None = None,
-    announce: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    announce: Callable[[str], None] = LOG.info,
     listen: Callable[[Path | None], Sequence[Callback]] = lambda folder: (),  # noqa: ARG005
     **options: Any,
 ) -> tuple[dict[str, list[Record]], Sequence[Table]]:
@@ -90,6 +93,7 @@ def run_study(
     only      patterns of the variants to run now, with those that they need; the others can follow later, or
               in another process once what both need has finished, with the same `out` and `resume`
     max_time  seconds, or such as '2h', for all runs together: then `partita.Stopped` is raised
+    announce  is told of each run that begins (default: the log, `logging.getLogger("partita")`)
     listen    makes the callbacks of a run with this folder
     options   further arguments of `federate`
     """

@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +42,8 @@ from partita.recipes.tables import Table
 from partita.recipes.versus import beside, separate
 from partita.report import tuning as pages
 from partita.report import write_whole
+
+LOG = logging.getLogger("partita")
 
 FILE, TRIALS, PAGE = "tuning.json", "trials.jsonl", "report.html"
 APART = 1 << 40
@@ -540,7 +542,7 @@ def tune_study(
     """Search for the options of each variant of a study; `options` are further arguments of `federate`.
 
     max_time  for all trials together: then `partita.Stopped` is raised, and `resume` goes on
-    announce  is told of each trial in a line
+    announce  is told of each trial in a line (default: the log, `logging.getLogger("partita")`)
     about     what to write into tuning.json: how the search was asked for
     """
     budget = check.integer("budget", budget, low=1)
@@ -555,7 +557,7 @@ def tune_study(
     folder = None if out is None else check.path("out", out)
     if resume and folder is None:
         raise check.fail("resume", True, "out=, the folder of the search to continue")
-    end, tell = deadline(max_time, folder), announce or _say
+    end, tell = deadline(max_time, folder), announce or LOG.info
     first = next(iter(study.variants.values())).experiment
     tuning = Tuning(methods, spaces, budget, [])
     tuning.trials.extend(_open(folder, _asked(first, tuning, about), resume))
@@ -632,10 +634,6 @@ def _read(row: Mapping[str, Any], path: Path) -> Trial:
 
 
 # ---- words
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _line(tuning: Tuning, trial: Trial, trials: int) -> str:
