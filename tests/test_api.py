@@ -126,7 +126,8 @@ def test_a_metric_may_return_a_number() -> None:
 
 
 def test_float64_is_explained() -> None:
-    x = np.random.default_rng(0).normal(size=(20, 5))
+    """That of tensors is kept, as somebody has asked for it; NumPy's becomes float32."""
+    x = torch.randn(20, 5, dtype=torch.float64)
     data = pt.data.from_arrays(x, np.arange(20) % 3, np.arange(20) % 4)
     with pytest.raises(ValueError, match="convert x"):
         run(data=data)

@@ -459,6 +459,10 @@ class Run(Models):
             allowed = f"partita.federate(..., rounds={total}, resume=True) with the folder as out="
             raise check.fail("rounds", rounds, allowed, "partita.load reads no data and no method")
         stage, state = self.outcome.stage, self.outcome.state
+        settings = stage.setup.settings
+        if settings.until is not None or settings.keep == "best":
+            reason = "the run ended with its best round, from which a longer run would not have gone on"
+            raise check.fail("rounds", rounds, "a new run with more rounds or a larger patience", reason)
         done, until = state.server.version - state.stage_start, state.schedule.until
         if until is not None and not state.ended and done < (stage.plan.rounds or 0):
             reason = f"the schedule ends at the virtual time {until:g}, whatever the rounds"

@@ -76,7 +76,7 @@ def test_a_short_last_batch_counts_by_its_samples() -> None:
     """257 samples are a batch of 256 and one of 1, whose variance says nothing."""
     rng = np.random.default_rng(0)
     x = rng.normal(2.0, 3.0, size=(514, 4)).astype("float32")
-    data = pt.data.from_arrays(x, rng.integers(0, 2, 514), np.zeros(514, dtype=int), test=0.5)
+    data = pt.data.from_arrays(x, rng.integers(0, 2, 514), np.zeros(514, dtype=int), test=0.5, validation=0)
     assert data.sizes()[0] == 257
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
     run = federate(model, data, pt.fedavg(lr=1e-6), norm="static", steps=1, batch=8)

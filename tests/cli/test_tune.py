@@ -13,6 +13,7 @@ import pytest
 
 import partita as pt
 from partita.cli.tune import wishes
+from partita.engine import settings
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import read_study
 from partita.recipes.tuning import APART
@@ -50,6 +51,7 @@ def trials(monkeypatch: pytest.MonkeyPatch, home: Path) -> list[int]:
     """In place of training in trials, a score that is best at lr = 0.02; other runs are as they are."""
     seeds: list[int] = []
     (home / "mine.py").write_text(MINE)
+    monkeypatch.setattr(settings, "MOST_ROUNDS", 4)  # of every client alone
 
     def run(self: Experiment, **options: Any) -> Any:
         if options["baselines"] is not False:
@@ -64,7 +66,7 @@ def trials(monkeypatch: pytest.MonkeyPatch, home: Path) -> list[int]:
 def test_tune_ends_with_the_line_to_run_next(partita: Command, trials: list[int]) -> None:
     done = partita(
         "tune",
-        "digits",
+        "mine.py",
         "--algorithms",
         "fedalt(personal=input),ditto",
         "--budget",
@@ -85,7 +87,7 @@ def test_tune_ends_with_the_line_to_run_next(partita: Command, trials: list[int]
     assert (Path("found") / "report.html").exists()
     trials.clear()
     again = partita(
-        *["tune", "digits", "--budget", "6", "--out", "found", "--resume", "--json", "--algorithms"],
+        *["tune", "mine.py", "--budget", "6", "--out", "found", "--resume", "--json", "--algorithms"],
         "fedalt(personal=input),ditto",
         *SMALL,
     )
@@ -99,7 +101,7 @@ def test_tune_ends_with_the_line_to_run_next(partita: Command, trials: list[int]
 
 def test_compare_tunes_every_method_first(partita: Command, trials: list[int]) -> None:
     done = partita(
-        "compare", "digits", "--algorithms", "ditto", "--tune", "5", "--seeds", "2", *SMALL, "--out", "both"
+        "compare", "mine.py", "--algorithms", "ditto", "--tune", "5", "--seeds", "2", *SMALL, "--out", "both"
     )
     assert done.returncode == 0, done.stderr
     assert len(trials) == 15, "the two baselines have the same budget"
@@ -115,7 +117,7 @@ def test_compare_tunes_every_method_first(partita: Command, trials: list[int]) -
     trials.clear()
     again = partita(
         "compare",
-        "digits",
+        "mine.py",
         "--algorithms",
         "ditto",
         "--tune",

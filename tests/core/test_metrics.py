@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -194,13 +193,16 @@ def test_a_direction_is_declared_and_not_guessed_by_a_name() -> None:
         (["auc", "auc"], OUTPUT[4], LABELS[4]),
         ([], OUTPUT[4], LABELS[4]),
         ("auc", OUTPUT[1], torch.linspace(-3, 3, N)),  # numbers are no classes
-        (Metric(lambda o, t: o, higher_is_better=True), OUTPUT[4], LABELS[4]),
+        (Metric(torch.outer, higher_is_better=True, on="classes"), OUTPUT[4], LABELS[4]),  # no number
     ],
 )
 def test_refusals(metric: Any, output: Tensor, target: Tensor) -> None:
-    with pytest.raises(ValueError, match="metric") as refused, warnings.catch_warnings():
+    def score() -> float:
         made = chosen(metric, output, target, LOSSES["mse"] if target.is_floating_point() else None)
-        scored(made[0], output, target)
+        return scored(made[0], output, target)
+
+    with pytest.raises(ValueError, match="metric") as refused:
+        score()
     assert refused.value.field == "metric"  # type: ignore[attr-defined]
 
 

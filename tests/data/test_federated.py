@@ -35,7 +35,7 @@ def test_gather_is_indexing_in_any_shape() -> None:
         (np.uint16, torch.int32, torch.int64),
         (np.int64, torch.int64, torch.int64),
         (np.float16, torch.float32, torch.float32),
-        (np.float64, torch.float32, torch.float32),
+        (np.float64, torch.float64, torch.float64),
         (np.dtype(">f4"), torch.float32, torch.float32),
         (np.bool_, torch.float32, torch.float32),
     ],

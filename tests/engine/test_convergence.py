@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,17 +35,25 @@ def follow(scores: list[float], losses: list[float], higher: bool = True) -> lis
 
 
 def test_what_counts_as_an_improvement() -> None:
-    assert follow([0.1, 0.5, 0.5, 0.5], [2.0, 1.0, 1.0, 1.5]) == [2, 0, 0, 1, 2]
-    assert follow([0.5, 0.5, 0.5], [2.0, 1.0, 0.5]) == [3, 0, 0, 0]  # the loss still falls
+    level = [0.5] * 3
+    assert follow([0.1, *level, *level], [1.0] * 7) == [4, 0, 0, 0, 0, 1, 2, 3]  # means of three
+    assert follow(level * 2, [2.0, 1.0, 0.5, 0.2, 0.1, 0.1]) == [6, 0, 0, 0, 0, 0, 0]  # the loss still falls
     # steps of less than 0.2 % of all progress are none
-    assert follow([0.0, 0.9, 0.9001, 0.9002], [1.0, 1.0, 1.0, 1.0]) == [4, 0, 0, 1, 2]
-    assert follow([9.0, 4.0, 5.0], [9.0, 4.0, 5.0], higher=False) == [2, 0, 0, 1]
+    assert follow([0.0, *[0.9] * 3, 0.9001, 0.9002], [1.0] * 6) == [6, 0, 0, 0, 0, 1, 2]
+    falling = [9.0, *[4.0] * 3, 5.0]
+    assert follow(falling, falling, higher=False) == [4, 0, 0, 0, 0, 1]
+
+
+def test_a_single_lucky_evaluation_is_not_the_best() -> None:
+    scores = [0.5, 0.6, 0.7, 0.9, 0.7, 0.8, 0.8, 0.8, 0.85, 0.7]
+    assert follow(scores, [1.0] * len(scores))[0] == 9
 
 
 def test_patience_ends_a_run_at_its_best_round() -> None:
     run = federate(until="converged", patience=3, rounds=400, evaluate_every=4)
     training = run.summary()["training"]
-    assert training["ended"] == "converged" and training["rounds"] < 400
+    assert training["ended"] == "converged"
+    assert training["rounds"] < 400
     assert training["model_of_round"] < training["rounds"]
     alike = federate(rounds=training["model_of_round"])
     for name, value in alike.shared.items():
@@ -56,7 +65,8 @@ def test_patience_ends_a_run_at_its_best_round() -> None:
     row = next(r for r in run.metrics if r["round"] == training["model_of_round"])
     assert row["test.personal"] == run.summary()["test"]["personal"]
     others = [r["test.personal"] for r in run.metrics if r is not row]
-    assert others and others == [None] * len(others)  # test is read once
+    assert others
+    assert others == [None] * len(others)  # test is read once
 
 
 def test_the_last_round_may_be_kept() -> None:
@@ -68,14 +78,27 @@ def test_the_last_round_may_be_kept() -> None:
 
 
 def test_the_best_of_a_fixed_number_of_rounds() -> None:
-    run = federate(rounds=40, evaluate_every=2, keep="best")
-    best = max(run.metrics, key=lambda row: (row["validation.personal"], -row["validation.loss"]))
-    assert run.summary()["training"] == {
-        "rounds": 40,
-        "ended": "rounds",
-        "model_of_round": best["round"],
-        "epochs": run.summary()["training"]["epochs"],
-    }
+    run = federate(rounds=60, evaluate_every=2, keep="best")
+    rows, window = run.metrics, [run.metrics[max(0, i - 2) : i + 1] for i in range(len(run.metrics))]
+    means = [
+        [np.mean([r[f"validation.{of}"] for r in some]) for of in ("personal", "loss")] for some in window
+    ]
+    best = max(zip(means, rows), key=lambda pair: (round(pair[0][0], 12), -pair[0][1]))[1]
+    training = run.summary()["training"]
+    assert (training["rounds"], training["ended"]) == (60, "rounds")
+    assert training["model_of_round"] == best["round"] < 60
+
+
+def test_a_run_that_keeps_its_best_round_is_not_extended() -> None:
+    run = federate(rounds=4, evaluate_every=1, keep="best")
+    with pytest.raises(ValueError, match="best round") as refused:
+        run.extend(rounds=2)
+    assert refused.value.field == "rounds"  # type: ignore[attr-defined]
+
+
+def test_a_curve_that_still_rises_is_told() -> None:
+    assert federate(pt.fedavg(lr=0.01), rounds=24, evaluate_every=1).summary()["training"]["rising"]
+    assert federate(rounds=3).summary()["training"]["rising"] is None  # too few evaluations
 
 
 class Killed(BaseException):
@@ -125,7 +148,8 @@ def test_alone_converges_under_every_schedule() -> None:
         for chosen in (None, schedule)
     ]
     assert alone[0] == alone[1]
-    assert alone[0]["ended"] == "converged" and alone[0]["epochs"]["min"] > 10
+    assert alone[0]["ended"] == "converged"
+    assert alone[0]["epochs"]["min"] > 10
 
 
 @each(

@@ -764,7 +764,6 @@ def nudged() -> pt.data.FederatedData:
             "server",
         ),
         ({"seed": 1}, "settings", "seed: 0 -> 1"),
-        ({"rounds": 9}, "settings", "rounds: 8 -> 9"),
         ({"cohort": 4}, "settings", "cohort: 3 -> 4"),
         ({"steps": 3}, "settings", "steps: 2 -> 3"),
         ({"batch": 9}, "settings", "batch: 8 -> 9"),

@@ -28,7 +28,7 @@ from partita.recipes import RECIPES, Study, find
 from partita.recipes.experiment import build
 from partita.recipes.versus import versus
 
-NEXT = "partita compare digits --algorithms fedalt,fedsim,finetune --seeds 3 --out runs/methods"
+NEXT = "partita compare offices --algorithms fedalt,ditto,finetune --seeds 3 --out runs/methods"
 PAGE = "partita-demo.html"
 
 
@@ -43,9 +43,11 @@ def demo(
 ) -> None:
     """Show who gains from personalization and who loses, on embedded data, in under a minute.
 
-    40 clients see 3 of the 10 digits each. Every client trains alone, all of them train one global model
-    (FedAvg), and all of them train a shared model with a personal output layer (FedAlt). A page shows every
-    client: partita-demo.html, or report.html in --out.
+    Twenty offices read handwritten digits. Six of them write the digits in a code of their own, which one
+    global model cannot know; four have just opened and have few samples to learn from. Every office trains
+    alone, all of them train one global model (FedAvg), and all of them train a shared model with a personal
+    output layer (FedAlt), each until it has converged. A page shows every client: partita-demo.html, or
+    report.html in --out.
 
     Example: `partita demo --seed 1 --out runs/demo`
     """
@@ -53,11 +55,11 @@ def demo(
         new_page("page", PAGE)
     with stoppable(out):
         progress = False if as_json or quiet else None
-        run = build(find("digits"), {"seed": seed}).run(
+        run = build(find("offices"), {"seed": seed}).run(
             out=out, device=device, executor=executor, resume=resume, progress=progress
         )
         page = run.report(PAGE) if out is None else out / "report.html"
-    Request("digits", RunOptions(seed=seed)).note(out)
+    Request("offices", RunOptions(seed=seed)).note(out)
     _show(run, as_json)
     if not as_json:
         console = screen.console()

@@ -170,10 +170,10 @@ def choice(field: str, value: Any, allowed: Iterable[str]) -> Any:
 
 
 def meant(value: object, words: Iterable[str]) -> str:
-    """Return ' (did you mean ...?)' when another word is close to the value, or begins with it."""
+    """Return ' (did you mean ...?)' when another word begins with the value, or is close to it."""
     text, candidates = str(value).lower(), {str(w).lower(): str(w) for w in words if str(w) != str(value)}
-    close = difflib.get_close_matches(text, candidates, n=1)
-    close = close or [w for w in candidates if len(text) > 2 and w.startswith(text)]
+    close = [w for w in candidates if len(text) > 2 and w.startswith(text)]
+    close = close or difflib.get_close_matches(text, candidates, n=1)
     return f" (did you mean {candidates[close[0]]!r}?)" if close else ""
 
 

@@ -318,12 +318,11 @@ def _of_scores(name: str, score: OfArrays) -> Callable[[Form], ClientMetric]:
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the share of pairs (positive, negative) that the scores order rightly; ties count half."""
-    from scipy.stats import rankdata
-
-    n = int(positive.sum())
-    if n in (0, len(positive)):
+    ours, others = scores[positive], np.sort(scores[~positive])
+    if not len(ours) or not len(others):
         return np.nan
-    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
+    below, up_to = (np.searchsorted(others, ours, side) for side in ("left", "right"))
+    return float((below + up_to).sum() / (2 * len(ours) * len(others)))
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -389,6 +388,8 @@ METRICS: Mapping[str, Callable[[Form], ClientMetric]] = {
     "r2": _r2,
 }
 OF_NUMBERS = ("mse", "mae", "rmse", "r2")
+SHARES = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "auc", "average_precision")
+"""Metrics between 0 and 1."""
 
 
 # ---- a user's own

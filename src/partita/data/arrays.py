@@ -31,12 +31,12 @@ KINDS: tuple[tuple[Any, Any], ...] = (  # of objects, and the dtypes that hold t
 )
 
 
-def features(values: Any) -> Tensor:
-    """Return x as it is stored: uint8 images, int32 or int64 ids, float32 numbers.
+def features(values: Any, *, single: bool = False) -> Tensor:
+    """Return x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers.
 
-    float64 is kept of tensors only: NumPy and pandas hand it over unasked.
+    `single`: float64 of a tensor only, since NumPy and pandas hand it over unasked.
     """
-    x = _tensor("x", values)
+    x = _tensor("x", values, single)
     if x.dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64):
         return x
     if x.dtype in (torch.int8, torch.int16, torch.uint16):
@@ -46,9 +46,9 @@ def features(values: Any) -> Tensor:
     return x.to(torch.float32)
 
 
-def targets(values: Any) -> Tensor:
-    """Return y as it is stored: int64 labels, float32 numbers, or float64 of a tensor."""
-    y = _tensor("y", values)
+def targets(values: Any, *, single: bool = False) -> Tensor:
+    """Return y as it is stored: int64 labels, float32 or float64 numbers; `single` as for `features`."""
+    y = _tensor("y", values, single)
     if not y.is_floating_point():
         return y.to(torch.int64)
     return y if y.dtype == torch.float64 else y.to(torch.float32)
@@ -64,7 +64,7 @@ def labels(values: Any) -> tuple[Tensor, list[str]]:
     if _is_column(values) and y.dtype.kind in "biuU":
         y = y.reshape(-1)
     if y.dtype.kind != "U" or y.ndim != 1:
-        return targets(y if _is_column(values) else values), []
+        return targets(y if _is_column(values) else values, single=True), []
     strange = next((v for v in values if not isinstance(v, str)), None) if isinstance(values, list) else None
     if strange is not None:  # NumPy would spell it out
         raise check.fail("y", strange, "all labels as words, or all as numbers")
@@ -171,17 +171,18 @@ def _sample(field: str, value: Any) -> Any:
     return np.moveaxis(array, -1, 0) if image else array
 
 
-def _tensor(field: str, values: Any) -> Tensor:
+def _tensor(field: str, values: Any, single: bool = False) -> Tensor:
     if not isinstance(values, Tensor):
         array = dense(field, values)
         if array.dtype.kind not in "biuf":
             advice = ADVICE.get(array.dtype.kind, TEXT)
             raise check.fail(f"dtype of {field}", str(array.dtype), advice)
         dtype = np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")  # in this machine's order of bytes
-        if array.dtype.kind == "f" and array.dtype.itemsize >= 8:
-            if not isinstance(values, np.ndarray):
-                _refuse_large(field, values, array)
-            dtype = np.dtype(np.float32)
+        if array.dtype == np.float64 and not isinstance(values, np.ndarray):
+            _refuse_large(field, values, array)
+            dtype = np.dtype(np.float32)  # a list of numbers asks for no precision
+        elif array.dtype.kind == "f" and array.dtype.itemsize >= 8:
+            dtype = np.dtype(np.float32 if single else np.float64)
         values = torch.from_numpy(np.require(_cast(field, array, dtype), dtype, ["C", "W"]))
     if values.layout != torch.strided or values.is_nested:
         what = "a nested tensor" if values.is_nested else str(values.layout)

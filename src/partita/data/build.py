@@ -45,7 +45,7 @@ def from_arrays(
 
     >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
     """
-    x, (y, classes) = arrays.features(x), arrays.labels(y)
+    x, (y, classes) = arrays.features(x, single=True), arrays.labels(y)
     if not len(x):
         raise check.fail("rows of x", 0, "at least one sample")
     ids, owner = np.unique(arrays.ids("client", client), return_inverse=True)
@@ -177,7 +177,7 @@ def assemble(
     A mask marks rows first; fractions are of the rows that no mask has marked, those of test before those of
     validation.
     """
-    x, y = arrays.features(x), arrays.targets(y)
+    x, y = arrays.features(x, single=True), arrays.targets(y, single=True)
     if len(y) != len(x):
         raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
     clients = len(names)
@@ -293,7 +293,7 @@ def _first(dataset: Any) -> list[Any]:
 
 def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:
     if _is_pair(dataset):
-        x, y = arrays.features(dataset[0]), arrays.targets(dataset[1])
+        x, y = arrays.features(dataset[0], single=True), arrays.targets(dataset[1], single=True)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         samples = [dataset[i] for i in range(len(dataset))]
         if any(not isinstance(s, tuple | list) or len(s) != 2 for s in samples):

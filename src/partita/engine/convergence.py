@@ -10,6 +10,8 @@ from partita.core.types import ServerState, Tensors
 
 PATIENCE = 10
 """Evaluations without an improvement, after which a run has converged."""
+WINDOW = 3
+"""Evaluations whose mean is looked at: that of a single one is luck where validation samples are few."""
 LEAST = 0.002
 """The share of all progress so far by which a score or a loss must be better to count as an improvement."""
 
@@ -18,6 +20,7 @@ LEAST = 0.002
 class Convergence:
     """What the evaluations of a stage on validation samples have shown so far.
 
+    last         scores and losses of the last evaluations; all below are of their means
     score, loss  the best score (of equal ones the one with the least loss) with its loss, and its `round`
     first        score and loss at the first evaluation
     mark         score and loss at their last improvements
@@ -25,25 +28,28 @@ class Convergence:
     server       the server's state in the best round, and `states` the clients', where they are to be kept
     """
 
+    last: Sequence[Sequence[float]] = ()
     score: float | None = None
     loss: float | None = None
     round: int = -1
-    first: Sequence[float | None] = (None, None)
-    mark: Sequence[float | None] = (None, None)
+    first: Sequence[float] = ()
+    mark: Sequence[float] = ()
     waited: int = 0
     server: ServerState | None = None
     states: Tensors | None = None
 
     def see(self, round: int, score: float | None, loss: float | None, higher_is_better: bool) -> bool:
         """Note an evaluation; return whether it is the best so far."""
-        if score is None:
+        if score is None or loss is None:
             return False
+        self.last = [*self.last, [score, loss]][-WINDOW:]
+        score, loss = (sum(values) / len(values) for values in zip(*self.last))
         sign, now = (1.0 if higher_is_better else -1.0), (score, loss)
         is_first = self.score is None
         if is_first:
             self.first = self.mark = now
         better = self.score is None or sign * score > sign * self.score
-        tied = score == self.score and loss is not None and (self.loss is None or loss < self.loss)
+        tied = score == self.score and (self.loss is None or loss < self.loss)
         if better or tied:
             self.score, self.loss, self.round = score, loss, round
         improved = list(map(_improved, self.first, self.mark, now, (sign, -1.0)))
@@ -67,8 +73,6 @@ class Convergence:
             self.server = ServerState(**state["server"])
 
 
-def _improved(first: float | None, mark: float | None, now: float | None, sign: float) -> bool:
+def _improved(first: float, mark: float, now: float, sign: float) -> bool:
     """Return whether a number is better than at its last improvement, by a share of the progress."""
-    if first is None or mark is None or now is None:
-        return False
     return sign * (now - mark) > LEAST * abs(mark - first)

@@ -26,7 +26,14 @@ _DIVERGED = {
     "why": {ANY: NUMBER},
     "rates": {ANY: NUMBER},
 }
-_TRAINING = {"rounds": NUMBER, "ended": TEXT, "model_of_round": NUMBER, "epochs": {ANY: NUMBER}}
+_TRAINING = {
+    **dict.fromkeys(("rounds", "model_of_round", "gain"), NUMBER),
+    "ended": TEXT,
+    "rising": FLAG,
+    "epochs": {ANY: NUMBER},
+}
+_CHANCE = {**dict.fromkeys(("worse", "beyond_chance", "better_beyond_chance"), NUMBER), "clients": [TEXT]}
+_CHANCE |= dict.fromkeys(("estimate", "low", "high", "of"), NUMBER)
 SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
@@ -39,6 +46,8 @@ SUMMARY: dict[str, Any] = {
     "undefined": {ANY: [TEXT]},
     "majority": {ANY: NUMBER},
     "training": _TRAINING,
+    "chance": {ANY: _CHANCE},
+    "intervals": {},
     "baselines": {ANY: _TRAINING},
     "hurt": {ANY: NUMBER},
     "phases": {ANY: NUMBER},

@@ -50,6 +50,8 @@ CLIENT_COLUMNS = (
     *MODELS,
     *(f"{model}_validation" for model in MODELS),
     *(f"{model}_train" for model in MODELS),
+    *(f"vs_{other}_{of}" for other in ("global", "local") for of in ("low", "high", "p")),
+    *(f"hurt_vs_{other}" for other in ("global", "local")),
     "distance",
     "label_shift",
     "reports",

@@ -13,12 +13,15 @@ from partita.capacity.client_memory import client_memory
 from partita.core import tree
 from partita.core.types import Tensors
 from partita.data import FederatedData
+from partita.engine.chance import Chance, changes, intervals, no_changes
+from partita.engine.chance import of as chance_of
 from partita.engine.evaluate import mean_score
 from partita.engine.monitor import Monitor
 from partita.engine.newcomers import arrival_table, arrive, usual_effort
 from partita.engine.record import CLIENT_COLUMNS, MODELS, SUFFIXES, Record, Summary
 from partita.engine.samples import Samples, Scored
 from partita.engine.setup import Setup
+from partita.engine.significance import Changes, Rise, rising
 from partita.engine.stage import Stage
 from partita.engine.state import State
 from partita.engine.table import Column, Table
@@ -35,9 +38,13 @@ Results = dict[str, dict[str, Scored]]
 def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[str, Record]) -> Record:
     """Return everything about a finished run that can be written down as numbers."""
     results = _results(stage, state, monitor)
-    columns = _columns(stage, state, results, references)
-    rows = _client_rows(stage, state, columns)
+    columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
+    found = _chance(stage, results, samples)
+    chances = {name: column for each in found.values() for name, column in each.columns.items()}
+    rows = _client_rows(stage, state, {**columns, **chances})
     summary = _summary(stage, state, columns)
+    summary["chance"] = {f"vs_{kind}": each.facts for kind, each in found.items()}
+    summary["intervals"] = _intervals(stage, columns)
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
     summary["diverged"] = monitor.divergence(state, _finite(state.server.shared), others)
     summary["classes"] = _classes(stage, rows, columns)
@@ -45,7 +52,6 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     summary["baselines"] = {kind: other.facts.get("training") for kind, other in references.items()}
     _note_test(state, summary, monitor)
     config, newcomers = monitor.config(state.executor_choices), _newcomers(stage, state, references)
-    samples = _samples(stage, results, references)
     record = Record(state.counters.rows, rows, config, summary, samples=samples, newcomers=newcomers)
     summary["hurt"] = _hurt(record)
     summary["newcomers"] = None
@@ -119,15 +125,38 @@ def _columns(stage: Stage, state: State, results: Results, references: Mapping[s
     return columns
 
 
+def _chance(stage: Stage, results: Results, samples: Samples | None) -> dict[str, Chance]:
+    """Return what is chance among the changes from the global and the local to the personal models."""
+    setup, found = stage.setup, {}
+    for kind in ("global", "local") if samples is not None else ():
+        assert samples is not None
+        same = kind in results and results.get("personal") is results[kind]
+        if same:
+            changed: Changes | None = no_changes(samples)
+        else:
+            changed = changes(setup.profile.metric, samples, "personal", kind, setup.settings.seed)
+        if changed is not None:
+            found[kind] = chance_of(changed, setup.honest, same, kind, setup.data.names)
+    return found
+
+
+def _intervals(stage: Stage, columns: Columns) -> dict[str, Any]:
+    setup = stage.setup
+    return intervals({kind: columns[kind] for kind in MODELS}, setup.test_weight, setup.profile.metric)
+
+
 def _training(stage: Stage, state: State, monitor: Monitor) -> dict[str, Any]:
     """Say how long the run has trained, how it ended, and of which round its models are."""
     setup, settings = stage.setup, stage.setup.settings
     epochs = state.counters.clock.turns.epochs[setup.honest & (setup.data.train[:, 1] > 0)]
     converged = settings.until is not None and state.convergence.has_converged(settings.patience)
     version, best = state.server.version, state.convergence.round
+    rise = _rise(stage, state)
     return {
         "rounds": version,
         "ended": "converged" if converged else "rounds",
+        "rising": False if converged else rise.rising,
+        "gain": float(rise.gain_per_doubling) if np.isfinite(rise.gain_per_doubling) else None,
         "model_of_round": best if best >= 0 and monitor.kept_best(stage, state) else version,
         "epochs": {
             "mean": float(epochs.mean()) if len(epochs) else None,
@@ -135,6 +164,15 @@ def _training(stage: Stage, state: State, monitor: Monitor) -> dict[str, Any]:
             "max": float(epochs.max()) if len(epochs) else None,
         },
     }
+
+
+def _rise(stage: Stage, state: State) -> Rise:
+    """Return whether the scores of the last stage still improve at its end."""
+    setup = stage.setup
+    rows = [row for row in state.counters.rows if row["round"] > state.stage_start]
+    scores = [row[f"{setup.watched}.personal"] for row in rows]
+    curve = [score for score in scores if score is not None]
+    return rising(curve, higher_is_better=setup.profile.metric.higher_is_better)
 
 
 def _note_test(state: State, summary: Summary, monitor: Monitor) -> None:

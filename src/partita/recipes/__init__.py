@@ -18,6 +18,7 @@ from partita.recipes.embracing import embracing_capacity
 from partita.recipes.experiment import Experiment, blamed
 from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
 from partita.recipes.memory import partial_memory
+from partita.recipes.offices import offices
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.persafl import persafl_cifar, persafl_mnist
 from partita.recipes.quadratic import (
@@ -36,6 +37,7 @@ from partita.recipes.weak import embracing_mix, embracing_norm, embracing_scalin
 Recipe = Callable[..., Experiment | Study]
 RECIPES: dict[str, Recipe] = {
     "digits": digits,
+    "offices": offices,
     "byzantine": byzantine,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,

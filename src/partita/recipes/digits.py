@@ -1,4 +1,4 @@
-"""Handwritten digits, a few classes for each client: the demo."""
+"""Handwritten digits, a few classes for each client."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ from partita.report import write_whole
 FILE, TRIALS, PAGE = "tuning.json", "trials.jsonl", "report.html"
 APART = 1 << 40
 """Trials run with the seed `seed + APART`, final runs with `seed`, `seed + 1`, ...: they share no draw."""
-WARMUP = 0.25
-"""No trial is pruned in this share of its rounds, when slow steps still look worse than they are."""
+WARMUP = 2
+"""Evaluations before which no trial is pruned: small steps still look worse than they are."""
 DIGITS = 3
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 
@@ -252,7 +252,8 @@ class _Watch(Callback):
         if score is None:
             return
         self.curve.append((now, score))
-        if WARMUP * self._rounds <= now < self._rounds and self._hopeless(now, score):
+        hopeless = self._hopeless(now, score)  # told of every score
+        if hopeless and len(self.curve) > WARMUP and now < self._rounds:
             raise _Ended(PRUNED)
 
 

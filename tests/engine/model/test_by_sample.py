@@ -1,4 +1,4 @@
-"""Losses that are no mean over samples train the same stacked as alone; metrics that are none are refused."""
+"""Losses and metrics that are no mean over samples have the same values stacked as alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita import models
-from partita.core.metrics import LOSSES, own
+from partita.core.criterion import LOSSES, own
 from partita.engine.model.by_sample import NOT_BY_SAMPLE
 from support import each
 
@@ -141,7 +141,7 @@ def test_parts_of_torchs_losses(loss: Any, places: tuple[int, ...]) -> None:
         ignored = getattr(loss, "ignore_index", getattr(loss, "keywords", {}).get("ignore_index", -100))
         target[torch.rand(target.shape, generator=draw) < 0.4] = ignored
     mask = torch.tensor([1.0] * 6 + [0.0] * 3)
-    criterion = own(loss, higher_is_better=False)
+    criterion = own(loss)
 
     def padded(o: Tensor) -> Tensor:
         return criterion.of_batch(o, target, mask)
@@ -212,22 +212,31 @@ def perplexity(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target).exp()
 
 
+def of_clients(function: Any, run: pt.Run, data: pt.data.FederatedData) -> list[float]:
+    """The metric on all test samples of each client."""
+    pairs = [data.client(i, "test") for i in range(data.clients)]
+    return [float(function(run.model()(x), y)) for x, y in pairs]
+
+
 @pytest.mark.filterwarnings("ignore:Only one class")
 @each("function", [f1, balanced, auc, perplexity])
-@each("seed", [0, 1])
-def test_a_metric_that_is_no_mean_over_samples_is_refused(function: Any, seed: int) -> None:
-    with pytest.raises(ValueError, match=f"metric='{function.__name__}': expected a mean over samples"):
-        trained(models.mlp(64, 10), digits(seed), "loop", metric=pt.Metric(function, higher_is_better=True))
+@each("executor", ["loop", "vmap"])
+def test_a_metric_that_is_no_mean_over_samples_sees_a_whole_client(function: Any, executor: str) -> None:
+    data, metric = digits(0), pt.Metric(function, higher_is_better=True)
+    run = trained(models.mlp(64, 10), data, executor, metric=metric, rounds=1)
+    expected = of_clients(function, run, data)
+    np.testing.assert_allclose(run.scores("global"), expected, rtol=1e-5)
+    assert np.isfinite(run.summary()["test"]["global"])  # the mean is over those who have a score
 
 
-def test_r2_is_refused() -> None:
+def test_r2_is_that_of_a_client() -> None:
     def r2(output: Tensor, target: Tensor) -> Tensor:
         return 1 - (output - target).square().sum() / (target - target.mean()).square().sum()
 
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
     data = pt.data.from_arrays(x, x[:, :1], np.arange(40) % 4)
-    with pytest.raises(ValueError, match="expected a mean over samples"):
-        trained(nn.Linear(3, 1), data, "loop", metric=pt.Metric(r2, higher_is_better=True))
+    run = trained(nn.Linear(3, 1), data, "loop", metric=pt.Metric(r2, higher_is_better=True))
+    np.testing.assert_allclose(run.scores("global"), of_clients(r2, run, data), rtol=1e-4)
 
 
 def brier(output: Tensor, target: Tensor) -> Tensor:
@@ -448,7 +457,7 @@ def test_the_axis_of_the_classes_is_found(classes_last: bool, length: int) -> No
         assert run.summary()["test"]["global"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_loss_as_default_metric_is_refused_as_such() -> None:
+def test_the_loss_as_default_metric_is_that_of_a_client() -> None:
     draw = np.random.default_rng(0)
     x, client = draw.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 4
     data = pt.data.from_arrays(x, x[:, 0], client, test=0.4, seed=0)
@@ -456,6 +465,7 @@ def test_the_loss_as_default_metric_is_refused_as_such() -> None:
     def rmse(output: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(output[:, 0], target).sqrt()
 
-    with pytest.raises(ValueError, match=r"metric=None: .*the loss rmse is none.*metric='mse'"):
-        trained(nn.Linear(3, 1), data, "loop", loss=rmse)
+    run = trained(nn.Linear(3, 1), data, "loop", loss=rmse)
+    assert (run.summary()["metric"], run.higher_is_better) == ("rmse", False)
+    np.testing.assert_allclose(run.scores("global"), of_clients(rmse, run, data), rtol=1e-5)
     assert trained(nn.Linear(3, 1), data, "loop", loss=rmse, metric="mse").summary()["metric"] == "mse"

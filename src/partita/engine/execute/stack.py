@@ -213,7 +213,8 @@ class Steps:
 
     def __call__(self, fn: Callable[..., Any], *args: Stack) -> Stack:
         """Compute `lift(fn, *args)`."""
-        key = (fn, signature(*args))
+        layout = tuple([x.stride() for x in tensors(*args)])  # a traced view fits the layout that it has seen
+        key = (fn, signature(*args), layout)
         if key not in self._traced:
             if len(self._counts) > MAX_COUNTED_SHAPES:
                 self._counts.clear()

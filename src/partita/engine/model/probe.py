@@ -180,7 +180,9 @@ def evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = N
     training = module.training
     try:
         with torch.no_grad():
-            return _output(module.eval(), x, params)
+            output = _output(module.eval(), x, params)
+            check_output(module, output)
+            return output
     finally:
         module.train(training)
 

@@ -51,9 +51,11 @@ def mean_interval(
     already (Davison & Hinkley 1997, section 3.8). Of S seeds and C clients, deviations are multiplied by
     √(S / (S − 1)) and √(C / (C − 1)), which makes their variances V_s and V_c unbiased, and the ends by
 
-        t_{1−α/2}(ν) / z_{1−α/2},  ν = (V_s + V_c)² / (V_s² / (S − 1) + V_c² / (C − 1))
+        √((t_{S−1}² V_s + t_{C−1}² V_c) / (V_s + V_c)) / z
 
-    (Satterthwaite 1946), as percentiles of few seeds are too narrow. With one seed it covers clients alone.
+    with the 1 − α/2 quantiles of Student's t and of the normal distribution, as percentiles of few seeds are
+    too narrow; for normal scores this never covers less than it says (Banerjee 1960). With one seed it covers
+    clients alone.
     """
     from scipy.stats import norm
     from scipy.stats import t as student
@@ -87,8 +89,8 @@ def mean_interval(
     if not sources:
         return Interval(mean, float("nan"), float("nan"), "nothing")
     variances = np.array([(deviations**2).mean() for _, deviations, _ in sources])
-    ν = variances.sum() ** 2 / max(sum(v**2 / k for v, (_, _, k) in zip(variances, sources)), 1e-300)
-    wider = student.ppf(0.5 + level / 2, max(ν, 1.0)) / norm.ppf(0.5 + level / 2)
+    quantiles = student.ppf(0.5 + level / 2, [k for _, _, k in sources])
+    wider = np.sqrt(quantiles**2 @ variances / max(variances.sum(), 1e-300)) / norm.ppf(0.5 + level / 2)
     together = np.sum([deviations for _, deviations, _ in sources], axis=0)
     low, high = mean + wider * np.quantile(together, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(mean, float(low), float(high), " and ".join(unit for unit, _, _ in sources))

@@ -155,9 +155,10 @@ def mean_changes(gains: ArrayLike, ranges: ArrayLike, *, level: float = 0.95, se
     clients = len(n)
     change, low, high = (np.full(clients, np.nan) for _ in range(3))
     better, beyond = np.ones(clients), np.zeros(clients)
+    signs = _drawn_signs(int(n[n <= NORMAL].max(initial=0)), seed)
     for rows, x in _by_size(flat, starts, n):
         change[rows] = x.mean(1)
-        better[rows], beyond[rows] = _sign_flips(x, seed)
+        better[rows], beyond[rows] = _sign_flips(x, signs)
         if x.shape[1] > 1:
             low[rows], high[rows] = _t_interval(x, level, seed)
     worse, worse_beyond = 1 - beyond, 1 - better
@@ -166,7 +167,18 @@ def mean_changes(gains: ArrayLike, ranges: ArrayLike, *, level: float = 0.95, se
     return Changes(n, change, low, high, p, worse, better, worse_beyond, beyond)
 
 
-def _sign_flips(x: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _drawn_signs(n: int, seed: int) -> np.ndarray:
+    """Draw signs for n samples, a row each; the first rows are the same for every n.
+
+    The first column is what was observed.
+    """
+    if n <= ENUMERATED:
+        return np.empty((0, 0))
+    drawn = generator(seed, "signs").integers(0, 2, (n, FLIPS), dtype=np.int8)
+    return np.hstack([np.ones((n, 1)), 1.0 - 2.0 * drawn])
+
+
+def _sign_flips(x: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return P(T ≥ t) and P(T > t) of the sums t of the rows, under random signs."""
     from scipy.stats import norm
 
@@ -177,9 +189,8 @@ def _sign_flips(x: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         return np.where(scale > 0, tail, 1.0), np.where(scale > 0, tail, 0.0)
     if n <= ENUMERATED:
         signs = 1 - 2 * (np.arange(1 << n) >> np.arange(n)[:, None] & 1).astype(np.float64)
-    else:  # the first rows are the same for every n; the first column is what was observed
-        drawn = generator(seed, "signs").integers(0, 2, (n, FLIPS), dtype=np.int8)
-        signs = np.hstack([np.ones((n, 1)), 1.0 - 2.0 * drawn])
+    else:
+        signs = drawn[:n]
     rounding = 1e-12 * np.abs(x).sum(1)[:, None]
     at_least, above = np.empty(len(x)), np.empty(len(x))
     for part in _parts(len(x), signs.shape[1]):

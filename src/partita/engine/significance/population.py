@@ -113,7 +113,7 @@ def losers(changes: Changes, *, same: np.ndarray | None = None, level: float = 0
     where nothing stands out the interval is wide. The estimate is the empirical-Bayes one of Stephens (2017):
     z_i = Φ⁻¹(p_worse_i), of which a discrete test tells only between which bounds it lies, is taken as
     N(η_i, 1); the η_i are drawn from points −6, −5.5, ..., 6 whose weights maximize the likelihood with a
-    prior of 10 on zero; P(η_i < 0 | z_i) is summed. It leans towards nobody losing.
+    prior of 2 on zero; P(η_i < 0 | z_i) is summed. It leans towards nobody losing where little can be told.
     """
     candidates = changes.n > 0
     if same is not None:
@@ -171,7 +171,7 @@ def _smallest(m: float, count: float, t: float, α: float) -> int:
     return max(enough, 0)
 
 
-def _expected_losers(below: np.ndarray, p: np.ndarray, prior: float = 10.0, steps: int = 500) -> float:
+def _expected_losers(below: np.ndarray, p: np.ndarray, prior: float = 2.0, steps: int = 500) -> float:
     """Return Σ_i P(η_i < 0 | z_i) for weights of η that maximize the penalized likelihood, by EM."""
     from scipy.stats import norm
 
