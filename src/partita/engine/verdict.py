@@ -119,28 +119,23 @@ def of_models(
     trainings    `training` of the run ('run') and of what it is compared with, by kind
     losses       who is worse off, for the end of the sentence
     """
-    known, early = [], dict[str, str]()
+    known, early = list[str](), list[str]()
+    verb = "are" if subject.endswith("s") else "is"
     for kind, difference in differences.items():
-        sides = {subject: trainings.get("run", ()), MODELS[kind]: trainings.get(kind, ())}
-        caution = untrained(sides)
-        if caution:
-            early[kind] = caution
+        if untrained({subject: trainings.get("run", ()), "": trainings.get(kind, ())}):
+            early.append(kind)
         elif difference is None:
-            early[kind] = "the clients are too few for an interval"
+            known.append(f"not to be compared with {MODELS[kind]}, as the clients are too few")
         else:
             known.append(_compared(difference, MODELS[kind]))
-    parts = []
-    if known:
-        parts.append(f"On average {subject} {'are' if subject.endswith('s') else 'is'} {' and '.join(known)}")
+    parts = [f"On average {subject} {verb} {' and '.join(known)}"] if known else []
+    parts += [losses] if losses else []
     if early:
         others = " or ".join(MODELS[kind] for kind in early)
-        reasons = "; ".join(dict.fromkeys(early.values()))
-        verb = "are" if subject.endswith("s") else "is"
-        start = "it" if parts else "It"
-        parts.append(f"{start} is too early to say whether {subject} {verb} better than {others}: {reasons}")
-    if not parts:
-        return f"There is nothing to compare {subject} with."
-    return "; ".join([*parts, *[losses] * bool(losses)]) + "."
+        sides = {subject: trainings.get("run", ()), **{MODELS[k]: trainings.get(k, ()) for k in early}}
+        words = f"is too early to say whether {subject} {verb} better than {others}: {untrained(sides)}"
+        parts = [f"It {words}", *parts] if not known else [*parts, f"it {words}"]
+    return "; ".join(parts) + "." if differences else f"There is nothing to compare {subject} with."
 
 
 def _compared(difference: Difference, other: str) -> str:

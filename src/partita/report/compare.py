@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from partita.core import check
-from partita.engine.record import MODELS, ROUNDING, Record, gain, lookup, mean, number, spread
+from partita.core.metrics import SHARES
+from partita.engine.record import MODELS, ROUNDING, Record, gain, lookup, mean, number, numbers, spread
 from partita.engine.verdict import Difference, difference_of, ending
 from partita.report import ranking
 from partita.report.rows import Row, Runs, checked, first, metric, same_clients, suffixes
@@ -93,13 +94,22 @@ def _interval(seeds: Sequence[Record]) -> list[float] | None:
     """Return the ends of the interval of the mean personal score; None where clients are too few."""
     scores = ranking.gathered({"": seeds})
     found = ranking.interval(scores.methods[""], scores.weights)
-    return None if np.isnan(found.low) else [found.low, found.high]
+    if np.isnan(found.low):
+        return None
+    is_share = seeds[0].facts.get("metric") in SHARES
+    return [min(max(x, 0.0), 1.0) if is_share else x for x in (found.low, found.high)]
 
 
 def _training(trainings: Sequence[object]) -> dict[str, Any]:
     """Return the mean local epochs of a client, and how training ended, once for all alike."""
     words = dict.fromkeys(filter(None, map(ending, trainings)))
-    return {"epochs": mean(lookup(t, "epochs", "mean") for t in trainings), "training": "; ".join(words)}
+    least, most = (numbers(lookup(t, "epochs", end) for t in trainings) for end in ("min", "max"))
+    return {
+        "epochs": mean(lookup(t, "epochs", "mean") for t in trainings),
+        "epochs_min": min(least, default=None),
+        "epochs_max": max(most, default=None),
+        "training": "; ".join(words),
+    }
 
 
 def chance(seeds: Sequence[Record], reference: str) -> dict[str, float | None] | None:

@@ -155,7 +155,8 @@ def _over_seeds(scores: np.ndarray) -> np.ndarray:
 
 
 def _gain(ours: np.ndarray, theirs: np.ndarray, higher: bool) -> np.ndarray:
-    return ours - theirs if higher else theirs - ours
+    gained: np.ndarray = ours - theirs if higher else theirs - ours
+    return gained
 
 
 def _wider(one: Difference, other: Interval) -> Difference:
@@ -204,11 +205,11 @@ def _trainings(runs: Runs) -> dict[str, Sequence[object]]:
     for model, name in BASELINES.items():
         records = next((r for r in runs.values() if np.isfinite(r[0].scores(model)).any()), None)
         if records is not None and name not in found:
-            found[name] = [_baseline(record, model) for record in records]
+            found[name] = [of_baseline(record, model) for record in records]
     return found
 
 
-def _baseline(record: Record, model: str) -> object:
+def of_baseline(record: Record, model: str) -> object:
     """Return the training of a run's baseline, or its own where the model is its own."""
     baselines = record.facts.get("baselines") or {}
     return baselines[model] if model in baselines else record.facts.get("training")
@@ -238,11 +239,11 @@ def sentence(where: Standing, metric: str, runs: Runs) -> str:
     ends += f": {caution}" if caution else ""
     if not close and behind:
         nearest = min(behind, key=lambda pair: pair.difference.mean)
-        names = listed([pair.second for pair in behind])
-        others = "the other methods" if len(rivals) > 1 and not early else names
+        named = listed([pair.second for pair in behind])
+        losing = "the other methods" if len(rivals) > 1 and not early else named
         of = f" (least to {nearest.second})" if len(behind) > 1 else ""
         return (
-            f"{best} is better than {others} on average, by {nearest.difference.size()} {metric}{of}{ends}."
+            f"{best} is better than {losing} on average, by {nearest.difference.size()} {metric}{of}{ends}."
         )
     if not close:
         return f"It is too early to say whether {best} is best: {caution}."
