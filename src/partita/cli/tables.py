@@ -25,18 +25,19 @@ def scores(run: Record, summary: Summary) -> Table:
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned())
         + _newcomers(summary),
+        box=SIMPLE_HEAD,
     )
-    table.add_column("model")
-    for name in (f"test {summary['metric']}", "95 % interval", "worst tenth", "local epochs\nper client"):
-        table.add_column(escape(name), justify="right")
+    table.add_column("model", no_wrap=True)
+    for name in (f"test\n{summary['metric']}", "95 % interval", "worst\ntenth", "local\nepochs"):
+        table.add_column(escape(name), justify="right", no_wrap=True)
     table.add_column("training")
-    names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
+    names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
     for kind, name in names.items():
         baselines = summary.get("baselines") or {}
         training = baselines[kind] if kind in baselines else summary.get("training")
         ends = lookup(summary, "intervals", kind) or (None, None)
         numbers = [summary["test"][kind], *ends, run.worst_tenth(kind)]
-        value, low, high, worst = ("-" if x is None else f"{x:.4f}" for x in numbers)
+        value, low, high, worst = ("-" if x is None else f"{x:.3f}" for x in numbers)
         epochs = number(lookup(training, "epochs", "mean"))
         interval = "-" if low == "-" else f"{low} to {high}"
         length = "-" if epochs is None else f"{epochs:,.3g}"
@@ -46,7 +47,7 @@ def scores(run: Record, summary: Summary) -> Table:
 
 def losers(summary: Summary) -> Table | None:
     """Return the three things about clients that are worse off; None where nothing was compared."""
-    table = Table(title="Clients worse off with their personal model")
+    table = Table(title="Clients worse off with their personal model", box=SIMPLE_HEAD)
     for i, column in enumerate(("", "in the sample", "beyond chance", "truly lose (95 %)")):
         table.add_column(column, justify="right" if i else "left")
     for kind, name in (("global", "vs global"), ("local", "vs alone")):
@@ -132,8 +133,8 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
         title=escape(f"test {metric}, {over}"),
-        caption="worse: clients with a personal score below the reference's; beyond: not by chance (10 % false "
-        "discoveries)",
+        caption="worse: clients with a personal score below the reference's; beyond: not by chance "
+        "(10 % false discoveries)",
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
@@ -163,11 +164,13 @@ def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
         chance = row[f"chance_vs_{kind}"]
         return "-" if chance is None else f"{chance['beyond_chance']:.3g}"
 
+    def interval(row: Mapping[str, Any]) -> str:
+        ends = row["interval"]
+        return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
     return {
         "personal": personal,
-        "95 %\ninterval": lambda row: (
-            "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
-        ),
+        "95 %\ninterval": interval,
         "alone": lambda row: _spread(row["local"], wide),
         "global": lambda row: _spread(row["global"], wide),
         "worst\ntenth": lambda row: _spread(row["worst_tenth"], wide),
@@ -185,7 +188,7 @@ def pairs(where: Standing) -> Table:
     """Return every pair of methods: the mean difference with its interval, corrected for all pairs."""
     table = Table(
         title="Every pair of methods, personal models",
-        caption=f"{where.clients} clients; intervals hold for all pairs at once, p is corrected for all pairs",
+        caption=f"{where.clients} clients; intervals and p-values hold for all pairs at once",
         box=SIMPLE_HEAD,
     )
     for column in ("better on average", "than"):

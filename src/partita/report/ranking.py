@@ -67,6 +67,7 @@ class Scores(NamedTuple):
     """Scores [seed, client] of each method, NaN where unknown, and how many test samples each client has."""
 
     methods: dict[str, np.ndarray]
+    names: list[str]
     weights: np.ndarray
     paired: bool
     """Whether a row is the same seed in all methods."""
@@ -82,7 +83,7 @@ def standing(runs: Runs) -> Standing:
     if len(known) < 2:
         return nothing
     with np.errstate(invalid="ignore"):
-        table = np.stack([_over_seeds(x) for x in known.values()], axis=1)
+        table = np.stack([over_seeds(x) for x in known.values()], axis=1)
     there = np.flatnonzero(np.isfinite(table).all(1) & (scores.weights > 0))
     if len(there) < 2:
         return nothing
@@ -129,7 +130,7 @@ def gathered(runs: Runs, model: str = "personal") -> Scores:
         for i, row in enumerate(rows):
             methods[label][i, [place[name] for name in row]] = list(row.values())
     paired = len({len(rows) for rows in columns.values()}) == 1 and (bool(seeds) or len(runs) == 1)
-    return Scores(methods, np.array(list(weights.values())), paired)
+    return Scores(methods, list(weights), np.array(list(weights.values())), paired)
 
 
 def interval(scores: np.ndarray, weights: np.ndarray) -> Interval:
@@ -147,7 +148,7 @@ def interval(scores: np.ndarray, weights: np.ndarray) -> Interval:
     return mean_interval(scores, weights=weights)
 
 
-def _over_seeds(scores: np.ndarray) -> np.ndarray:
+def over_seeds(scores: np.ndarray) -> np.ndarray:
     """Return each client's mean over the seeds; NaN where it has no score."""
     count = np.isfinite(scores).sum(0)
     means: np.ndarray = np.where(count > 0, np.nansum(scores, 0) / np.maximum(count, 1), np.nan)

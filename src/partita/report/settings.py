@@ -30,6 +30,8 @@ def settings(runs: Runs) -> Safe:
         if packages := ", ".join(f"{name} {version}" for name, version in _items(config, "versions")):
             versions[packages] = None
     head = [*[""] * several, "work", "executor", "why it was picked"]
+    executors = [tag("details", tag("summary", "Executors"), table(head, choices, words=range(4)))]
+    executors = executors if choices else []
     return section(
         "settings",
         "Settings",
