@@ -511,7 +511,7 @@ def models(run: pt.Run) -> dict[str, Tensor]:
     return found
 
 
-ROUNDED = ("train_loss", "aggregation")  # other sums, other roundings
+ROUNDED = ("train_loss", "test.loss", "validation.loss", "aggregation")  # other sums, other roundings
 
 
 def rows(run: pt.Run, *without: str) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ class Reports:
         found.page.on("request", lambda r: found.requests.append(r.url))
         context.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
         found.page.goto((self.folder / f"{name}.html").as_uri())
+        found.page.wait_for_function("'drawn' in document.documentElement.dataset")
         return found
 
 

@@ -26,13 +26,14 @@ from partita.recipes.experiment import build
 from partita.recipes.expressions import parse
 from partita.recipes.study import run_study
 from partita.recipes.tables import Runs
-from partita.report import compare
+from partita.report import compare, header, ranking
 from partita.track import tracker
 
 NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 """Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
 MOST_SEEDS = 10_000
 RECIPE = "recipe.json"
+NOT_KEPT = "Nothing is kept: with --out FOLDER there are a page, tables and checkpoints."
 
 
 class Request:
@@ -133,13 +134,17 @@ def show_study(runs: Runs, figures: Sequence[Table], options: RunOptions) -> Non
     if runs:
         console.print(tables.comparison(rows, console.width))
         if pairs:
-            console.print(tables.pairs(pairs))
+            console.print(tables.pairs(ranking.standing(runs)))
+        for words in header.said(runs):
+            console.print(Text(words))
     for figure in figures:
         console.print(tables.figure(figure))
     if options.out is not None:
         typer.echo(
             f"Results in {options.out}: " + (f"open {options.out}/report.html" if runs else "tables.md")
         )
+    else:
+        typer.echo(NOT_KEPT)
 
 
 def show_diverged(runs: Runs, as_json: bool) -> list[str]:

@@ -6,10 +6,20 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from partita.api import Run
 from partita.cli import listing, screen, tables
-from partita.cli.common import Request, leave, leave_study, show_diverged, show_study, stoppable, trackers
+from partita.cli.common import (
+    NOT_KEPT,
+    Request,
+    leave,
+    leave_study,
+    show_diverged,
+    show_study,
+    stoppable,
+    trackers,
+)
 from partita.cli.options import (
     Device,
     Executor,
@@ -27,6 +37,7 @@ from partita.engine.store.output import new_page
 from partita.recipes import RECIPES, Study, find
 from partita.recipes.experiment import build
 from partita.recipes.versus import versus
+from partita.report import header
 
 NEXT = "partita compare offices --algorithms fedalt,ditto,finetune --seeds 3 --out runs/methods"
 PAGE = "partita-demo.html"
@@ -127,6 +138,8 @@ def run(
     if options.out is not None and not options.as_json:
         files = "summary.json, clients.csv, metrics.jsonl, ..."
         typer.echo(f"Results in {options.out}: open {options.out}/report.html; {files}")
+    elif not options.as_json:
+        typer.echo(NOT_KEPT)
     leave([result])
 
 
@@ -136,4 +149,8 @@ def _show(run: Run, as_json: bool) -> None:
     if as_json:
         typer.echo(json_text(summary))
     else:
-        screen.console().print(tables.scores(run, summary))
+        console = screen.console()
+        console.print(tables.scores(run, summary))
+        if (lost := tables.losers(summary)) is not None:
+            console.print(lost)
+        console.print(Text(header.said({summary["algorithm"]: [run]})[0]))

@@ -9,12 +9,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from partita.engine.record import Record, Summary, gain, personal_part
+from partita.engine.record import Record, Summary, gain, lookup, number, personal_part
+from partita.engine.verdict import ending, estimate
 from partita.recipes import Table as Figure
+from partita.report.ranking import Standing
 
 
 def scores(run: Record, summary: Summary) -> Table:
-    """Return the local, global and personal scores, and how many clients the personal model hurts."""
+    """Return the local, global and personal scores with their intervals, and how long each has trained."""
     part = personal_part(summary)
     table = Table(
         title=f"{escape(summary['algorithm'])}: {summary['clients']} clients, {summary['rounds']} rounds, "
@@ -23,25 +25,38 @@ def scores(run: Record, summary: Summary) -> Table:
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned())
         + _newcomers(summary),
+        box=SIMPLE_HEAD,
     )
-    table.add_column("model")
-    table.add_column(escape(f"test {summary['metric']}"), justify="right")
-    table.add_column("worst tenth of clients", justify="right")
-    table.add_column("clients better off with it", justify="right")
-    names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
-    scores = {k: v for k, v in summary["test"].items() if v is not None}
-    better = max if run.higher_is_better else min
-    best = better(scores.values(), default=None)
+    table.add_column("model", no_wrap=True)
+    for name in (f"test\n{summary['metric']}", "95 % interval", "worst\ntenth", "local\nepochs"):
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    table.add_column("training")
+    names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
     for kind, name in names.items():
-        value, hurt = summary["test"][kind], summary["hurt"].get(f"vs_{kind}")
-        shown, worst = ("-" if score is None else f"{score:.4f}" for score in (value, run.worst_tenth(kind)))
-        table.add_row(
-            name,
-            f"[bold green]{shown}[/bold green]" if value is not None and value == best else shown,
-            worst,
-            "" if hurt is None else f"{hurt} of {summary['scored']}",
-        )
+        baselines = summary.get("baselines") or {}
+        training = baselines[kind] if kind in baselines else summary.get("training")
+        ends = lookup(summary, "intervals", kind) or (None, None)
+        numbers = [summary["test"][kind], *ends, run.worst_tenth(kind)]
+        value, low, high, worst = ("-" if x is None else f"{x:.3f}" for x in numbers)
+        epochs = number(lookup(training, "epochs", "mean"))
+        interval = "-" if low == "-" else f"{low} to {high}"
+        length = "-" if epochs is None else f"{epochs:,.3g}"
+        table.add_row(name, value, interval, worst, length, ending(training))
     return table
+
+
+def losers(summary: Summary) -> Table | None:
+    """Return the three things about clients that are worse off; None where nothing was compared."""
+    table = Table(title="Clients worse off with their personal model", box=SIMPLE_HEAD)
+    for i, column in enumerate(("", "in the sample", "beyond chance", "truly lose (95 %)")):
+        table.add_column(column, justify="right" if i else "left")
+    for kind, name in (("global", "vs global"), ("local", "vs alone")):
+        hurt, chance = summary["hurt"].get(f"vs_{kind}"), lookup(summary, "chance", f"vs_{kind}")
+        if hurt is not None:
+            beyond = lookup(chance, "beyond_chance")
+            known = "-" if beyond is None else str(beyond)
+            table.add_row(name, f"{hurt} of {summary['scored']}", known, estimate(chance) or "-")
+    return table if table.rows else None
 
 
 def newcomers(result: Record, rows: int = 20) -> Table:
@@ -78,8 +93,11 @@ def _byzantine(summary: Summary) -> str:
 
 def gains(run: Record, rows: int = 3) -> Table:
     """Return the clients whose personal model gains and loses most, against the better of the two others."""
-    table = Table(title="Who gains and who loses most")
-    for column in ("client", "training samples", "alone", "global", "personal", "gain"):
+    table = Table(
+        title="Who gains and who loses most",
+        caption="change vs the better of alone and global; see the page for what is chance",
+    )
+    for column in ("client", "training samples", "alone", "global", "personal", "change"):
         table.add_column(column, justify="right")
     better = max if run.higher_is_better else min
     scored: list[tuple[float, dict[str, Any]]] = []
@@ -97,18 +115,31 @@ def gains(run: Record, rows: int = 3) -> Table:
     return table
 
 
+NARROW = (
+    *(
+        (150, name)
+        for name in ("seconds", "training", "beyond\nchance vs\nalone", "worse vs\nalone\n(sample)")
+    ),
+    *((110, name) for name in ("95 %\ninterval", "worst\ntenth")),
+    (80, "beyond\nchance vs\nglobal"),
+    (60, "alone"),
+)
+"""Columns of a comparison that need a wider screen."""
+
+
 def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     """Return a row for each method or variant, the best one marked, with as many columns as fit."""
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
         title=escape(f"test {metric}, {over}"),
-        caption="hurt: clients that do worse with their personal model",
+        caption="worse: clients with a personal score below the reference's; beyond: not by chance "
+        "(10 % false discoveries)",
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
     columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 140).items()}
-    for least, name in ((100, "seconds"), (80, "worst\ntenth"), (80, "hurt vs\nalone"), (60, "alone")):
+    for least, name in NARROW:
         if width < least:
             del columns[name]
     filled = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
@@ -125,35 +156,50 @@ def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
         text = _spread(row["personal"], True)
         return f"[bold green]{text}[/bold green]" if row["best"] else text
 
-    def hurt(row: Mapping[str, Any], key: str) -> str:
+    def worse(row: Mapping[str, Any], kind: str) -> str:
+        key = f"hurt_vs_{kind}"
         return "-" if row[key] is None else f"{row[key]:.3g}/{row['scored']:g}"
 
+    def beyond(row: Mapping[str, Any], kind: str) -> str:
+        chance = row[f"chance_vs_{kind}"]
+        return "-" if chance is None else f"{chance['beyond_chance']:.3g}"
+
+    def interval(row: Mapping[str, Any]) -> str:
+        ends = row["interval"]
+        return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
     return {
+        "personal": personal,
+        "95 %\ninterval": interval,
         "alone": lambda row: _spread(row["local"], wide),
         "global": lambda row: _spread(row["global"], wide),
-        "personal": personal,
         "worst\ntenth": lambda row: _spread(row["worst_tenth"], wide),
-        "hurt vs\nglobal": lambda row: hurt(row, "hurt_vs_global"),
-        "hurt vs\nalone": lambda row: hurt(row, "hurt_vs_local"),
+        "worse vs\nglobal\n(sample)": lambda row: worse(row, "global"),
+        "beyond\nchance vs\nglobal": lambda row: beyond(row, "global"),
+        "worse vs\nalone\n(sample)": lambda row: worse(row, "local"),
+        "beyond\nchance vs\nalone": lambda row: beyond(row, "local"),
+        "local\nepochs": lambda row: "-" if row["epochs"] is None else f"{row['epochs']:,.3g}",
+        "training": lambda row: row["training"] or "-",
         "seconds": lambda row: f"{row['seconds'] or 0:.1f}",
     }
 
 
-def pairs(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return every method against the best, client by client."""
-    against = escape(rows[0]["against"])
+def pairs(where: Standing) -> Table:
+    """Return every pair of methods: the mean difference with its interval, corrected for all pairs."""
     table = Table(
-        title=f"Personal models client by client, against {against}",
-        caption="clients (of each seed, where seeds have different ones); differences: positive is better",
+        title="Every pair of methods, personal models",
+        caption=f"{where.clients} clients; intervals and p-values hold for all pairs at once",
         box=SIMPLE_HEAD,
     )
-    table.add_column("method", overflow="fold")
-    for column in ("better", "equal", "worse", "median", "mean", "Wilcoxon p"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        counts = [str(row[k]) for k in ("better", "equal", "worse")]
-        means = ["-" if row[k] is None else f"{row[k]:+.4f}" for k in ("median", "mean")]
-        table.add_row(escape(row["label"]), *counts, *means, "-" if row["p"] is None else f"{row['p']:.2g}")
+    for column in ("better on average", "than"):
+        table.add_column(column, overflow="fold")
+    for column in ("difference (95 %)", "p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for pair in where.pairs:
+        verdict = "clear" if pair.clear else "too early" if pair.early else "not clear"
+        cells = (escape(pair.first), escape(pair.second), str(pair.difference), f"{pair.p_mean:.2g}", verdict)
+        table.add_row(*cells)
     return table
 
 

@@ -27,6 +27,7 @@ from partita.engine.formats import CONFIG, SUMMARY, check_form
 from partita.engine.samples import Samples
 from partita.engine.store.files import from_text, read_jsonl
 from partita.engine.table import BLOCK, Table
+from partita.engine.verdict import ending, of_summary
 
 MODELS = ("local", "global", "personal")
 """The models that each client is scored with: trained alone, the server's, its own."""
@@ -54,6 +55,8 @@ CLIENT_COLUMNS = (
     *(f"hurt_vs_{other}" for other in ("global", "local")),
     "distance",
     "label_shift",
+    "input_z",
+    "label_z",
     "reports",
     "epochs",
     "delay",
@@ -137,9 +140,11 @@ class Summary(dict[str, Any]):
         lines += [f"  {names[k]:18} {metric} {score_text(test[k])}" for k in names]
         if part := personal_part(self):
             lines.append(f"  personal: {part}")
-        for key, other in (("vs_global", "the global model"), ("vs_local", "training alone")):
-            if hurt[key] is not None:
-                lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than with {other}")
+        for key, other in (("vs_global", "with the global model"), ("vs_local", "alone")):
+            if hurt[key] is not None and not (self.get("chance") or {}).get(key):
+                lines.append(f"  {hurt[key]} of {self['scored']} clients score less than {other} (sample)")
+        lines += [f"  {words}" for words in of_summary(self)]
+        lines += self._training()
         lines += [*self._clock(), *self.abandoned(), *self._classes()]
         if byzantine := self.get("byzantine"):
             count, attack = byzantine["clients"], byzantine["attack"]
@@ -164,6 +169,18 @@ class Summary(dict[str, Any]):
             f"{self['algorithm']}: {self['clients']} clients, {self['rounds']} rounds, seed {self['seed']}"
         )
         return notebook.table(title, ("model", *(f"test {m}" for m in several)), rows, more=str(self))
+
+    def _training(self) -> list[str]:
+        """Say how long each client has trained, and how training ended, in the run and in its baselines."""
+        names = {"local": "alone", "global": "global model"}
+        runs = {"": self.get("training"), **(self.get("baselines") or {})}
+        words = []
+        for kind, training in runs.items():
+            epochs = number(lookup(training, "epochs", "mean"))
+            if epochs is not None:
+                start = f"{names[kind]}: " if kind else ""
+                words.append(f"{start}{epochs:,.3g} local epochs per client, {ending(training)}")
+        return [f"  {'; '.join(words)}"] if words else []
 
     @property
     def virtual_time(self) -> float | None:

@@ -25,6 +25,7 @@ from partita.engine.significance import Changes, Rise, rising
 from partita.engine.stage import Stage
 from partita.engine.state import State
 from partita.engine.table import Column, Table
+from partita.engine.unusual_clients import unusual_clients
 
 Columns = dict[str, np.ndarray | None]
 LABELS = 1 << 16
@@ -41,10 +42,12 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
     found = _chance(stage, results, samples)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}
-    rows = _client_rows(stage, state, {**columns, **chances})
+    unusual = unusual_clients(stage.setup.clean_data, _label_counts(stage.setup.clean_data))
+    rows = _client_rows(stage, state, {**columns, **chances}, unusual.columns)
     summary = _summary(stage, state, columns)
     summary["chance"] = {f"vs_{kind}": each.facts for kind, each in found.items()}
     summary["intervals"] = _intervals(stage, columns)
+    summary["unusual"] = unusual.sentences
     others = {kind: other.facts.get("diverged") for kind, other in references.items()}
     summary["diverged"] = monitor.divergence(state, _finite(state.server.shared), others)
     summary["classes"] = _classes(stage, rows, columns)
@@ -209,7 +212,7 @@ def _samples(stage: Stage, results: Results, references: Mapping[str, Record]) -
     return Samples(data.test[:, 1].copy(), targets, rows)
 
 
-def _client_rows(stage: Stage, state: State, scores: Columns) -> Table:
+def _client_rows(stage: Stage, state: State, scores: Columns, unusual: Mapping[str, np.ndarray]) -> Table:
     data = stage.setup.data
     columns: dict[str, Column] = {
         "client": data.names,
@@ -222,6 +225,8 @@ def _client_rows(stage: Stage, state: State, scores: Columns) -> Table:
         **scores,
         "distance": _distances(stage, state),
         "label_shift": _label_shift(stage.setup.clean_data),
+        **dict.fromkeys(("input_z", "label_z")),
+        **unusual,
         **state.counters.clock.turns.columns(),
         "newcomer": None if stage.setup.newcomers is None else np.zeros(data.clients, dtype=np.int8),
     }
@@ -279,6 +284,15 @@ def _label_shift(data: FederatedData) -> np.ndarray | None:
         shares = _counted(labels, data.train[b], classes) / np.maximum(sizes[b], 1)[:, None]
         shift[b] = np.where(sizes[b] > 0, np.abs(shares - everyone).sum(1) / 2, np.nan)
     return shift
+
+
+def _label_counts(data: FederatedData) -> np.ndarray | None:
+    """Return how often each client has each label; None where there are no labels, or too many to hold."""
+    classes = _classes_of(data.y)
+    if not classes or classes * data.clients > 1 << 24:
+        return None
+    labels, blocks = data.y.cpu().numpy(), _blocks(data.train[:, 1], max(1, LABELS // classes))
+    return np.concatenate([_counted(labels, data.train[block], classes) for block in blocks])
 
 
 def _blocks(sizes: np.ndarray, most: int) -> list[slice]:

@@ -33,6 +33,8 @@ from partita.engine.store.output import new_folder, new_page
 from partita.recipes.experiment import Experiment
 from partita.recipes.tables import Runs, Table
 from partita.report import write_page
+from partita.report.everyone import FILE as FILE_OF_CLIENTS
+from partita.report.everyone import write_everyone
 
 LOG = logging.getLogger("partita")
 
@@ -132,6 +134,7 @@ def run_study(
         if tables:
             write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
         if records:
+            write_everyone(records, out / FILE_OF_CLIENTS)
             write_page(records, out / "report.html")
     return records, tables
 

@@ -6,13 +6,27 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from partita.core import check
-from partita.engine.record import MODELS, ROUNDING, Record, gain, lookup, mean, number, spread
+from partita.core.metrics import SHARES
+from partita.engine.record import MODELS, ROUNDING, Record, gain, lookup, mean, number, numbers, spread
+from partita.engine.verdict import Difference, difference_of, ending
+from partita.report import ranking
 from partita.report.rows import Row, Runs, checked, first, metric, same_clients, suffixes
+
+REFERENCES = ("global", "local")
+CHANCE = ("worse", "beyond_chance", "better_beyond_chance", "estimate", "low", "high", "of")
 
 
 def table(runs: Runs) -> list[Row]:
-    """Return one row per label: scores over its seeds, how many clients are hurt, what it cost.
+    """Return one row per label: scores over its seeds, how many clients are worse off, what it cost.
+
+    `hurt_vs_global` and `hurt_vs_local` count the clients that are worse in the sample; `chance_vs_global`
+    and `chance_vs_local` say how many are so beyond chance, and estimate how many truly lose (None where the
+    run has not kept its samples). `interval` are the ends of the personal mean's, over clients and seeds.
+    `epochs` are those of local training of a mean client, `training` says how it ended; `baselines` has both
+    for what the label is compared with.
 
     `local`, `global`, `personal` and `worst_tenth` (the personal score that nine clients in ten reach) are
     {"mean", "std"} over the seeds, or None. `std` is the sample standard deviation, 0 for a single seed. The
@@ -61,11 +75,67 @@ def _row(label: str, seeds: Sequence[Record], metric: str) -> Row:
         "worst_tenth": spread(run.worst_tenth() for run in seeds),
         "hurt_vs_global": mean(run.hurt("global") for run in seeds),
         "hurt_vs_local": mean(run.hurt("local") for run in seeds),
+        **{f"chance_vs_{kind}": chance(seeds, kind) for kind in REFERENCES},
+        "interval": _interval(seeds),
+        **_training([f.get("training") for f in facts]),
+        "baselines": {
+            kind: _training([lookup(f, "baselines", kind) for f in facts])
+            for kind in REFERENCES
+            if any(lookup(f, "baselines", kind) for f in facts)
+        },
         **{key: mean(f.get(key) for f in facts) for key in costs},
         "virtual_time": mean(f.virtual_time for f in facts),
         "diverged": mean(lookup(f, "diverged", "clients") or 0 for f in facts),
         "best": False,
     }
+
+
+def _interval(seeds: Sequence[Record]) -> list[float] | None:
+    """Return the ends of the interval of the mean personal score; None where clients are too few."""
+    scores = ranking.gathered({"": seeds})
+    found = ranking.interval(scores.methods[""], scores.weights)
+    if np.isnan(found.low):
+        return None
+    is_share = seeds[0].facts.get("metric") in SHARES
+    return [min(max(x, 0.0), 1.0) if is_share else x for x in (found.low, found.high)]
+
+
+def _training(trainings: Sequence[object]) -> dict[str, Any]:
+    """Return the mean local epochs of a client, and how training ended, once for all alike."""
+    words = dict.fromkeys(filter(None, map(ending, trainings)))
+    least, most = (numbers(lookup(t, "epochs", end) for t in trainings) for end in ("min", "max"))
+    return {
+        "epochs": mean(lookup(t, "epochs", "mean") for t in trainings),
+        "epochs_min": min(least, default=None),
+        "epochs_max": max(most, default=None),
+        "training": "; ".join(words),
+    }
+
+
+def chance(seeds: Sequence[Record], reference: str) -> dict[str, float | None] | None:
+    """Return how many clients are worse in the sample, beyond chance and truly; means over the seeds.
+
+    None where a run does not know, as one that has not kept its samples.
+    """
+    facts = [lookup(run.facts, "chance", f"vs_{reference}") for run in seeds]
+    if not all(facts):
+        return None
+    return {key: mean(fact.get(key) for fact in facts) for key in CHANCE}
+
+
+def change(seeds: Sequence[Record], reference: str) -> Difference | None:
+    """Return the mean change of the clients against a reference, with its interval over clients and seeds.
+
+    None where fewer than two clients have both scores.
+    """
+    if len(seeds) == 1:
+        known = difference_of(lookup(seeds[0].facts, "intervals", f"vs_{reference}"))
+        if known is not None:
+            return known
+    scores = [ranking.gathered({"": seeds}, model) for model in ("personal", reference)]
+    ours, theirs = (s.methods[""] for s in scores)
+    found = ranking.interval(gain(ours, theirs, seeds[0].higher_is_better), scores[0].weights)
+    return None if np.isnan(found.low) else Difference(found.mean, found.low, found.high)
 
 
 def _differences(ours: Sequence[Record], theirs: Sequence[Record], higher: bool) -> list[float]:

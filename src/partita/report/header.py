@@ -5,39 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from partita.engine import verdict
 from partita.engine.divergence import DIVERGED, headlines, learned_nothing
-from partita.engine.record import MODELS, Record, gain, lookup, mean, numbers
-from partita.report import compare
-from partita.report.html import Safe, join, note, section, table, tag
+from partita.engine.record import MODELS, Record, lookup, numbers
+from partita.report import compare, ranking
+from partita.report.html import Safe, join, tag
+from partita.report.methods import REFERENCES, comparison, lengths
 from partita.report.rows import (
     NAMES,
     Averages,
     Row,
     Runs,
+    average,
+    differs,
     federated,
     first,
     metric,
-    over_seeds,
     references,
 )
 from partita.report.words import (
-    bytes_,
     count,
     counted,
     deviation,
     listed,
-    p_value,
     score,
-    seconds,
     shorten,
-    signed,
-    spread,
-    units,
 )
-
-CLEAR = 0.05
-REFERENCES = {"global": "with the global model", "local": "alone"}
-TITLES = {"global": "One global model", "local": "Training alone"}
 
 
 def header(runs: Runs, clients: Averages, title: str | None) -> Safe:
@@ -48,20 +41,20 @@ def header(runs: Runs, clients: Averages, title: str | None) -> Safe:
     rows = compare.table(runs)
     winner = next((row for row in rows if row["best"]), rows[0])
     label, several = winner["label"], len(runs) > 1
-    pairs = compare.paired(runs, label)
     name = title or ("Comparison of " + listed(list(runs)) if several else str(label))
+    said = _said(runs, winner, clients[label])
     top = tag(
         "header",
         _alert(runs),
         tag("p", "Partita report", tag("span", " · ", shorten(name, 120)), class_="eyebrow"),
-        tag("h1", _verdict(runs, rows, winner, clients[label])),
+        tag("h1", said[0]),
+        *(tag("p", words, class_="lead") for words in said[1:]),
         tag("p", " ".join(filter(None, [what_ran(runs), byzantine(runs)])), class_="lead"),
-        tag("p", _who_loses(winner, several), class_="lead"),
-        tag("p", _close(pairs, label) if several else _overall(winner), class_="lead"),
         None if several else _cards(winner, mark=not learned_nothing(runs[label])),
+        None if several else lengths([winner]),
         id="summary",
     )
-    return join([top, _comparison(runs, rows, pairs)]) if several else top
+    return join([top, comparison(runs, rows)]) if several else top
 
 
 def _alert(runs: Runs) -> Safe | None:
@@ -139,32 +132,59 @@ def _seeds(runs: Runs) -> str:
 # ---- the verdict
 
 
-def _verdict(runs: Runs, rows: Sequence[Row], winner: Row, clients: Record) -> str:
-    """Say the one sentence to remember."""
+def said(runs: Runs) -> list[str]:
+    """Return the sentence to remember, and what else must be known to read it; for pages and terminals."""
+    rows = compare.table(runs)
+    winner = next((row for row in rows if row["best"]), rows[0])
+    return _said(runs, winner, average(list(runs[winner["label"]])))
+
+
+def _said(runs: Runs, winner: Row, clients: Record) -> list[str]:
     if all(map(learned_nothing, ([run] for seeds in runs.values() for run in seeds))):
-        return "Nothing was learned."
-    label = shorten(winner["label"], 60)
-    several, against = len(runs) > 1 and winner["best"], references(clients)
-    better = _better(rows, winner)
-    if better is not None:
-        kind, value = better
-        ours = "together" if kind == "local" and against[:1] == ["local"] else "with personal models"
-        ours = f"with {label}" if several else ours
-        personal = score(winner["personal"]["mean"])
-        return f"{TITLES[kind]} is best here: {metric(runs)} {score(value)} against {personal} {ours}."
-    if several:
-        return f"{label} scores best: {metric(runs)} {score(winner['personal']['mean'])}."
-    if not against:
-        return "There is nothing to compare the personal models with."
-    reference, seeds = against[0], runs[winner["label"]]
-    helped = mean((run.gains(reference) > 0).sum() for run in seeds if run.hurt(reference) is not None)
-    hurt = winner[f"hurt_vs_{reference}"]
-    other = "one global model" if reference == "global" else "training alone"
-    what = "personalization" if reference == "global" else "training together"
-    return (
-        f"Compared with {other}, {what} helps {count(helped)} of {_scored(winner)} "
-        f"and hurts {count(hurt) if hurt else 'none'}."
+        return ["Nothing was learned."]
+    seeds = runs[winner["label"]]
+    facts, name = seeds[0].facts, metric(runs)
+    means = [winner[model] and winner[model]["mean"] for model in MODELS]
+    best = verdict.best_of(means, winner["higher_is_better"])
+    low = winner["interval"][0] if winner["interval"] and best == means[-1] else None
+    first_of_all = verdict.majority_first(name, facts.get("majority"), best, low)
+    line = "" if first_of_all else verdict.majority_line(name, facts.get("majority"))
+    if len(runs) > 1:
+        sentence = ranking.sentence(ranking.standing(runs), name, runs)
+        losses = [_losers(winner, kind, f"With {shorten(winner['label'], 60)}, ") for kind in REFERENCES]
+    else:
+        sentence = _of_one(seeds, winner, clients)
+        losses = [_losers(winner, kind) for kind in REFERENCES]
+    start = [f"{first_of_all}.", sentence] if first_of_all else [sentence]
+    return [*start, *filter(None, [line, " ".join(filter(None, losses)), _undefined(runs)])]
+
+
+def _of_one(seeds: Sequence[Record], row: Row, clients: Record) -> str:
+    """Say how the personal models compare with the global one and with training alone."""
+    kinds = references(clients)
+    if kinds and not any(differs(clients, kind) for kind in kinds):
+        return f"Personal models score as {verdict.listed([REFERENCES[k] for k in kinds])}, for every client."
+    same = "global" in kinds and not differs(clients, "global")
+    kinds = [kind for kind in kinds if differs(clients, kind)]
+    trainings = {kind: [ranking.of_baseline(run, kind) for run in seeds] for kind in kinds}
+    trainings["run"] = [run.facts.get("training") for run in seeds]
+    losses = verdict.losers(row[f"chance_vs_{kinds[0]}"], kinds[0], short=True) if kinds else ""
+    return verdict.of_models(
+        {kind: compare.change(seeds, kind) for kind in kinds},
+        trainings,
+        subject="one global model" if same else "personal models",
+        losses=losses,
     )
+
+
+def _losers(row: Row, kind: str, start: str = "") -> str:
+    """Say of how many clients lose the three things; of older runs what was counted."""
+    words = verdict.losers(row[f"chance_vs_{kind}"], kind)
+    if not words and row[f"hurt_vs_{kind}"] is not None:
+        model = {"global": "with one global model", "local": "alone"}[kind]
+        words = f"{count(row[f'hurt_vs_{kind}'])} of {_scored(row)} score less than {model} in the sample"
+        words += "; how many beyond chance is not known"
+    return f"{start}{words}." if words else ""
 
 
 def _scored(row: Row) -> str:
@@ -172,49 +192,13 @@ def _scored(row: Row) -> str:
     return counted(row["scored"], "client") + (" per seed" if row["seeds"] > 1 else "")
 
 
-def _better(rows: Sequence[Row], winner: Row) -> tuple[str, float] | None:
-    """Return the kind of model, with its score, that is better on average than the best personal models."""
-    others = [(kind, row[kind]["mean"]) for row in rows for kind in TITLES if row[kind] is not None]
-    if winner["personal"] is None or not others:
-        return None
-    higher = winner["higher_is_better"]
-    other = (max if higher else min)(others, key=lambda pair: pair[1])
-    return other if gain(winner["personal"]["mean"], other[1], higher) < 0 else None
-
-
-def _overall(row: Row) -> str:
-    """Say what the count of clients hides: that another kind of model is better on average."""
-    better = _better([row], row)
-    if better is None:
-        return ""
-    model = "one global model" if better[0] == "global" else "training alone"
-    return f"But over all test samples, {model} scores better than personal models."
-
-
-def _close(pairs: Sequence[Row], winner: str) -> str:
-    """Say which labels are not clearly worse than the best: a mean alone may be luck."""
-    pairs = [row for row in pairs if row["clients"]]
-    close = [row["label"] for row in pairs if row["p"] is None or row["p"] >= CLEAR]
-    if not pairs:
-        return "The labels have no client in common."
-    if not close:
-        return f"Client by client, the others differ clearly from {winner} (p < 0.05)."
-    return f"Client by client, {winner} is not clearly different from {listed(close)} (p ≥ 0.05)."
-
-
-def _who_loses(row: Row, several: bool) -> str:
-    """Say 'N of M clients do worse with their personal model than with the global one; K of M than alone'."""
-    parts = list[str]()
-    for reference, model in REFERENCES.items():
-        hurt = row[f"hurt_vs_{reference}"]
-        if hurt is not None:
-            who = f"{count(row['scored'])}" if parts else f"{_scored(row)} do worse with their personal model"
-            parts.append(f"{count(hurt)} of {who} than {model}")
-    if not parts:
-        return "No client has two scores to compare."
-    start = [f"with {row['label']}"] * several + ["on average"] * (row["seeds"] > 1)
-    words = ", ".join([*start, "; ".join(parts)])
-    return f"{words[:1].upper()}{words[1:]}."
+def _undefined(runs: Runs) -> str:
+    """Say for how many clients a metric is undefined, and for whom."""
+    undefined = first(runs).facts.get("undefined") or {}
+    words = [
+        f"{name} for {len(who)} clients ({shorten(', '.join(who), 80)})" for name, who in undefined.items()
+    ]
+    return f"Undefined, and in no mean: {'; '.join(words)}." if words else ""
 
 
 # ---- the numbers
@@ -246,61 +230,3 @@ def _card(model: str, row: Row, best: bool) -> Safe:
         tag("p", unit, class_="unit"),
         class_="card best" if best else "card",
     )
-
-
-def _comparison(runs: Runs, rows: Sequence[Row], pairs: Sequence[Row]) -> Safe:
-    """Return one row per label, and each label against the best, client by client."""
-    direction = "higher" if first(runs).higher_is_better else "lower"
-    virtual = any(row["virtual_time"] is not None for row in rows)
-    head = ["", "alone", "global", "personal", "worst tenth", "hurt vs global", "hurt vs alone"]
-    head += ["time", *["virtual time"] * virtual, "sent"]
-    words = (
-        f"Test {metric(runs)}, {direction} is better; mean ± standard deviation over the seeds. Worst tenth: "
-        "the personal score that nine clients in ten reach. Hurt: clients whose personal model is worse, "
-        "the mean over the seeds."
-    )
-    return section(
-        "comparison",
-        "Which method",
-        table(head, [_line(row, virtual) for row in rows]),
-        note(words),
-        *_paired(runs, pairs),
-    )
-
-
-def _line(row: Row, virtual: bool) -> list[object]:
-    diverged = tag("span", "diverged", class_="badge diverged") if row["diverged"] else None
-    best = tag("b", row["label"], tag("span", "best", class_="badge"), class_="marked")
-    scores: list[object] = [spread(row[key], row["seeds"]) for key in (*MODELS, "worst_tenth")]
-    scores[2] = tag("b", scores[2]) if row["best"] else scores[2]
-    hurt = [row[key] for key in ("hurt_vs_global", "hurt_vs_local")]
-    sent = None if row["bytes_up"] is None else row["bytes_up"] + (row["bytes_down"] or 0)
-    return [
-        join([best if row["best"] else row["label"], diverged]),
-        *scores,
-        *(count(n) if n is None else f"{count(n)} of {count(row['scored'])}" for n in hurt),
-        seconds(row["seconds"]),
-        *[units(row["virtual_time"])] * virtual,
-        bytes_(sent),
-    ]
-
-
-def _paired(runs: Runs, pairs: Sequence[Row]) -> list[Safe]:
-    against = pairs[0]["against"]
-    rows = [
-        [
-            row["label"],
-            *(count(row[key]) for key in ("clients", "better", "equal", "worse")),
-            signed(row["median"]),
-            signed(row["mean"]),
-            p_value(row["p"]),
-        ]
-        for row in pairs
-    ]
-    head = ["", "clients", "better", "equal", "worse", "median change", "mean change", "p"]
-    words = (
-        f"Each client's personal score against its score under {against}; above zero is better than it."
-        f"{over_seeds(runs)} p: Wilcoxon signed-rank test over clients, two-sided, not corrected for several "
-        "comparisons."
-    )
-    return [tag("h3", f"Client by client against {against}"), table(head, rows), note(words)]

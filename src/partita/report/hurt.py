@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from partita.engine.record import Record
+from partita.engine.record import Record, number
+from partita.engine.verdict import estimate
+from partita.report.compare import chance
 from partita.report.html import Safe, join, note, section, table, tag
-from partita.report.reasons import crowd, reasons
+from partita.report.reasons import Notes, crowd, reasons
 from partita.report.rows import Averages, Runs, differs, over_seeds, references, same_clients, suffixes
-from partita.report.words import count, score, shorten, signed
+from partita.report.words import MISSING, count, score, shorten, signed
 
 MOST_ROWS = 50
-HEAD = ["client", "train", "test", "alone", "global", "personal", "change", "why it may be"]
-WORSE = {"global": "worse than with the global model", "local": "worse than alone"}
+WORSE = {"global": "worse than with one global model", "local": "worse than alone"}
+NAMES = {"global": "global", "local": "alone"}
 
 
 def hurt(runs: Runs, averages: Averages) -> Safe:
-    """Return a table for each label and reference; the first one that has any client is open."""
-    parts, opened = list[Safe](), False
+    """Return a part for each label and reference: who is worse beyond chance, then who is in the sample."""
+    parts, named = list[Safe](), False
     for label, seeds in runs.items():
         clients = averages[label]
         for reference in _telling(clients):
-            losers = worst_first(clients, reference)
-            compared = np.count_nonzero(~np.isnan(clients.gains(reference)))
-            name = f"{label}: " if len(runs) > 1 else ""
-            name += f"{len(losers):,} of {compared:,} clients {WORSE[reference]}{_over(seeds)}"
-            if len(losers):
-                body = _table(clients, reference, losers, _excluded(seeds))
-                parts.append(tag("details", tag("summary", name), body, **({} if opened else {"open": ""})))
-                opened = True
-            else:
-                parts.append(tag("p", name, class_="none"))
-    start = None if opened else tag("p", "Nobody was hurt." if parts else "Nothing to compare with.")
-    words = f"Reasons are what is unusual about a client, not proof of a cause.{over_seeds(runs)}"
-    return section("hurt", "Who was hurt, and why it may be", start, *parts, note(words) if opened else None)
+            title = f"{label}: {WORSE[reference]}" if len(runs) > 1 else WORSE[reference].capitalize()
+            body, any_loser = _part(clients, reference, seeds)
+            parts += [tag("h3", title), *body]
+            named = named or any_loser
+    start = None if parts else tag("p", "Nothing to compare with.")
+    words = (
+        "Beyond chance: a paired test of each client's test samples; of those named one in ten at most is "
+        "wrong (false discovery rate). Reasons are what is unusual about a client, not proof of a cause; where "
+        f"nothing stands out, nothing is said.{over_seeds(runs)}"
+    )
+    name = "Who is worse off, and why it may be"
+    return section("hurt", name, start, *parts, note(words) if named else None)
+
+
+def _part(clients: Record, reference: str, seeds: Sequence[Record]) -> tuple[list[Safe], bool]:
+    """Return what is said of one label and reference, and whether anybody is worse."""
+    losers, flags = worst_first(clients, reference), clients.table.numbers(f"hurt_vs_{reference}")
+    compared = np.count_nonzero(~np.isnan(clients.gains(reference)))
+    words = f"{len(losers):,} of {compared:,} clients in the sample{_over(seeds)}"
+    known = chance(seeds, reference)
+    notes = Notes(_excluded(seeds), _unusual(seeds))
+    if known is None or not np.isfinite(flags).any():
+        words += "; how many beyond chance is not known."
+        return [tag("p", words), *_tables(clients, reference, losers, notes, len(seeds))], bool(len(losers))
+    beyond = losers[flags[losers] > 0]
+    words += f"; {len(beyond):,} beyond chance{' in at least one seed' if len(seeds) > 1 else ''}"
+    truly = estimate(known)
+    words += f"; estimate of those who truly lose: {truly}." if truly else "."
+    parts = [tag("p", words), *_tables(clients, reference, beyond, notes, len(seeds))]
+    others = losers[~(flags[losers] > 0)]
+    if len(others):
+        title = f"{len(others):,} more are worse in the sample, which may be chance"
+        body = _tables(clients, reference, others, notes, len(seeds))
+        parts.append(tag("details", tag("summary", title), *body))
+    return parts, bool(len(losers))
+
+
+def _unusual(seeds: Sequence[Record]) -> dict[str, list[str]]:
+    """Return what is unlike others about a client, by name; of several seeds that say it, the first."""
+    unusual: dict[str, list[str]] = {}
+    for run, suffix in zip(seeds, suffixes(seeds)):
+        for client, words in (run.facts.get("unusual") or {}).items():
+            unusual.setdefault(f"{client}{suffix}", [str(sentence) for sentence in words])
+    return unusual
 
 
 def _over(seeds: Sequence[Record]) -> str:
@@ -67,12 +100,16 @@ def worst_first(clients: Record, reference: str) -> np.ndarray:
     return losers[np.argsort(gains[losers], kind="stable")]
 
 
-def _table(clients: Record, reference: str, losers: np.ndarray, excluded: Mapping[str, str]) -> Safe:
+def _tables(clients: Record, reference: str, losers: np.ndarray, notes: Notes, seeds: int) -> list[Safe]:
+    """Return the table of these clients, and how many more there are; nothing for nobody."""
+    if not len(losers):
+        return []
     gains, on_train = clients.gains(reference), clients.gains(reference, "train")
     usual, rows = crowd(clients), list[list[object]]()
     for i in losers[:MOST_ROWS].tolist():
         row = clients.clients[i]
-        hints = reasons(row, gains[i], on_train[i], usual, excluded) or ["nothing stands out"]
+        hints = reasons(row, gains[i], on_train[i], usual, notes)
+        ends = [number(row.get(f"vs_{reference}_{end}")) for end in ("low", "high")]
         rows.append(
             [
                 shorten(str(row["client"]), 60),
@@ -80,8 +117,12 @@ def _table(clients: Record, reference: str, losers: np.ndarray, excluded: Mappin
                 count(row.get("n_test")),
                 *(score(row.get(model)) for model in ("local", "global", "personal")),
                 tag("span", signed(gains[i]), class_="lost"),
+                MISSING if None in ends else f"{signed(ends[0])} to {signed(ends[1])}",
                 join(tag("div", hint[:1].upper() + hint[1:]) for hint in hints),
             ]
         )
+    interval = "95 % interval" + (", mean over seeds" if seeds > 1 else "")
+    head = ["client", "train", "test", "alone", "global", "personal", f"change vs {NAMES[reference]}"]
     more = len(losers) - len(rows)
-    return tag("div", table(HEAD, rows, words=(0, 7)), note(f"and {more:,} more") if more else None)
+    found = [table([*head, interval, "why it may be"], rows, words=(0, 8))]
+    return [*found, note(f"and {more:,} more; the table of all clients has them")] if more else found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import zlib
+from functools import cache
 from importlib import import_module, resources
 
 from partita.engine.store.output import MARK
@@ -11,6 +13,7 @@ from partita.report import compare
 from partita.report import figures as draw
 from partita.report.cost import cost
 from partita.report.devices import devices
+from partita.report.everyone import everyone
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
 from partita.report.html import Safe, choice, data, figure, grid, how, join, note, section, tag, text
@@ -58,6 +61,7 @@ def page(runs: Runs, title: str | None = None) -> str:
             _clients(clients, figures, start, over_seeds(runs)),
             _distribution(clients, figures, start),
             hurt(runs, clients),
+            everyone(runs, clients),
             devices_section,
             measures_section,
             cost(runs),
@@ -150,25 +154,37 @@ def _selected(clients: Averages) -> Safe | None:
 
 
 def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> str:
-    """Return a page: `body`, what script.js draws in its places, and `more` scripts."""
-    scripts = (import_module("plotly.offline").get_plotlyjs(), _file("script.js"), *more)
+    """Return a page: `body`, what script.js draws in its places, and `more` scripts.
+
+    plotly.js, nearly five megabytes, travels compressed; script.js unpacks it in the browser.
+    """
+    library = import_module("plotly.offline").get_plotlyjs()
+    scripts = (_file("script.js"), *more)
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en">',
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy((library, *scripts))}">',
             f"<title>{text(title)}</title>",
             f"<style>{_file('style.css')}</style>",
             '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button>',
             f"<main>{body}<footer>{MARK}. This page is complete: it loads nothing.</footer></main>",
             f'<script type="application/json" id="figures">{data(figures)}</script>',
+            f'<script type="text/plain" id="plotly">{_packed(library)}</script>',
             *(f"<script>{script}</script>" for script in scripts),
             "</html>",
             "",
         ]
     )
+
+
+@cache
+def _packed(library: str) -> str:
+    """Return a text compressed and in base 85, with no sign that HTML knows."""
+    packed = base64.b85encode(zlib.compress(library.encode(), 9)).decode()
+    return packed.translate(str.maketrans("<>&", ".:,"))
 
 
 def _policy(scripts: tuple[str, ...]) -> str:

@@ -5,14 +5,14 @@ These are hints from what was recorded, not causes: several may hold, or none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from partita.engine.record import MODELS, Record, number
 from partita.report.rows import Row
-from partita.report.words import count, score, shorten, signed
+from partita.report.words import count, shorten, signed
 
 CHANCE_SAMPLES = 2
 """A change of at most this many test samples may be chance."""
@@ -24,10 +24,15 @@ class Crowd(NamedTuple):
     """What is usual among the clients of a run; None where it was not recorded."""
 
     few_samples: float | None  # lower quartile of the numbers of training samples
-    large_shift: float | None  # the label shift that only a tenth of the clients reach
-    median_shift: float | None
     median_distance: float | None
     parts_of_one: bool  # scores such as accuracy, to which every test sample adds at most 1/n
+
+
+class Notes(NamedTuple):
+    """What runs noted of single clients, by name: why uploads were set aside, what is unlike the others."""
+
+    excluded: Mapping[str, str]
+    unusual: Mapping[str, Sequence[str]]
 
 
 def crowd(clients: Record) -> Crowd:
@@ -36,25 +41,19 @@ def crowd(clients: Record) -> Crowd:
     scores = scores[np.isfinite(scores)]
     return Crowd(
         few_samples=_quantile(clients, "n_train", 0.25),
-        large_shift=_quantile(clients, "label_shift", 0.9),
-        median_shift=_quantile(clients, "label_shift", 0.5),
         median_distance=_quantile(clients, "distance", 0.5),
         parts_of_one=clients.higher_is_better and bool(((scores >= 0) & (scores <= 1)).all()),
     )
 
 
-def reasons(
-    row: Row, gained: float, gained_on_train: float, usual: Crowd, excluded: Mapping[str, str]
-) -> list[str]:
-    """Return everything about a hurt client that may explain why; empty when nothing stands out.
-
-    `excluded` says why uploads were set aside, by client.
-    """
+def reasons(row: Row, gained: float, gained_on_train: float, usual: Crowd, notes: Notes) -> list[str]:
+    """Return everything about a hurt client that may explain why; empty when nothing stands out."""
+    tested = any(number(row.get(f"vs_{kind}_p")) is not None for kind in ("global", "local"))
     hints = (
-        _excluded(row, excluded),
+        _excluded(row, notes.excluded),
         _few_samples(row, usual),
-        _few_tests(row, gained, usual),
-        _unlike_labels(row, usual),
+        None if tested else _few_tests(row, gained, usual),  # a test says it better
+        *notes.unusual.get(str(row["client"]), ()),
         _moved_far(row, usual),
         f"it overfits: {signed(gained_on_train)} on its training samples" if gained_on_train > 0 else None,
     )
@@ -84,18 +83,6 @@ def _few_tests(row: Row, gained: float, usual: Crowd) -> str | None:
     if n == 1:
         return "may be chance: it has a single test sample"
     return f"may be chance: of its {count(n)} test samples, a single one is {100 / n:.2g} points"
-
-
-def _unlike_labels(row: Row, usual: Crowd) -> str | None:
-    shift = number(row.get("label_shift"))
-    if shift is None or usual.large_shift is None or usual.median_shift is None:
-        return None
-    # where all are alike, the top tenth is nothing special
-    if shift < usual.large_shift or shift <= usual.median_shift:
-        return None
-    return (
-        f"its labels are unlike the others’: shift {score(shift, 2)}, median {score(usual.median_shift, 2)}"
-    )
 
 
 def _moved_far(row: Row, usual: Crowd) -> str | None:

@@ -61,7 +61,29 @@
     responsive: true, displayModeBar: false,
   };
 
+  // plotly.js in base 85 (RFC 1924, with .:, for <>&), compressed
+  function unpacked(text) {
+    const signs = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=:?@^_`{|}~";
+    const values = new Uint8Array(128), bytes = new Uint8Array(Math.ceil(text.length / 5) * 4);
+    [...signs].forEach((sign, i) => { values[sign.charCodeAt(0)] = i; });
+    for (let i = 0, k = 0; i < text.length; i += 5, k += 4) {
+      let word = 0;
+      for (let j = i; j < i + 5; j++) word = word * 85 + (j < text.length ? values[text.charCodeAt(j)] : 84);
+      bytes[k] = word >>> 24; bytes[k + 1] = word >>> 16; bytes[k + 2] = word >>> 8; bytes[k + 3] = word;
+    }
+    return bytes.subarray(0, Math.floor(text.length / 5) * 4 + Math.max(0, (text.length % 5) - 1));
+  }
+
+  async function load() {
+    const packed = unpacked(document.getElementById("plotly").textContent);
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
   function draw() {
+    if (!window.Plotly) return; // not yet there: it draws when it is
     for (const place of places) {
       const figure = figures[place.dataset.figure];
       const traces = figure.data.filter((t) => fits(t.when)).map(({ when, ...t }) => painted(t));
@@ -69,6 +91,81 @@
       if (!traces.length) shown.annotations = [{ text: "nothing to compare with", showarrow: false }];
       Plotly.react(place, traces, shown, options);
     }
+    root.dataset.drawn = "";
+  }
+
+  // ---- every client: a table to sort and to search
+
+  const source = document.getElementById("rows");
+  if (source) {
+    const { names, heat, changes, rows, up, file } = JSON.parse(source.textContent);
+    const table = document.getElementById("matrix"), find = document.getElementById("find");
+    const more = document.getElementById("more"), status = document.getElementById("shown");
+    const mean = (row) => {
+      const known = heat.map((k) => row[k]).filter((x) => x !== null);
+      return known.length ? known.reduce((a, b) => a + b, 0) / known.length : 0;
+    };
+    const away = rows.flatMap((row) => heat.map((k) => (row[k] === null ? 0 : Math.abs(row[k] - mean(row)))));
+    const widest = away.sort((a, b) => a - b)[Math.floor(0.95 * (away.length - 1))] || 1;
+    let by = 0, down = false, count = 100;
+
+    // names with numbers in them in the order of the numbers; what is missing comes last
+    const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b;
+    function listed() {
+      const word = find.value.trim().toLowerCase();
+      const found = rows.filter((row) => row[0].toLowerCase().includes(word));
+      return found.sort((a, b) => (a[by] === null) - (b[by] === null) || (down ? -1 : 1) * compare(a[by], b[by]));
+    }
+
+    function element(name, text, parent) {
+      const e = parent.appendChild(document.createElement(name));
+      e.textContent = text;
+      return e;
+    }
+
+    function cell(row, k, line) {
+      const x = row[k], e = element("td", k === 0 ? x : x === null ? "–" : "", line);
+      e.className = k === 0 ? "word" : "num";
+      if (k === 0 || x === null) return;
+      const change = changes.includes(k), coloured = change || heat.includes(k);
+      e.textContent = coloured ? (change && x > 0 ? "+" : "") + x.toFixed(Math.abs(x) < 100 ? 4 : 1).replace("-", "−") : x.toLocaleString("en");
+      if (!coloured) return;
+      const off = change ? x : (x - mean(row)) * (up ? 1 : -1), share = Math.min(1, Math.abs(off) / widest);
+      if (share > 0.02) e.style.background = `color-mix(in srgb, var(--${off > 0 ? "gain" : "hurt"}) ${Math.round(45 * share)}%, transparent)`;
+    }
+
+    function fill() {
+      const found = listed();
+      table.replaceChildren();
+      const head = element("tr", "", element("thead", "", table)), body = element("tbody", "", table);
+      names.forEach((name, k) => {
+        const th = element("th", "", head), button = element("button", name, th);
+        th.className = k === 0 ? "word" : "num";
+        th.ariaSort = k === by ? (down ? "descending" : "ascending") : "none";
+        button.type = "button";
+        button.addEventListener("click", () => { down = k === by ? !down : k > 0; by = k; fill(); });
+      });
+      for (const row of found.slice(0, count)) {
+        const line = element("tr", "", body);
+        names.forEach((_, k) => cell(row, k, line));
+      }
+      more.hidden = found.length <= count;
+      status.textContent = `${Math.min(count, found.length).toLocaleString("en")} of ${found.length.toLocaleString("en")} clients`;
+    }
+
+    find.addEventListener("input", () => { count = 100; fill(); });
+    more.addEventListener("click", () => { count += 500; fill(); });
+    document.getElementById("download").addEventListener("click", () => {
+      // a cell that begins as a formula would be one in a spreadsheet
+      const quote = (x) => x === null ? "" : typeof x === "number" ? x : `"${(/^[=+\-@\t\r]/.test(x) ? "'" : "") + x.replaceAll('"', '""')}"`;
+      const text = [names, ...listed()].map((row) => row.map(quote).join(",")).join("\n") + "\n";
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+      link.download = file;
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
+    fill();
   }
 
   // ---- choices and theme
@@ -87,5 +184,7 @@
     draw();
   });
   dark.addEventListener("change", draw);
-  draw();
+  load().then(draw, () => {
+    for (const place of places) place.textContent = "This browser is too old to draw figures.";
+  });
 })();

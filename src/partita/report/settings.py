@@ -21,7 +21,7 @@ def settings(runs: Runs) -> Safe:
         config = seeds[0].config
         if part := personal_part(seeds[0].facts):
             parts.append(tag("p", f"Personal part{f' of {label}' if several else ''}: {part}."))
-        if rows := list(flat({k: v for k, v in config.items() if k != "versions"})):
+        if rows := list(flat({k: v for k, v in config.items() if k not in ("versions", "executor")})):
             name = f"Settings of {label}" if several else "All settings"
             folds.append(tag("details", tag("summary", name), table(["setting", "value"], rows, (0, 1))))
         for role, pick in _items(config, "executor", "picks"):
@@ -30,13 +30,17 @@ def settings(runs: Runs) -> Safe:
         if packages := ", ".join(f"{name} {version}" for name, version in _items(config, "versions")):
             versions[packages] = None
     head = [*[""] * several, "work", "executor", "why it was picked"]
+    executors = [tag("details", tag("summary", "Executors"), table(head, choices, words=range(4)))]
+    executors = executors if choices else []
     return section(
         "settings",
         "Settings",
         None if folds else tag("p", "No configuration was recorded."),
         *parts,
-        table(head, choices, words=range(4)) if choices else None,
         *folds,
+        tag("details", tag("summary", "Executors"), table(head, choices, words=range(4)))
+        if choices
+        else None,
         *(note(f"Versions: {packages}.") for packages in versions),
     )
 

@@ -51,9 +51,16 @@ class Ranking(NamedTuple):
 
 
 def rank_methods(
-    scores: ArrayLike, *, higher_is_better: bool = True, level: float = 0.95, seed: int = 0
+    scores: ArrayLike,
+    *,
+    weights: ArrayLike | None = None,
+    higher_is_better: bool = True,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Ranking:
     """Compare k methods by scores[client, method], each the mean over the seeds.
+
+    weights   of the clients in the means, such as their numbers of test samples; ranks count each the same
 
     - Friedman's test (1937) on ranks R̄_j within each of N clients, in the form of Iman & Davenport (1980):
       F = (N − 1) χ² / (N (k − 1) − χ²) with k − 1 and (k − 1)(N − 1) degrees of freedom, corrected for ties.
@@ -76,7 +83,9 @@ def rank_methods(
         raise check.fail(
             "scores", x.shape, "a row for each client and a column for each of two or more methods"
         )
-    x = x[np.isfinite(x).all(1)] * (1.0 if higher_is_better else -1.0)
+    w = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    known = np.isfinite(x).all(1) & (w > 0)
+    x, w = x[known] * (1.0 if higher_is_better else -1.0), w[known]
     N, k = x.shape
     if N < 2:
         raise check.fail("scores", N, "two or more clients that have a score of every method")
@@ -88,7 +97,9 @@ def rank_methods(
     rest = N * (k - 1) - χ2
     p = float(fisher.sf((N - 1) * χ2 / rest, k - 1, (k - 1) * (N - 1))) if rest > 1e-9 else 0.0
     q = float(studentized_range.ppf(level, k, np.inf)) / np.sqrt(2)
-    pairs = _pairs(x, level, seed)
+    # a weighted mean is a ratio; to first order it varies as the mean of these
+    mean = w @ x / w.sum()
+    pairs = _pairs(x, mean + N * w[:, None] * (x - mean) / w.sum(), level, seed)
     differ = {frozenset(pair[:2]) for pair in pairs if pair.p_rank < α}
     return Ranking(
         clients=N,
@@ -97,12 +108,12 @@ def rank_methods(
         critical_difference=float(q * np.sqrt(k * (k + 1) / (6 * N))),
         groups=_groups(np.argsort(ranks, kind="stable").tolist(), differ),
         pairs=pairs,
-        best=int(np.argmax(x.mean(0))),
+        best=int(np.argmax(mean)),
     )
 
 
-def _pairs(x: np.ndarray, level: float, seed: int, resamples: int = 4_999) -> list[Pair]:
-    """Return all pairs with their differences, intervals and p-values."""
+def _pairs(scores: np.ndarray, x: np.ndarray, level: float, seed: int, resamples: int = 4_999) -> list[Pair]:
+    """Return all pairs with the differences and intervals of the means of x, and p-values of the scores."""
     from scipy.stats import t as student
 
     N, k = x.shape
@@ -118,7 +129,7 @@ def _pairs(x: np.ndarray, level: float, seed: int, resamples: int = 4_999) -> li
     error = scale / np.sqrt(N)
     t = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
     p_mean = np.maximum((1 + (largest[:, None] >= t).sum(0)) / (resamples + 1), 2 * student.sf(t, N - 1))
-    p_rank = holm([_wilcoxon(column) for column in d.T])
+    p_rank = holm([_wilcoxon(np.round(scores[:, a] - scores[:, b], 12)) for a, b in names])
     ends = zip((mean - c * error).tolist(), (mean + c * error).tolist())
     rows = zip(names, mean.tolist(), ends, p_mean.tolist(), p_rank.tolist())
     return [Pair(*name, difference, *end, *ps) for name, difference, end, *ps in rows]
