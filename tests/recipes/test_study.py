@@ -87,9 +87,11 @@ def test_given_baselines_are_compared_with_and_not_trained(tmp_path: Path) -> No
     assert run.scores("global") == pytest.approx(one.scores("global"))
     assert np.isnan(run.scores("local")).all()
     assert run.summary()["hurt"]["vs_global"] == int((run.scores("personal") < one.scores("global")).sum())
-    assert [row["test.global"] for row in run.metrics] == [row["test.global"] for row in one.metrics]
+    for key in ("validation.global", "test.global"):
+        assert [row[key] for row in run.metrics] == [row[key] for row in one.metrics]
     longer = experiment(rounds=5).run(baselines={"global": one})
-    assert {row["test.global"] for row in longer.metrics} == {one.summary()["test"]["global"]}
+    assert {row["validation.global"] for row in longer.metrics} == {one.metrics[-1]["validation.global"]}
+    assert longer.metrics[-1]["test.global"] == one.summary()["test"]["global"]
 
 
 @pytest.mark.parametrize(
@@ -403,9 +405,11 @@ def test_a_pipeline_with_rounds_of_its_own_is_compared() -> None:
         experiment(algorithm=stages(), rounds=None, cohort=None, steps=None),
         ["pipeline", "fedprox(mu=0.1, lr=0.1)"],
     )
-    for name, cohort in (("local", None), ("fedavg", 4), ("fedprox-mu=0.1,lr=0.1", 4)):  # alone: everyone
+    for name in ("fedavg", "fedprox-mu=0.1,lr=0.1"):
         made = study.variants[name].experiment
-        assert (made.rounds, made.cohort, made.steps) == (4, cohort, 2)
+        assert (made.rounds, made.cohort, made.steps) == (4, 4, 2)
+    alone = study.variants["local"].experiment
+    assert (alone.until, alone.cohort, alone.steps) == ("converged", None, 2)  # everyone, as long as it takes
     assert study.variants["pipeline"].experiment.algorithm.stages
     runs, _ = run_study(lambda _: study, [0], announce=quiet)
     assert runs["pipeline"][0].summary()["rounds"] == 4
