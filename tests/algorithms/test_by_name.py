@@ -97,15 +97,15 @@ def test_it_runs_under_an_asynchronous_schedule() -> None:
 def test_what_the_demo_recommends() -> None:
     """Its command, word for word but for the size, compares methods that were trained."""
     words = shlex.split(NEXT)
-    assert words[:3] == ["partita", "compare", "digits"]
+    assert words[:3] == ["partita", "compare", "offices"]
     methods = separate(words[words.index("--algorithms") + 1])
-    made = build(find("digits"), {"clients": 10, "rounds": 40})
+    made = build(find("offices"), {"rounds": 40, "until": None})
     runs, _ = run_study(lambda seed: versus(made, methods), [0], about={}, out=None, executor="vmap")  # noqa: ARG005
     scores = {label: found[0].summary()["test"] for label, found in runs.items()}
     assert "finetune" in scores
     for label in methods:
-        assert scores[label]["personal"] > 0.8, label
-        assert scores[label]["global"] > 0.7, label
+        assert scores[label]["personal"] > 0.6, label
+        assert scores[label]["global"] > 0.5, label  # six of twenty offices have codes that it cannot know
 
 
 def test_the_catalogue_says_so() -> None:

@@ -315,7 +315,7 @@ def test_the_global_baseline_is_shown_at_every_time() -> None:
         evaluate_every=1.0,
     )
     assert (
-        sum(row["test.global"] is None for row in run.metrics) <= 1
+        sum(row["validation.global"] is None for row in run.metrics) <= 1
     )  # before the baseline's first evaluation
 
 

@@ -91,8 +91,9 @@ def expected(run: pt.Run, column: str) -> list[tuple[int, Any]]:
 
 
 COLUMNS = {
-    "test/global": "test.global",
-    "test/personal": "test.personal",
+    "validation/global": "validation.global",
+    "validation/personal": "validation.personal",
+    "validation/loss": "validation.loss",
     "train/loss": "train_loss",
     "bytes/up": "bytes_up",
     "bytes/down": "bytes_down",
@@ -254,7 +255,7 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path: Path) -> No
     curves = tensorboard_curves(found)
     assert [step for step, _ in curves["train/round_loss"]] == [1, 2, 3, 4]
     assert curves["train/round_loss"][-len(losses.of["fedalt"]) :] == close(losses.of["fedalt"])
-    assert curves["test/personal"] == expected(run, "test.personal")
+    assert curves["validation/personal"] == expected(run, "validation.personal")
     assert texts(found, "status")[-1] == (ROUNDS, "finished")
 
 
@@ -310,7 +311,7 @@ def check_resumed(uri: str, experiment: str, **same: Any) -> None:
     assert runs["fedalt"].info.status == "FINISHED"
     curves = mlflow_curves(client, runs["fedalt"])
     assert [step for step, _ in curves["train/round_loss"]] == [1, 2, 3, 4]
-    assert curves["test/personal"] == expected(run, "test.personal")
+    assert curves["validation/personal"] == expected(run, "validation.personal")
     assert len(curves["summary/test/personal"]) == 1
 
 

@@ -3,7 +3,7 @@
     pt.federate(..., callbacks=[pt.track.TensorBoard("runs/tensorboard")])
     partita run digits --track mlflow
 
-The names are the same in all tools: `test/global`, `test/personal`, `train/loss`, ... of an evaluation,
+The names are the same in all tools: `validation/global`, `validation/personal`, `train/loss`, ... of an evaluation,
 `train/round_loss` of a round, `summary/...` at the end; a step is a round.
 """
 
