@@ -32,8 +32,8 @@ def hurt(runs: Runs, averages: Averages) -> Safe:
     start = None if parts else tag("p", "Nothing to compare with.")
     words = (
         "Beyond chance: a paired test of each client's test samples; of those named one in ten at most is "
-        "wrong (false discovery rate). Reasons are what is unusual about a client, not proof of a cause; where "
-        f"nothing stands out, nothing is said.{over_seeds(runs)}"
+        "wrong (false discovery rate). Reasons are what is unusual about a client, not proof of a cause; "
+        f"where nothing stands out, nothing is said.{over_seeds(runs)}"
     )
     name = "Who is worse off, and why it may be"
     return section("hurt", name, start, *parts, note(words) if named else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import zlib
 from functools import cache
 from importlib import import_module, resources
 
@@ -16,7 +15,20 @@ from partita.report.devices import devices
 from partita.report.everyone import everyone
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
-from partita.report.html import Safe, choice, data, figure, grid, how, join, note, section, tag, text
+from partita.report.html import (
+    Safe,
+    choice,
+    embedded,
+    figure,
+    grid,
+    how,
+    join,
+    note,
+    packed,
+    section,
+    tag,
+    text,
+)
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.rows import (
@@ -171,7 +183,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
             f"<style>{_file('style.css')}</style>",
             '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button>',
             f"<main>{body}<footer>{MARK}. This page is complete: it loads nothing.</footer></main>",
-            f'<script type="application/json" id="figures">{data(figures)}</script>',
+            embedded("figures", figures),
             f'<script type="text/plain" id="plotly">{_packed(library)}</script>',
             *(f"<script>{script}</script>" for script in scripts),
             "</html>",
@@ -182,9 +194,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
 
 @cache
 def _packed(library: str) -> str:
-    """Return a text compressed and in base 85, with no sign that HTML knows."""
-    packed = base64.b85encode(zlib.compress(library.encode(), 9)).decode()
-    return packed.translate(str.maketrans("<>&", ".:,"))
+    return packed(library)
 
 
 def _policy(scripts: tuple[str, ...]) -> str:
