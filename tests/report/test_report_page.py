@@ -63,6 +63,33 @@ def test_all_sections_are_there() -> None:
     assert text.count("How to read this.") == 4
 
 
+def test_the_tables_of_a_study_are_on_its_page_with_what_they_advise() -> None:
+    advice = (
+        "Candidate splits",
+        ("part", "score"),
+        [("→ output", "0.9000")],
+        "Recommended: output.\n\nshare: of all",
+    )
+    text = shown(page({"fedalt": [example()]}, tables=[advice]))
+    assert "Candidate splits part score → output 0.9000 Recommended: output. share: of all" in text
+
+
+def test_a_page_of_many_clients_and_methods_stays_small() -> None:
+    runs = {name: [example(name, clients=1000)] for name in "abcdef"}
+    assert len(page(runs)) < 150_000  # beside plotly.js, of 1.85 million
+
+
+def test_every_client_is_in_the_table() -> None:
+    runs = {name: [example(name, clients=300)] for name in "ab"}
+    rows = json.loads(embedded_text(page(runs), "rows"))
+    assert rows["names"] == ["client", "train", "test", "a", "b", "one global model", "training alone"]
+    assert [row[0] for row in rows["rows"]] == [f"client {i}" for i in range(300)]
+    assert rows["rows"][7][3] == pytest.approx(runs["a"][0].clients[7]["personal"], rel=1e-4)
+    one = json.loads(embedded_text(page({"a": [example(clients=4)]}), "rows"))
+    assert "change vs global" in one["names"]
+    assert "worse vs alone beyond chance" in one["names"]
+
+
 def test_several_labels_add_the_comparison() -> None:
     runs = {
         label: [example(label, seed, gain=gain) for seed in (0, 1)] for label, gain in (("a", 0), ("b", 0.1))

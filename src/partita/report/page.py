@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module, resources
 
@@ -48,8 +49,12 @@ from partita.report.time import time
 REFERENCES = {"global": "the global model", "local": "training alone"}
 
 
-def page(runs: Runs, title: str | None = None) -> str:
-    """Return the report as HTML."""
+def page(
+    runs: Runs,
+    title: str | None = None,
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]], str]] = (),
+) -> str:
+    """Return the report as HTML; `tables` are those of a study: title, columns, rows, a note."""
     runs = checked(runs)
     clients = averages(runs)
     start = _start(runs, clients)
@@ -68,6 +73,7 @@ def page(runs: Runs, title: str | None = None) -> str:
     body = join(
         [
             header(runs, clients, title),
+            *(_table(i, *figure) for i, figure in enumerate(tables)),
             _curves(runs, figures),
             time_section,
             _clients(clients, figures, start, over_seeds(runs)),
@@ -81,6 +87,14 @@ def page(runs: Runs, title: str | None = None) -> str:
         ]
     )
     return document(title or what_ran(runs), body, figures | measured | timed | bars)
+
+
+def _table(
+    number: int, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: str
+) -> Safe:
+    """Return a table of the study, with what it says below."""
+    notes = [note(paragraph) for paragraph in words.split("\n") if paragraph.strip()]
+    return section(f"table-{number + 1}", title, table(columns, rows), *notes)
 
 
 def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
