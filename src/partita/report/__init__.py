@@ -28,7 +28,8 @@ def write(
     """Write a page that opens offline: who gains from personalization, who loses, and what it cost.
 
     `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. `tables` of a
-    study stand below the verdict. The file is written whole or not at all, and replaces nothing but another page of Partita's.
+    study stand below the verdict. The file is written whole or not at all, and replaces nothing but another
+    page of Partita's.
 
         report.write({"fedalt": [run]}, "report.html")
     """

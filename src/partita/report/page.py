@@ -27,6 +27,7 @@ from partita.report.html import (
     note,
     packed,
     section,
+    table,
     tag,
     text,
 )
