@@ -50,9 +50,8 @@ def _part(clients: Record, reference: str, seeds: Sequence[Record], most: int) -
     notes = Notes(_excluded(seeds), _unusual(seeds))
     if known is None or not np.isfinite(flags).any():
         words += "; how many beyond chance is not known."
-        return [tag("p", words), *_tables(clients, reference, losers, notes, len(seeds), most)], bool(
-            len(losers)
-        )
+        body = _tables(clients, reference, losers, notes, len(seeds), most)
+        return [tag("p", words), *body], bool(len(losers))
     beyond = losers[flags[losers] > 0]
     words += f"; {len(beyond):,} beyond chance{' in at least one seed' if len(seeds) > 1 else ''}"
     truly = estimate(known)
@@ -104,7 +103,9 @@ def worst_first(clients: Record, reference: str) -> np.ndarray:
     return losers[np.argsort(gains[losers], kind="stable")]
 
 
-def _tables(clients: Record, reference: str, losers: np.ndarray, notes: Notes, seeds: int) -> list[Safe]:
+def _tables(
+    clients: Record, reference: str, losers: np.ndarray, notes: Notes, seeds: int, most: int
+) -> list[Safe]:
     """Return the table of these clients, and how many more there are; nothing for nobody."""
     if not len(losers):
         return []
