@@ -286,8 +286,9 @@ def test_compare_marks_the_best_and_pairs_the_clients(tmp_path: Path, partita: C
     short = ["--set", "rounds=3", "--set", "clients=4"]
     done = partita("compare", "digits", *wanted, *short, "--quiet")
     assert done.returncode == 0, done.stderr
-    for words in ("local", "fedavg", "fedalt", "±", "client by client", "Wilcoxon"):
+    for words in ("local", "fedavg", "fedalt", "±", "client by client", "too early"):
         assert words in done.stdout
+    assert (out / "clients_by_method.csv").read_text().startswith("client,train,test,local,fedavg,fedalt,")
     found = json.loads(partita("report", str(out), "--json").stdout)
     assert [row["label"] for row in found["table"]] == ["local", "fedavg", "fedalt", "fedalt-personal=input"]
     assert [row["best"] for row in found["table"]].count(True) == 1
@@ -453,3 +454,9 @@ def test_a_wrong_tool_or_variant(tmp_path: Path, partita: Command, monkeypatch: 
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert all(word in done.stderr for word in words), done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_folder_says_that_nothing_is_kept(tmp_path: Path, partita: Command) -> None:
+    short = ["--set", "rounds=1", "--set", "clients=4", "--quiet"]
+    assert "Nothing is kept" in partita("run", "digits", *short).stdout
+    assert "Nothing is kept" not in partita("run", "digits", *short, "--out", str(tmp_path / "r")).stdout

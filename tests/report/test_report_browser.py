@@ -280,3 +280,22 @@ def test_the_reference_and_label_buttons_change_the_points(reports: Reports) -> 
     assert len(seen) == 3
     assert drawn(page)["clients"] == 40
     assert opened.complaints == []
+
+
+def test_every_client_can_be_found_and_sorted(reports: Reports) -> None:
+    opened = reports.open("single")
+    page, names = opened.page, "#matrix tbody td:first-child"
+    assert page.locator(names).count() == 40
+    assert page.locator(names).first.text_content() == "client 0"
+    page.fill("#find", "client 39")
+    assert page.locator(names).all_text_contents() == ["client 39"]
+    page.fill("#find", "")
+    page.click("#matrix th:nth-child(6) button")  # the best personal score first
+    scores = [float(x) for x in page.locator("#matrix tbody td:nth-child(6)").all_text_contents()]
+    assert scores == sorted(scores, reverse=True)
+    with page.expect_download() as download:
+        page.click("#download")
+    lines = download.value.path().read_text().splitlines()
+    assert lines[0].startswith('"client","train","test","alone","global","personal"')
+    assert len(lines) == 41
+    assert opened.complaints == []

@@ -192,7 +192,7 @@ def test_the_page_has_the_section() -> None:
     evil = "</script><b>"
     text = page({"x": [followed({evil: {evil: 1.0}})]})
     assert evil not in text
-    assert text.count("<script") == 3
+    assert text.count("<script") == 4
 
 
 # ---- Byzantine clients

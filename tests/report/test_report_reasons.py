@@ -8,7 +8,7 @@ from typing import Any
 
 from report_rows import client, fake
 
-from partita.report.reasons import crowd, reasons
+from partita.report.reasons import Notes, crowd, reasons
 from support import each
 
 # n_train 10, 20, …, 100: the lower quartile is 32.5
@@ -24,11 +24,12 @@ def why(
     excluded: Mapping[str, str] = MappingProxyType({}),
     among: list[dict[str, Any]] = CLIENTS,
     higher: bool = True,
+    unusual: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> list[str]:
     """The reasons for one client, among others."""
     usual, one = crowd(fake(*among, higher_is_better=higher)), fake(row, higher_is_better=higher)
     [gained], [on_train] = one.gains(reference), one.gains(reference, "train")
-    return reasons(row, gained, on_train, usual, excluded)
+    return reasons(row, gained, on_train, usual, Notes(excluded, unusual))
 
 
 def hurt(**more: object) -> dict[str, Any]:
@@ -69,15 +70,14 @@ def test_samples_weigh_in_points_only_where_scores_are_parts_of_one() -> None:
     assert why(hurt(personal=0.8, n_test=1), higher=False) == []
 
 
-def test_labels_unlike_the_others_are_in_the_top_tenth() -> None:
-    # shifts 0.05 … 0.5: nine tenths are below 0.455
-    assert why(hurt(label_shift=0.45)) == []
-    assert why(hurt(label_shift=0.46)) == ["its labels are unlike the others’: shift 0.46, median 0.28"]
+def test_where_a_test_was_made_nobody_guesses_what_is_chance() -> None:
+    assert why(hurt(n_test=8, personal=0.7 - 1 / 8, vs_global_p=0.5)) == []
 
 
-def test_where_all_labels_are_alike_none_are_unlike() -> None:
-    rows = [client(str(i), 0.6, 0.7, label_shift=0.3, n_test=100) for i in range(5)]
-    assert why(rows[0], among=rows) == []
+def test_what_the_run_found_unlike_others_is_said_of_that_client_alone() -> None:
+    words = ["its inputs are unlike the others’: distance 5, the median client 1 (z = 9.0)"]
+    assert why(hurt(), unusual={"x": words}) == words
+    assert why(hurt(), unusual={"y": words}) == []
 
 
 def test_far_is_twice_the_median() -> None:
@@ -105,10 +105,7 @@ def test_excluded_clients_are_told_by_name() -> None:
 
 
 def test_several_reasons_hold_at_once() -> None:
-    assert (
-        len(why(hurt(n_train=1, distance=5.0, label_shift=1.0, n_test=5, personal=0.5), excluded={"x": ""}))
-        == 5
-    )
+    assert len(why(hurt(n_train=1, distance=5.0, n_test=5, personal=0.5), excluded={"x": ""})) == 4
 
 
 def test_missing_numbers_are_no_reason() -> None:

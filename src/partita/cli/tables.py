@@ -31,7 +31,7 @@ def scores(run: Record, summary: Summary) -> Table:
     for name in (f"test\n{summary['metric']}", "95 % interval", "worst\ntenth", "local\nepochs"):
         table.add_column(escape(name), justify="right", no_wrap=True)
     table.add_column("training")
-    names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
+    names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
     for kind, name in names.items():
         baselines = summary.get("baselines") or {}
         training = baselines[kind] if kind in baselines else summary.get("training")
@@ -187,7 +187,7 @@ def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
 def pairs(where: Standing) -> Table:
     """Return every pair of methods: the mean difference with its interval, corrected for all pairs."""
     table = Table(
-        title="Every pair of methods, personal models",
+        title="Every pair of methods, client by client",
         caption=f"{where.clients} clients; intervals and p-values hold for all pairs at once",
         box=SIMPLE_HEAD,
     )

@@ -383,7 +383,7 @@ class Manner:
     report: Annotated[
         bool,
         Option(
-            "also write report.html into `out`, 5 MB; `partita report OUT` writes it later (default: True)",
+            "also write report.html into `out`, 2 MB; `partita report OUT` writes it later (default: True)",
             allowed=BOOLEAN,
         ),
     ] = True

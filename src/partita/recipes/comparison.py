@@ -114,6 +114,10 @@ class SplitComparison(Comparison):
         """Return a row for each split, with plain numbers."""
         return [_flat(row._asdict(), ("score", "worst_tenth")) for row in self.splits]
 
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write a page that opens offline: the splits with the recommendation, who gains and who loses."""
+        return write(self.records, path, tables=[self._figure()])
+
     def _figure(self) -> Table:
         rows = self.splits
         return advice.table(self.records, rows, advice.advice(self.records, rows))

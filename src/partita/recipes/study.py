@@ -135,7 +135,7 @@ def run_study(
             write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
         if records:
             write_everyone(records, out / FILE_OF_CLIENTS)
-            write_page(records, out / "report.html")
+            write_page(records, out / "report.html", tables)
     return records, tables
 
 

@@ -14,26 +14,36 @@ from partita.engine.store.output import new_page
 
 __all__ = ["write", "write_page"]
 
+Figure = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
+"""A table of a study: title, columns, rows, a note."""
 
-def write(runs: Mapping[str, Sequence[Record]], path: str | Path, *, title: str | None = None) -> Path:
+
+def write(
+    runs: Mapping[str, Sequence[Record]],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    tables: Sequence[Figure] = (),
+) -> Path:
     """Write a page that opens offline: who gains from personalization, who loses, and what it cost.
 
-    `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. The file is
-    written whole or not at all, and replaces nothing but another page of Partita's.
+    `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. `tables` of a
+    study stand below the verdict. The file is written whole or not at all, and replaces nothing but another
+    page of Partita's.
 
         report.write({"fedalt": [run]}, "report.html")
     """
     from partita.report.page import page  # the page's parts load when one is made
 
     target = new_page("path", path)
-    write_whole(target, page(runs, title))
+    write_whole(target, page(runs, title, tables))
     return target
 
 
-def write_page(runs: Mapping[str, Sequence[Record]], path: Path) -> None:
+def write_page(runs: Mapping[str, Sequence[Record]], path: Path, tables: Sequence[Figure] = ()) -> None:
     """Write the page beside figures that are on disk already; without plotly, warn and write none."""
     try:
-        write(runs, path)
+        write(runs, path, tables=tables)
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise

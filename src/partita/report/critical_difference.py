@@ -15,7 +15,8 @@ WIDTH, SIDE, TOP, STEP = 720, 190, 56, 22
 def picture(where: Standing) -> Safe:
     """Return the picture as SVG: the better half of the methods is named on the left, the rest right."""
     order = sorted(where.ranks, key=lambda name: where.ranks[name])
-    low, high = math.floor(where.ranks[order[0]]), max(math.ceil(where.ranks[order[-1]]), 2)
+    low = math.floor(where.ranks[order[0]])
+    high = max(math.ceil(where.ranks[order[-1]]), low + 1)
     bars = len(where.groups)
     base = TOP + 14 + 9 * bars
     left = order[: (len(order) + 1) // 2]

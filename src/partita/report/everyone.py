@@ -10,7 +10,7 @@ import numpy as np
 from partita.engine.record import number
 from partita.engine.store.files import write_csv
 from partita.report import ranking
-from partita.report.html import Safe, data, how, section, tag
+from partita.report.html import Safe, embedded, how, section, tag
 from partita.report.rows import Averages, Runs, averages, checked, first, metric, over_seeds
 
 FILE = "clients_by_method.csv"
@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
     rows: list[list[Any]]
 
 
-def matrix(runs: Runs, clients: Averages, most: int | None = None) -> Matrix:
+def matrix(runs: Runs, clients: Averages, most: int | None = None, changes_too: bool = True) -> Matrix:
     """Return every client's samples, its score under each method, and its changes against the references.
 
     Of more than `most` clients the first.
@@ -57,7 +57,7 @@ def matrix(runs: Runs, clients: Averages, most: int | None = None) -> Matrix:
             heat.append(len(names))
             names.append(name)
             _extend(rows, dict(zip(record.names, record.scores(model).tolist())))
-    for label, record in clients.items():
+    for label, record in clients.items() if changes_too else ():
         start = f"{label}: " if len(runs) > 1 else ""
         for kind, other in REFERENCES.items():
             gains = record.gains(kind)
@@ -77,15 +77,16 @@ def _extend(rows: dict[str, list[Any]], values: dict[str, float]) -> None:
 
 def everyone(runs: Runs, clients: Averages) -> Safe | None:
     """Return the section with the table of all clients; script.js fills it in, sorts and searches it."""
-    found = matrix(runs, clients, MOST_ROWS)
+    found = matrix(runs, clients, MOST_ROWS, changes_too=len(runs) == 1)
     if not found.rows:
         return None
     drawn = found._replace(rows=[[_short(x) for x in row] for row in found.rows])
     content = {**drawn._asdict(), "up": first(runs).higher_is_better, "file": FILE}
+    beyond = " Beyond chance: 1 where the paired test names the client." if found.changes else ""
     words = (
         f"Test {metric(runs)} of every client. A score is the stronger coloured the farther it is from the "
         "mean of the client's scores: blue is better, orange worse. A heading sorts, and once more the other "
-        f"way. Beyond chance: 1 where the paired test names the client.{over_seeds(runs)}"
+        f"way.{beyond}{over_seeds(runs)}"
     )
     full = len(found.rows) == MOST_ROWS
     more = f" Of very many clients the first {MOST_ROWS:,} are here; clients.csv has all." if full else ""
@@ -101,7 +102,7 @@ def everyone(runs: Runs, clients: Averages) -> Safe | None:
         ),
         tag("div", tag("table", id="matrix"), class_="scroll", tabindex="0"),
         tag("button", "show more", type="button", id="more", hidden=""),
-        Safe(f'<script type="application/json" id="rows">{data(content)}</script>'),
+        embedded("rows", content),
         how(words + more),
     )
 

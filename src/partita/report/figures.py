@@ -52,6 +52,11 @@ def dash(i: int) -> str:
     return DASHES[(i // COLOURS) % len(DASHES)] if i >= COLOURS else "solid"
 
 
+def short(values: np.ndarray) -> list[float]:
+    """Return numbers with six digits: enough for any screen, and a page of thousands of them stays small."""
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
 def kept(figures: Mapping[str, Figure | None]) -> dict[str, Figure]:
     """Return the figures that have something to draw."""
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -293,8 +298,8 @@ def _groups(clients: Record, rows: np.ndarray, samples: np.ndarray, gains: np.nd
                 "type": "scatter",
                 "mode": "markers",
                 "name": f"{name} ({count(int(members.sum()))})",
-                "x": x[members].tolist(),
-                "y": gains[members].tolist(),
+                "x": short(x[members]),
+                "y": short(gains[members]),
                 "customdata": [
                     _hover(clients.clients[int(i)], gained)
                     for i, gained in zip(rows[members], gains[members])
@@ -352,7 +357,7 @@ def _violin(name: str, gains: np.ndarray, colour: str) -> Trace:
         "type": "violin",
         "name": name,
         "x0": name,
-        "y": gains.tolist(),
+        "y": short(gains),
         "box": {"visible": True, "width": 0.12, "fillcolor": "@page", "line": {"width": 1.5}},
         "points": False,
         "spanmode": "hard",  # from the smallest to the largest change, not beyond

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -113,3 +115,21 @@ def data(value: Any) -> Safe:
     for sign in "<>&":
         encoded = encoded.replace(sign, f"\\u{ord(sign):04x}")
     return Safe(encoded)
+
+
+LONG = 20_000
+"""Texts from so many characters on travel compressed."""
+
+
+def embedded(name: str, value: Any) -> Safe:
+    """Return an element from which script.js reads a value; long ones are compressed."""
+    content = data(value)
+    if len(content) < LONG:
+        return Safe(f'<script type="application/json" id="{name}">{content}</script>')
+    return Safe(f'<script type="text/plain" id="{name}">{packed(content)}</script>')
+
+
+def packed(content: str) -> Safe:
+    """Return a text compressed and in base 85, with no sign that HTML knows."""
+    signs = base64.b85encode(zlib.compress(content.encode(), 9)).decode()
+    return Safe(signs.translate(str.maketrans("<>&", ".:,")))

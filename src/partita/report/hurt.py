@@ -14,7 +14,8 @@ from partita.report.reasons import Notes, crowd, reasons
 from partita.report.rows import Averages, Runs, differs, over_seeds, references, same_clients, suffixes
 from partita.report.words import MISSING, count, score, shorten, signed
 
-MOST_ROWS = 50
+MOST_ROWS, MOST_OF_SEVERAL = 50, 10
+"""Clients in a table, where there is one method and where there are several."""
 WORSE = {"global": "worse than with one global model", "local": "worse than alone"}
 NAMES = {"global": "global", "local": "alone"}
 
@@ -22,24 +23,25 @@ NAMES = {"global": "global", "local": "alone"}
 def hurt(runs: Runs, averages: Averages) -> Safe:
     """Return a part for each label and reference: who is worse beyond chance, then who is in the sample."""
     parts, named = list[Safe](), False
+    most = MOST_ROWS if len(runs) == 1 else MOST_OF_SEVERAL
     for label, seeds in runs.items():
         clients = averages[label]
         for reference in _telling(clients):
             title = f"{label}: {WORSE[reference]}" if len(runs) > 1 else WORSE[reference].capitalize()
-            body, any_loser = _part(clients, reference, seeds)
+            body, any_loser = _part(clients, reference, seeds, most)
             parts += [tag("h3", title), *body]
             named = named or any_loser
     start = None if parts else tag("p", "Nothing to compare with.")
     words = (
         "Beyond chance: a paired test of each client's test samples; of those named one in ten at most is "
-        "wrong (false discovery rate). Reasons are what is unusual about a client, not proof of a cause; where "
-        f"nothing stands out, nothing is said.{over_seeds(runs)}"
+        "wrong (false discovery rate). Reasons are what is unusual about a client, not proof of a cause; "
+        f"where nothing stands out, nothing is said.{over_seeds(runs)}"
     )
     name = "Who is worse off, and why it may be"
     return section("hurt", name, start, *parts, note(words) if named else None)
 
 
-def _part(clients: Record, reference: str, seeds: Sequence[Record]) -> tuple[list[Safe], bool]:
+def _part(clients: Record, reference: str, seeds: Sequence[Record], most: int) -> tuple[list[Safe], bool]:
     """Return what is said of one label and reference, and whether anybody is worse."""
     losers, flags = worst_first(clients, reference), clients.table.numbers(f"hurt_vs_{reference}")
     compared = np.count_nonzero(~np.isnan(clients.gains(reference)))
@@ -48,16 +50,17 @@ def _part(clients: Record, reference: str, seeds: Sequence[Record]) -> tuple[lis
     notes = Notes(_excluded(seeds), _unusual(seeds))
     if known is None or not np.isfinite(flags).any():
         words += "; how many beyond chance is not known."
-        return [tag("p", words), *_tables(clients, reference, losers, notes, len(seeds))], bool(len(losers))
+        body = _tables(clients, reference, losers, notes, len(seeds), most)
+        return [tag("p", words), *body], bool(len(losers))
     beyond = losers[flags[losers] > 0]
     words += f"; {len(beyond):,} beyond chance{' in at least one seed' if len(seeds) > 1 else ''}"
     truly = estimate(known)
     words += f"; estimate of those who truly lose: {truly}." if truly else "."
-    parts = [tag("p", words), *_tables(clients, reference, beyond, notes, len(seeds))]
+    parts = [tag("p", words), *_tables(clients, reference, beyond, notes, len(seeds), most)]
     others = losers[~(flags[losers] > 0)]
     if len(others):
         title = f"{len(others):,} more are worse in the sample, which may be chance"
-        body = _tables(clients, reference, others, notes, len(seeds))
+        body = _tables(clients, reference, others, notes, len(seeds), most)
         parts.append(tag("details", tag("summary", title), *body))
     return parts, bool(len(losers))
 
@@ -100,13 +103,15 @@ def worst_first(clients: Record, reference: str) -> np.ndarray:
     return losers[np.argsort(gains[losers], kind="stable")]
 
 
-def _tables(clients: Record, reference: str, losers: np.ndarray, notes: Notes, seeds: int) -> list[Safe]:
+def _tables(
+    clients: Record, reference: str, losers: np.ndarray, notes: Notes, seeds: int, most: int
+) -> list[Safe]:
     """Return the table of these clients, and how many more there are; nothing for nobody."""
     if not len(losers):
         return []
     gains, on_train = clients.gains(reference), clients.gains(reference, "train")
     usual, rows = crowd(clients), list[list[object]]()
-    for i in losers[:MOST_ROWS].tolist():
+    for i in losers[:most].tolist():
         row = clients.clients[i]
         hints = reasons(row, gains[i], on_train[i], usual, notes)
         ends = [number(row.get(f"vs_{reference}_{end}")) for end in ("low", "high")]

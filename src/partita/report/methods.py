@@ -11,24 +11,31 @@ from partita.report.html import Safe, join, note, section, table, tag
 from partita.report.rows import Row, Runs, first, metric
 from partita.report.words import MISSING, bytes_, count, p_value, rounded, score, seconds, spread, units
 
+EPOCHS = ("epochs", "epochs_min", "epochs_max")
 REFERENCES = {"global": "one global model", "local": "training alone"}
 
 
 def lengths(rows: Sequence[Row]) -> Safe | None:
     """Return how long each method and baseline has trained: local epochs of a client, and how it ended."""
-    several, lines = len(rows) > 1, list[list[object]]()
-    for row in rows:
-        for name, facts in {"": row, **row["baselines"]}.items():
-            beside = f" (beside {row['label']})" if several else ""
-            model = REFERENCES[name] + beside if name else row["label"]
-            if facts["training"] or facts["epochs"] is not None:
-                epochs = [facts["epochs"], *(facts[f"epochs_{end}"] for end in ("min", "max"))]
-                lines.append([model, *map(rounded, epochs), facts["training"] or MISSING])
+    parts = {row["label"]: row for row in rows}
+    for kind, name in REFERENCES.items():
+        beside = {row["label"]: row["baselines"][kind] for row in rows if kind in row["baselines"]}
+        alike = all(facts == next(iter(beside.values())) for facts in beside.values())
+        for label, facts in beside.items():
+            parts[name if alike else f"{name} (beside {label})"] = facts
+    lines = [
+        [
+            name,
+            *(rounded(facts[f"epochs{end}"]) for end in ("", "_min", "_max")),
+            facts["training"] or MISSING,
+        ]
+        for name, facts in parts.items()
+        if facts["training"] or facts["epochs"] is not None
+    ]
     if not lines:
         return None
-    unique = list({tuple(line): line for line in lines}.values())
     head = ["trained", "local epochs per client, mean", "least", "most", "how training ended"]
-    return tag("div", table(head, unique, words=(0, 4)), class_="lengths")
+    return tag("div", table(head, lines, words=(0, 4)), class_="lengths")
 
 
 def comparison(runs: Runs, rows: Sequence[Row]) -> Safe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import zlib
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module, resources
 
@@ -16,7 +16,21 @@ from partita.report.devices import devices
 from partita.report.everyone import everyone
 from partita.report.figures import Figure
 from partita.report.header import header, what_ran
-from partita.report.html import Safe, choice, data, figure, grid, how, join, note, section, tag, text
+from partita.report.html import (
+    Safe,
+    choice,
+    embedded,
+    figure,
+    grid,
+    how,
+    join,
+    note,
+    packed,
+    section,
+    table,
+    tag,
+    text,
+)
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.rows import (
@@ -36,8 +50,12 @@ from partita.report.time import time
 REFERENCES = {"global": "the global model", "local": "training alone"}
 
 
-def page(runs: Runs, title: str | None = None) -> str:
-    """Return the report as HTML."""
+def page(
+    runs: Runs,
+    title: str | None = None,
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]], str]] = (),
+) -> str:
+    """Return the report as HTML; `tables` are those of a study: title, columns, rows, a note."""
     runs = checked(runs)
     clients = averages(runs)
     start = _start(runs, clients)
@@ -56,6 +74,7 @@ def page(runs: Runs, title: str | None = None) -> str:
     body = join(
         [
             header(runs, clients, title),
+            *(_table(i, *figure) for i, figure in enumerate(tables)),
             _curves(runs, figures),
             time_section,
             _clients(clients, figures, start, over_seeds(runs)),
@@ -69,6 +88,14 @@ def page(runs: Runs, title: str | None = None) -> str:
         ]
     )
     return document(title or what_ran(runs), body, figures | measured | timed | bars)
+
+
+def _table(
+    number: int, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: str
+) -> Safe:
+    """Return a table of the study, with what it says below."""
+    notes = [note(paragraph) for paragraph in words.split("\n") if paragraph.strip()]
+    return section(f"table-{number + 1}", title, table(columns, rows), *notes)
 
 
 def _curves(runs: Runs, figures: dict[str, Figure]) -> Safe:
@@ -171,7 +198,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
             f"<style>{_file('style.css')}</style>",
             '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button>',
             f"<main>{body}<footer>{MARK}. This page is complete: it loads nothing.</footer></main>",
-            f'<script type="application/json" id="figures">{data(figures)}</script>',
+            embedded("figures", figures),
             f'<script type="text/plain" id="plotly">{_packed(library)}</script>',
             *(f"<script>{script}</script>" for script in scripts),
             "</html>",
@@ -182,9 +209,7 @@ def document(title: str, body: Safe, figures: dict[str, Figure], *more: str) -> 
 
 @cache
 def _packed(library: str) -> str:
-    """Return a text compressed and in base 85, with no sign that HTML knows."""
-    packed = base64.b85encode(zlib.compress(library.encode(), 9)).decode()
-    return packed.translate(str.maketrans("<>&", ".:,"))
+    return packed(library)
 
 
 def _policy(scripts: tuple[str, ...]) -> str:

@@ -1,7 +1,33 @@
 // Draws the figures in the page's colours, again whenever a choice or the theme changes.
 "use strict";
-(() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+(async () => {
+  // Long texts are compressed and in base 85 (RFC 1924, with .:, for <>&).
+  function unpacked(text) {
+    const signs = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=:?@^_`{|}~";
+    const values = new Uint8Array(128), bytes = new Uint8Array(Math.ceil(text.length / 5) * 4);
+    [...signs].forEach((sign, i) => { values[sign.charCodeAt(0)] = i; });
+    for (let i = 0, k = 0; i < text.length; i += 5, k += 4) {
+      let word = 0;
+      for (let j = i; j < i + 5; j++) word = word * 85 + (j < text.length ? values[text.charCodeAt(j)] : 84);
+      bytes[k] = word >>> 24; bytes[k + 1] = word >>> 16; bytes[k + 2] = word >>> 8; bytes[k + 3] = word;
+    }
+    return bytes.subarray(0, Math.floor(text.length / 5) * 4 + Math.max(0, (text.length % 5) - 1));
+  }
+
+  async function read(id) {
+    const { type, textContent: text } = document.getElementById(id);
+    if (type !== "text/plain") return text;
+    const stream = new Blob([unpacked(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).text();
+  }
+
+  async function load() {
+    const script = document.createElement("script");
+    script.textContent = await read("plotly");
+    document.head.append(script);
+  }
+
+  const figures = JSON.parse(await read("figures"));
   const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   const places = [...document.querySelectorAll("[data-figure]")];
@@ -61,27 +87,6 @@
     responsive: true, displayModeBar: false,
   };
 
-  // plotly.js in base 85 (RFC 1924, with .:, for <>&), compressed
-  function unpacked(text) {
-    const signs = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=:?@^_`{|}~";
-    const values = new Uint8Array(128), bytes = new Uint8Array(Math.ceil(text.length / 5) * 4);
-    [...signs].forEach((sign, i) => { values[sign.charCodeAt(0)] = i; });
-    for (let i = 0, k = 0; i < text.length; i += 5, k += 4) {
-      let word = 0;
-      for (let j = i; j < i + 5; j++) word = word * 85 + (j < text.length ? values[text.charCodeAt(j)] : 84);
-      bytes[k] = word >>> 24; bytes[k + 1] = word >>> 16; bytes[k + 2] = word >>> 8; bytes[k + 3] = word;
-    }
-    return bytes.subarray(0, Math.floor(text.length / 5) * 4 + Math.max(0, (text.length % 5) - 1));
-  }
-
-  async function load() {
-    const packed = unpacked(document.getElementById("plotly").textContent);
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
-    document.head.append(script);
-  }
-
   function draw() {
     if (!window.Plotly) return; // not yet there: it draws when it is
     for (const place of places) {
@@ -96,9 +101,8 @@
 
   // ---- every client: a table to sort and to search
 
-  const source = document.getElementById("rows");
-  if (source) {
-    const { names, heat, changes, rows, up, file } = JSON.parse(source.textContent);
+  if (document.getElementById("rows")) {
+    const { names, heat, changes, rows, up, file } = JSON.parse(await read("rows"));
     const table = document.getElementById("matrix"), find = document.getElementById("find");
     const more = document.getElementById("more"), status = document.getElementById("shown");
     const mean = (row) => {

@@ -97,3 +97,17 @@ def test_too_few_are_refused(scores: list[object]) -> None:
     with pytest.raises(Refused) as error:
         rank_methods(scores)  # type: ignore[arg-type]
     assert error.value.field == "scores"
+
+
+def test_weighted_means_are_those_of_their_samples_and_ranks_count_clients() -> None:
+    draw = np.random.default_rng(3)
+    scores, weights = draw.normal(0.8, 0.05, (30, 3)), draw.integers(1, 50, 30)
+    plain, weighted = rank_methods(scores), rank_methods(scores, weights=weights)
+    assert weighted.ranks.tolist() == plain.ranks.tolist()
+    means = weights @ scores / weights.sum()
+    assert weighted.best == int(means.argmax())
+    for pair in weighted.pairs:
+        assert pair.difference == pytest.approx(means[pair.first] - means[pair.second])
+        assert pair.low < pair.difference < pair.high
+    alike = rank_methods(scores, weights=np.full(30, 7))
+    assert [p.high for p in alike.pairs] == pytest.approx([p.high for p in plain.pairs])
