@@ -221,7 +221,8 @@ def test_tensorboard_holds_the_run(tmp_path: Path) -> None:
     found = events(tmp_path / "baseline-local")
     assert "_hparams_/session_start_info" not in found.summary_metadata
     alone = tensorboard_curves(found)
-    assert alone["summary/test/local"] == [(ROUNDS, pytest.approx(run.summary()["test"]["local"]))]
+    last = run.summary()["baselines"]["local"]["rounds"]  # it has converged long before the most that it may
+    assert alone["summary/test/local"] == [(last, pytest.approx(run.summary()["test"]["local"]))]
 
 
 def test_tensorboard_shows_the_options_with_the_scores(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
     pt.federate(..., callbacks=[pt.track.TensorBoard("runs/tensorboard")])
     partita run digits --track mlflow
 
-The names are the same in all tools: `validation/global`, `validation/personal`, `train/loss`, ... of an evaluation,
-`train/round_loss` of a round, `summary/...` at the end; a step is a round.
+The names are the same in all tools: `validation/global`, `validation/personal`, `train/loss`, ... of an
+evaluation, `train/round_loss` of a round, `summary/...` at the end; a step is a round.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Tracker(Callback):
 
     def __init__(self) -> None:
         self._what, self._config = "", dict[str, Any]()
-        self._first_round = self._rounds = 0
+        self._first_round = 0
         self._open = self._ended = self._broken = False
         self._tracked = self._warned = False  # since the last `close`
 
@@ -81,7 +81,7 @@ class Tracker(Callback):
     def start(self, what: str, round: int, rounds: int) -> None:  # noqa: ARG002
         """Finish the run before this one."""
         self._settle()
-        self._first_round, self._rounds = round, rounds
+        self._first_round = round
         self._ended = self._broken = False
 
     def config(self, what: str, config: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Tracker(Callback):
     def summary(self, what: str, summary: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Keep the summary's numbers."""
         results = {f"summary/{name}": value for name, value in numbers(summary).items()}
-        self._attempt(self.results, results, self._rounds)
+        self._attempt(self.results, results, int(summary["rounds"]))
 
     def close(self) -> None:
         """End the run in the tool: finished, stopped or failed."""
