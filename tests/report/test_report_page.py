@@ -275,6 +275,9 @@ CHANCE = {
 def test_who_loses_is_three_things() -> None:
     run = gaining(0.1, chance={"vs_global": CHANCE, "vs_local": {**CHANCE, "beyond_chance": 1}})
     assert title(run).endswith("2 of 12 clients are worse off than with one global model beyond chance.")
+    both = gaining(0.1, chance={"vs_global": {**CHANCE, "better_beyond_chance": 1}})
+    words = "1 of 12 clients is better off and 2 worse off than with one global model beyond chance."
+    assert title(both).endswith(words)
     text = top({"x": [run]})
     three = "9 of 12 clients score less than with one global model; beyond chance 2"
     assert f"{three}; estimate of those who truly lose: 5 (2 to 7)." in text

@@ -157,8 +157,12 @@ def losers(chance: object, reference: str, *, short: bool = False) -> str:
     model = {"global": "with one global model", "local": "alone"}[reference]
     beyond, of = chance["beyond_chance"], chance.get("of")
     if short:
-        verb = "is" if beyond == 1 else "are"
-        return f"{_count(beyond)} of {_count(of)} clients {verb} worse off than {model} beyond chance"
+        sides = {"better off": chance.get("better_beyond_chance"), "worse off": beyond}
+        counts = [(side, number) for side, number in sides.items() if number is not None]
+        verb = "is" if counts[0][1] == 1 else "are"
+        others = [f"{_count(number)} {side}" for side, number in counts[1:]]
+        first = f"{_count(counts[0][1])} of {_count(of)} clients {verb} {counts[0][0]}"
+        return f"{' and '.join([first, *others])} than {model} beyond chance"
     words = f"{_count(chance.get('worse'))} of {_count(of)} clients score less than {model}"
     words += f"; beyond chance {_count(beyond)}"
     truly = estimate(chance)

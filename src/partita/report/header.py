@@ -218,9 +218,10 @@ def _card(model: str, row: Row, best: bool) -> Safe:
     several = value is not None and row["seeds"] > 1
     unit = row["metric"] if value else "not measured"
     unit += f", mean of {row['seeds']} seeds" if several else ""
+    badge = tag("span", f"{'highest' if row['higher_is_better'] else 'lowest'} mean", class_="badge")
     return tag(
         "div",
-        tag("p", NAMES[model], tag("span", "best", class_="badge") if best else None, class_="name"),
+        tag("p", NAMES[model], badge if best else None, class_="name"),
         tag(
             "p",
             score(value and value["mean"]),
