@@ -229,7 +229,11 @@ STORIES = {
     "heart_disease": {"ROUNDS": "2", "SEEDS": "2"},
     "shakespeare": {"ROUNDS": "1", "ROLES": "2"},
 }
-story = pytest.mark.parametrize("name", STORIES)
+# every role alone until it has converged takes most of a minute
+slow = {"shakespeare": pytest.mark.slow}
+story = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[slow[name]] if name in slow else []) for name in STORIES]
+)
 
 
 @story

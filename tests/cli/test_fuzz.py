@@ -641,7 +641,7 @@ def test_names_with_markup_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch
             e.model, names, e.algorithm, rounds=1, steps=1, batch=4, metric=pt.Metric(metric, True)
         )
 
-    monkeypatch.setitem(RECIPES, "digits", odd)
+    monkeypatch.setitem(RECIPES, "offices", odd)
     monkeypatch.setattr("partita.cli.run.PAGE", "[x].html")
     monkeypatch.setattr(pt.Run, "report", lambda _, path: path)
     monkeypatch.setattr(sys, "argv", ["partita", "demo", "--quiet"])
@@ -695,7 +695,7 @@ def test_a_program_that_imports_partita_keeps_its_ctrl_c() -> None:
     [
         (("run", "digits", "--set", "capacity=width({[]: 1})"), "names or numbers as keys"),
         (("run", "digits", "--set", "capacity=width(**{})"), "without **"),
-        (("compare", "digits", "--algorithms", "fedalt(**{})"), "a method's name, or a call"),
+        (("compare", "digits", "--algorithms", "fedalt(**{})"), "a method's name, a call"),
     ],
 )
 def test_calls_that_are_no_calls(line: tuple[str, ...], words: str) -> None:

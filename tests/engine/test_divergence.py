@@ -299,7 +299,7 @@ def test_compare_names_the_method_that_diverged(command: Any, tmp_path: Path) ->
 def test_demo_leads_with_it(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = RECIPES["digits"]
     high = pt.fedalt("output", lr=HIGH)
-    monkeypatch.setitem(RECIPES, "digits", lambda seed=0: replace(small(seed=seed), algorithm=high))
+    monkeypatch.setitem(RECIPES, "offices", lambda seed=0: replace(small(seed=seed), algorithm=high))
     code, out, _ = command("demo", "--quiet")
     assert code == 1
     assert out.startswith("DIVERGED.")

@@ -55,7 +55,9 @@ CLIENTS = [
         "personal",
     ],
     *["local_validation", "global_validation", "personal_validation"],
-    *["local_train", "global_train", "personal_train", "distance", "label_shift"],
+    *["local_train", "global_train", "personal_train"],
+    *["vs_global_low", "vs_global_high", "vs_global_p", "vs_local_low", "vs_local_high", "vs_local_p"],
+    *["hurt_vs_global", "hurt_vs_local", "distance", "label_shift", "input_z", "label_z"],
     *["reports", "epochs", "delay", "late", "lost", "newcomer"],
 ]
 SUMMARY = [
@@ -79,6 +81,9 @@ SUMMARY = [
     "excluded",
     "excluded_why",
     "byzantine",
+    "chance",
+    "intervals",
+    "unusual",
     "diverged",
     "training",
     "baselines",

@@ -206,7 +206,7 @@ def test_three_numbers_and_what_ran() -> None:
     assert "1 of 3 clients score less than with one global model in the sample" in text
     assert "how many beyond chance is not known" in text
     assert "one global model 0.7235 accuracy" in text
-    assert "personal models best 0.7500" in text
+    assert "personal models highest mean 0.7500" in text
     assert "fedalt on 3 clients: 9 rounds, seed 0." in text
 
 

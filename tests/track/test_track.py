@@ -56,7 +56,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def federate(*callbacks: Callback, out: Path | None = None, **changed: Any) -> pt.Run:
     given: dict[str, Any] = {"rounds": ROUNDS, "cohort": 3, "steps": 1, "batch": 8, "executor": "loop"}
-    given |= {"evaluate_every": 2, "checkpoint_every": 1, "out": out, "callbacks": callbacks, **changed}
+    given |= {
+        "evaluate_every": 2,
+        "patience": 1,
+        "checkpoint_every": 1,
+        "out": out,
+        "callbacks": callbacks,
+        **changed,
+    }
     return pt.federate(pt.models.mlp(64, 8, 10), data, pt.fedalt("output", lr=0.1), **given)
 
 

@@ -25,7 +25,7 @@ from partita.engine.significance import Changes, Rise, rising
 from partita.engine.stage import Stage
 from partita.engine.state import State
 from partita.engine.table import Column, Table
-from partita.engine.unusual_clients import unusual_clients
+from partita.engine.unusual_clients import MOST_CLIENTS, UnusualClients, unusual_clients
 
 Columns = dict[str, np.ndarray | None]
 LABELS = 1 << 16
@@ -42,7 +42,7 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
     found = _chance(stage, results, samples)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}
-    unusual = unusual_clients(stage.setup.clean_data, _label_counts(stage.setup.clean_data))
+    unusual = _unusual(stage.setup.clean_data)
     rows = _client_rows(stage, state, {**columns, **chances}, unusual.columns)
     summary = _summary(stage, state, columns)
     summary["chance"] = {f"vs_{kind}": each.facts for kind, each in found.items()}
@@ -126,6 +126,13 @@ def _columns(stage: Stage, state: State, results: Results, references: Mapping[s
         for name in [k for k, v in columns.items() if k.startswith("local") and v is not None]:
             columns[name] = np.where(untouched, np.nan, columns[name])  # type: ignore[arg-type]
     return columns
+
+
+def _unusual(data: FederatedData) -> UnusualClients:
+    """Return whose inputs or labels are unlike those of the others; of very many clients, nobody's."""
+    if data.clients > MOST_CLIENTS:
+        return UnusualClients({}, {})
+    return unusual_clients(data, _label_counts(data))
 
 
 def _chance(stage: Stage, results: Results, samples: Samples | None) -> dict[str, Chance]:

@@ -145,7 +145,11 @@ class Training:
     ] = None
     patience: Annotated[
         int | None,
-        Option("evaluations without improvement after which a run has converged (default: 10)", low=1),
+        Option(
+            "evaluations without improvement after which a run, or the baseline of clients alone, has "
+            "converged (default: 10)",
+            low=1,
+        ),
     ] = None
     keep: Annotated[
         str | None,
@@ -532,7 +536,7 @@ def as_alone(
     ]
     whole, turns = as_one(stages), -(-sum(uploads) // clients)
     if validated:
-        until = {"until": "converged", "patience": None, "keep": None, "evaluate_every": None}
+        until = {"until": "converged", "keep": None, "evaluate_every": None}
         return {**whole, "rounds": max(MOST_ROUNDS, turns), "cohort": None, **until}
     rounds = min(whole["rounds"], max(ROUNDS_ALONE, turns))
     evaluations = {"evaluate_every": None if isinstance(every, float) else every}

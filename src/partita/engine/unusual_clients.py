@@ -11,6 +11,8 @@ from partita.core.draws import generator
 from partita.data import FederatedData
 from partita.engine.significance import unlike_inputs, unlike_labels
 
+MOST_CLIENTS = 10_000
+"""With more clients nobody is looked at: it would take more memory than all else that is known of them."""
 PER_CLIENT = 200
 """Training samples that are looked at of a client, at most."""
 NUMBERS = 1 << 26

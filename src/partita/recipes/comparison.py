@@ -276,12 +276,18 @@ def seeds_of(seeds: Any, first: int) -> list[int]:
 
 
 def _flat(row: Mapping[str, Any], spreads: Iterable[str] = SPREADS) -> dict[str, Any]:
-    """Return a row with the means of its spreads in place and the deviations beside them."""
+    """Return a row with the means of its spreads in place and the deviations beside them.
+
+    What is a group of figures has a name for each: `chance_vs_global.low`.
+    """
     plain: dict[str, Any] = {}
     for key, value in row.items():
-        plain[key] = (value["mean"] if value else None) if key in spreads else value
         if key in spreads:
-            plain[f"{key}_std"] = value["std"] if value else None
+            plain[key], plain[f"{key}_std"] = (value["mean"], value["std"]) if value else (None, None)
+        elif isinstance(value, Mapping):
+            plain |= {f"{key}.{name}": v for name, v in value.items() if not isinstance(v, Mapping)}
+        else:
+            plain[key] = value
     return plain
 
 

@@ -549,7 +549,7 @@ def test_auto_picks_and_says_why(tmp_path) -> None:
     assert_same(auto, run("loop", models.mlp(6, 5, 4), numbers(6), ALT))
     said = json.loads((out / "config.json").read_text())["executor"]
     assert said["requested"] == "auto"
-    assert set(said["picks"]) == {"training, stage 0", "personal, stage 0"}
+    assert set(said["picks"]) == {"training, stage 0", "personal on test, stage 0"}
     for pick in said["picks"].values():
         assert pick["picked"] in ("loop", "vmap")
         assert "measured on" in pick["why"]
@@ -564,7 +564,8 @@ def test_auto_picks_for_every_stage(tmp_path) -> None:
     auto = run("auto", models.mlp(6, 5, 4), numbers(6), method, rounds=None, out=out)
     assert_same(auto, run("loop", models.mlp(6, 5, 4), numbers(6), method, rounds=None))
     picks = json.loads((out / "config.json").read_text())["executor"]["picks"]
-    assert {"training, stage 0", "training, stage 1", "global, stage 0", "personal, stage 1"} <= set(picks)
+    scored = {"global on test, stage 0", "personal on test, stage 1"}
+    assert {"training, stage 0", "training, stage 1", *scored} <= set(picks)
 
 
 def test_a_fallback_is_recorded_too(tmp_path) -> None:

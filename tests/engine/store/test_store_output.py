@@ -260,7 +260,8 @@ def test_a_page_of_somebody_else_in_ones_own_folder_is_found_before_training(tmp
 
 @pytest.mark.parametrize("name", ["x[/bold]y", "a\nb", "[red]", "ü 試", "a b'c\"d", ":smile:"])
 def test_odd_names(name: str, tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules["partita.recipes"].RECIPES, "digits", lambda seed=0: experiment())  # noqa: ARG005
+    for recipe in ("digits", "offices"):
+        monkeypatch.setitem(sys.modules["partita.recipes"].RECIPES, recipe, lambda seed=0: experiment())  # noqa: ARG005
     for command in (["demo"], ["run", "digits"], ["compare", "digits"]):
         out = tmp_path / command[0] / name
         out.parent.mkdir(parents=True)
