@@ -37,6 +37,12 @@ hypothesis.settings.load_profile("repeatable")
 torch.manual_seed(0)
 
 
+@pytest.fixture
+def brief_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients alone train a few rounds only, in tests that do not look at how far they get."""
+    monkeypatch.setattr("partita.engine.settings.MOST_ROUNDS", 20)
+
+
 @pytest.fixture(autouse=True)
 def one_seed() -> None:
     torch.manual_seed(0)

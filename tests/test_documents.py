@@ -37,6 +37,8 @@ from partita.recipes.experiment import build
 from partita.recipes.expressions import parse
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 DOCS = ROOT / "docs"

@@ -29,6 +29,8 @@ from partita.recipes.experiment import build
 from partita.recipes.expressions import SCHEDULES, parse
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 Flag = Annotated[bool, Option("a switch")]
 
 APP = typer.Typer(pretty_exceptions_enable=False)

@@ -23,6 +23,8 @@ from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
 from support import Command, each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 QUICK = ["--set", "rounds=3", "--set", "clients=6", "--set", "baselines=False", "--quiet"]
 
 
