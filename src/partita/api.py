@@ -75,7 +75,8 @@ class Arguments(Settings):
         if not isinstance(self.algorithm, Algorithm):
             raise check.fail("algorithm", self.algorithm, "a method such as partita.fedavg(lr=0.1)")
         held_out = newcomers(self.newcomers, self.data.names, self.seed)
-        others = [i for i in range(self.data.clients) if i not in set(held_out)]
+        absent = set(held_out)
+        others = [i for i in range(self.data.clients) if i not in absent]
         data = self.data.subset(others) if held_out else self.data
         settings = replace(self.checked(data.clients, data.names), newcomers=held_out)
         for name, other in self.references.items():
@@ -539,12 +540,13 @@ class Run(Models):
 
         model   'personal': of a client that took part (it has the same name) its own model, of others the
                 server's; 'global': the server's for all
-        split   whose samples are scored: 'test' or 'train'
+        split   whose samples are scored: 'test', 'validation' or 'train'
 
         Where a method computes a client's model from training samples (perfedavg, ffgg), those of `data` are
         taken. `table.numbers("score")` is the column as an array.
         """
         check.choice("model", model, ("personal", "global"))
+        check.choice("split", split, SPLITS)
         outcome = self._live("data", data, "evaluate")
         stage, state = outcome.stage, outcome.state
         settings, devices = stage.setup.settings, stage.setup.devices

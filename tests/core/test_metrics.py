@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_one_class_is_undefined(name: str) -> None:
 def test_undefined_elsewhere() -> None:
     (f1,) = chosen("f1", OUTPUT[1], LABELS[1])
     assert math.isnan(scored(f1, -OUTPUT[1].abs(), torch.zeros_like(LABELS[1])))
-    assert scored(f1, OUTPUT[1].abs(), torch.zeros_like(LABELS[1])) == 0.0  # as in scikit-learn
+    assert math.isnan(scored(f1, OUTPUT[1].abs(), torch.zeros_like(LABELS[1])))  # whatever is predicted
     (r2,) = chosen("r2", OUTPUT[1], torch.ones(N), LOSSES["mse"])
     assert math.isnan(scored(r2, OUTPUT[1], torch.ones(N)))
 
@@ -155,10 +156,13 @@ def test_functions_of_scikit_learn_are_called_in_their_order() -> None:
     for metric, expected in (
         (Metric(sk.recall_score, True, on="classes"), sk.recall_score(target.numpy(), classes(output))),
         (Metric(sk.roc_auc_score, True, on="probabilities"), sk.roc_auc_score(target, positive(output))),
+        (
+            Metric(partial(sk.fbeta_score, beta=2.0), True, on="classes"),
+            sk.fbeta_score(target.numpy(), classes(output), beta=2.0),
+        ),
     ):
         (made,) = chosen(metric, output, target)
         assert scored(made, output, target) == pytest.approx(expected)
-        assert made.name == metric.function.__name__
 
 
 def test_an_object_of_torchmetrics_forgets_between_clients() -> None:
@@ -169,6 +173,12 @@ def test_an_object_of_torchmetrics_forgets_between_clients() -> None:
     scored(f1, -OUTPUT[4], LABELS[4])
     assert scored(f1, OUTPUT[4], LABELS[4]) == first
     assert f1.higher_is_better
+
+
+def test_numbers_of_torchmetrics_take_a_column() -> None:
+    output, target = torch.randn(N, 1, generator=DRAW), torch.randn(N, generator=DRAW)
+    (mse,) = chosen(torchmetrics.MeanSquaredError(), output, target, LOSSES["mse"])
+    assert scored(mse, output, target) == pytest.approx(float(F.mse_loss(output[:, 0], target)), rel=1e-5)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -49,6 +49,11 @@ def test_a_single_lucky_evaluation_is_not_the_best() -> None:
     assert follow(scores, [1.0] * len(scores))[0] == 9
 
 
+def test_the_first_evaluations_are_no_match_for_means() -> None:
+    scores = [0.9, 0.5, 0.6, 0.7, 0.8, 0.85, 0.85, 0.85]
+    assert follow(scores, [1.0] * len(scores))[0] == 8
+
+
 def test_patience_ends_a_run_at_its_best_round() -> None:
     run = federate(until="converged", patience=3, rounds=400, evaluate_every=4)
     training = run.summary()["training"]
@@ -96,6 +101,14 @@ def test_a_run_that_keeps_its_best_round_is_not_extended() -> None:
     assert refused.value.field == "rounds"  # type: ignore[attr-defined]
 
 
+def test_nor_is_it_resumed_with_more_rounds(tmp_path: Path) -> None:
+    given = {"evaluate_every": 1, "keep": "best", "out": tmp_path / "run", "report": False}
+    federate(pt.fedalt(personal="output", lr=3.0), rounds=6, **given)
+    with pytest.raises(ValueError, match="best round") as refused:
+        federate(pt.fedalt(personal="output", lr=3.0), rounds=8, resume=True, **given)
+    assert refused.value.field == "rounds"  # type: ignore[attr-defined]
+
+
 def test_a_curve_that_still_rises_is_told() -> None:
     assert federate(pt.fedavg(lr=0.01), rounds=24, evaluate_every=1).summary()["training"]["rising"]
     assert federate(rounds=3).summary()["training"]["rising"] is None  # too few evaluations
@@ -137,8 +150,18 @@ def test_stages_converge_one_after_another() -> None:
         pt.stage(pt.fedavg(lr=0.2), rounds=300), pt.stage(pt.finetune(personal="output", lr=0.05), epochs=2)
     )
     run = federate(method, until="converged", patience=3, evaluate_every=4)
-    assert run.summary()["training"]["rounds"] < 301
+    training = run.summary()["training"]
+    assert training["rounds"] < 301
+    assert (training["ended"], training["rising"]) == ("converged", False)  # fine-tuning is one round
     assert run.summary()["test"]["global"] > 0.7
+
+
+def test_an_early_stage_that_rises_is_not_forgotten() -> None:
+    method = pt.pipeline(
+        pt.stage(pt.fedavg(lr=0.01), rounds=24), pt.stage(pt.finetune(personal="output", lr=0.1), epochs=1)
+    )
+    training = federate(method, evaluate_every=1).summary()["training"]
+    assert (training["ended"], training["rising"]) == ("rounds", True)
 
 
 def test_alone_converges_under_every_schedule() -> None:

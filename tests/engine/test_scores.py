@@ -80,7 +80,7 @@ def test_undefined_is_named_and_never_in_a_mean() -> None:
 def test_a_users_function_that_fails_for_a_client() -> None:
     def strict(outputs: Tensor, targets: Tensor) -> float:
         if len(targets.unique()) < 2:
-            raise ValueError("one class only")
+            raise RuntimeError("one class only")
         return auc(targets.numpy(), outputs)
 
     with pytest.warns(UserWarning, match="undefined for some clients: one class only"):
@@ -108,6 +108,14 @@ def test_the_majority_class() -> None:
     ]
     majority = federate("accuracy", data).summary()["majority"]
     assert majority == pytest.approx({"everyone": sum(right) / sum(SIZES), "own": sum(own) / sum(SIZES)})
+
+
+def test_only_the_first_metric_is_watched_and_no_row_of_it_is_kept(tmp_path: Path) -> None:
+    data = clients(one_class=False).hold_out(0.2)
+    run = federate(["auc", "accuracy"], data, out=tmp_path / "run", report=False)
+    names = next((tmp_path / "run" / "checkpoint").glob("*/state.json")).read_text()
+    assert "validation/rows" not in names
+    assert run.metrics[-1]["validation.personal"] == pytest.approx(run.summary()["validation"]["personal"])
 
 
 # ---- every sample

@@ -272,16 +272,20 @@ def balanced_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1(predicted: np.ndarray, labels: np.ndarray, positive: float = 1) -> float:
-    """Return 2 TP / (2 TP + FP + FN); undefined where the class neither occurs nor is predicted."""
+    """Return 2 TP / (2 TP + FP + FN); undefined for a client without the class, whatever is predicted.
+
+    So the same clients count under every model.
+    """
     right = np.sum((predicted == positive) & (labels == positive))
     total = np.sum(predicted == positive) + np.sum(labels == positive)
-    return float(2 * right / total) if total else np.nan
+    return float(2 * right / total) if (labels == positive).any() else np.nan
 
 
 def f1_macro(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean F1 over the classes that occur or are predicted."""
+    """Return the mean F1 over the classes that occur or are predicted, 0 for one that does not occur."""
     classes = np.union1d(predicted, labels)
-    return float(np.mean([f1(predicted, labels, c) for c in classes])) if len(classes) else np.nan
+    each = [f1(predicted, labels, c) if (labels == c).any() else 0.0 for c in classes]
+    return float(np.mean(each)) if len(each) else np.nan
 
 
 def _f1(form: Form) -> ClientMetric:
@@ -398,7 +402,7 @@ SHARES = ("accuracy", "balanced_accuracy", "f1", "f1_macro", "auc", "average_pre
 def _users(metric: Metric, form: Form) -> ClientMetric:
     """Return the metric of a user's function; what it raises for a client makes the score undefined there."""
     name = metric.name or name_of(metric.function)
-    of_sklearn = str(getattr(metric.function, "__module__", "")).startswith("sklearn.")
+    of_sklearn = str(getattr(_inner(metric.function), "__module__", "")).startswith("sklearn.")
     call = _fresh(metric.function) if hasattr(metric.function, "reset") else metric.function
     keeps: dict[str, Function] = {
         "outputs": lambda output, target: output,  # noqa: ARG005
@@ -409,10 +413,11 @@ def _users(metric: Metric, form: Form) -> ClientMetric:
     def score(rows: Tensor, target: Tensor) -> float:
         if metric.on == "probabilities" and rows.shape[-1] == 2:
             rows = rows[..., 1]
+        of_library = of_sklearn or hasattr(metric.function, "reset")  # they take one number for each target
+        if of_library and rows.dim() == target.dim() + 1 and rows.shape[-1] == 1:
+            rows = rows.squeeze(-1)
         if not of_sklearn:
             return as_number(name, call(rows, target))
-        if metric.on == "outputs" and rows.dim() == target.dim() + 1 and rows.shape[-1] == 1:
-            rows = rows.squeeze(-1)
         return as_number(name, call(target.numpy(), rows.numpy()))
 
     return ClientMetric(name, metric.higher_is_better, keeps[metric.on], score)
@@ -445,13 +450,19 @@ def _fresh(metric: Any) -> Callable[[Any, Any], Any]:
     return call
 
 
+def _inner(function: Any) -> Any:
+    """Return the function that a partial one calls."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _direction(metric: Any) -> bool:
     """Return whether more is better, as the metric declares it; torch's losses are losses."""
     direction = getattr(metric, "higher_is_better", None)  # torchmetrics has it too
     if isinstance(direction, bool):
         return direction
-    inner = metric.func if isinstance(metric, partial) else metric
-    if str(getattr(inner, "__module__", "")).startswith("torch.nn."):
+    if str(getattr(_inner(metric), "__module__", "")).startswith("torch.nn."):
         return False
     allowed = "a metric that says which way is better: partita.Metric(f, higher_is_better=True) or False"
     raise check.fail("metric", name_of(metric), allowed)

@@ -26,9 +26,9 @@ from partita.engine.significance import (
     worse,
 )
 
-MOST_RESAMPLED = 2000
-"""Clients up to which a metric of whole clients is resampled; for more there are no intervals."""
-RESAMPLES = 499
+RESAMPLES, FEWEST_RESAMPLES = 499, 99
+MOST_RESAMPLES = 200_000
+"""Of all clients together, for a metric of whole clients: with more clients each has fewer, at last none."""
 
 
 class Chance(NamedTuple):
@@ -53,10 +53,18 @@ def changes(metric: ClientMetric, samples: Samples, ours: str, theirs: str, seed
         pairs = [_contributions(row) for row in rows if row is not None]
         if pairs[0] is not None and pairs[1] is not None:
             return _of_contributions(pairs[0], pairs[1], ranges, metric.higher_is_better, seed)
-    if (samples.sizes > 0).sum() > MOST_RESAMPLED:
+    resamples = min(RESAMPLES, MOST_RESAMPLES // max(1, int((samples.sizes > 0).sum())))
+    if resamples < FEWEST_RESAMPLES:
         return None
+
+    def score(outputs: np.ndarray, targets: np.ndarray) -> float:
+        try:
+            return metric.score(torch.from_numpy(outputs), torch.from_numpy(targets))
+        except Exception:  # a user's function may be undefined for a client, or for samples drawn of it
+            return float("nan")
+
     return metric_changes(
-        lambda outputs, targets: metric.score(torch.from_numpy(outputs), torch.from_numpy(targets)),
+        score,
         rows[0].numpy(),
         rows[1].numpy(),
         samples.targets.numpy(),
@@ -64,7 +72,7 @@ def changes(metric: ClientMetric, samples: Samples, ours: str, theirs: str, seed
         higher_is_better=metric.higher_is_better,
         strata=_strata(samples.targets),
         seed=seed,
-        resamples=RESAMPLES,
+        resamples=resamples,
     )
 
 
@@ -118,6 +126,7 @@ def of(found: Changes, honest: np.ndarray, same: bool, reference: str, names: An
         "low": number.low,
         "high": number.high,
         "of": number.of,
+        "same": same,
     }
     columns = {
         f"vs_{reference}_low": found.low,

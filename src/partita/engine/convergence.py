@@ -24,7 +24,7 @@ class Convergence:
     score, loss  the best score (of equal ones the one with the least loss) with its loss, and its `round`
     first        score and loss at the first evaluation
     mark         score and loss at their last improvements
-    waited       evaluations since one of the two improved
+    waited       evaluations since one of the two improved, and `seen` all of them
     server       the server's state in the best round, and `states` the clients', where they are to be kept
     """
 
@@ -35,6 +35,7 @@ class Convergence:
     first: Sequence[float] = ()
     mark: Sequence[float] = ()
     waited: int = 0
+    seen: int = 0
     server: ServerState | None = None
     states: Tensors | None = None
 
@@ -43,9 +44,12 @@ class Convergence:
         if score is None or loss is None:
             return False
         self.last = [*self.last, [score, loss]][-WINDOW:]
+        self.seen += 1
+        if self.seen == WINDOW:  # what single evaluations have shown is no match for means
+            self.score = self.loss = None
         score, loss = (sum(values) / len(values) for values in zip(*self.last))
         sign, now = (1.0 if higher_is_better else -1.0), (score, loss)
-        is_first = self.score is None
+        is_first = self.seen == 1
         if is_first:
             self.first = self.mark = now
         better = self.score is None or sign * score > sign * self.score

@@ -216,6 +216,17 @@ class Timer:
         return time.perf_counter()
 
 
+class Ending(NamedTuple):
+    """How a stage has ended: its number, its first and last round, how many it might have had, whether it
+    had converged."""
+
+    stage: int
+    first: int
+    last: int
+    planned: int
+    converged: bool
+
+
 class Counters:
     """What is counted over a run.
 
@@ -224,6 +235,7 @@ class Counters:
     loss_sum, loss_weight  the training loss since the last row, and the samples that it is of
     excluded             clients whose uploads were set aside
     clock                what the virtual clock has shown
+    endings              how each stage that is over has ended
     global_scored        by split, how the last global model does for each client, for stages that have none
     """
 
@@ -239,6 +251,7 @@ class Counters:
         self.excluded = Tally()
         self.clock = Timing(ClientCounters(clients))
         self.global_scored: dict[str, Scored] = {}
+        self.endings: list[Ending] = []
         self._elapsed_before, self._begin = 0.0, time.perf_counter()
 
     @property
@@ -258,6 +271,7 @@ class Counters:
             **{name: getattr(self, name) for name in _NUMBERS},
             "excluded": [[client, *times] for client, times in self.excluded.items()],
             "clock": self.clock.state(),
+            "endings": [list(ending) for ending in self.endings],
             "global_scored": {split: found.state() for split, found in self.global_scored.items()},
         }
 
@@ -274,6 +288,7 @@ class Counters:
         self.start()
         self.excluded = Tally({client: Times(*times) for client, *times in state["excluded"]})
         self.clock.load_state(state["clock"])
+        self.endings = [Ending(*ending) for ending in state["endings"]]
         self.global_scored = {k: Scored.of_state(v) for k, v in state["global_scored"].items()}
 
 

@@ -39,10 +39,11 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
     """
     refresh_statistics(stage, state)
     metrics, data, context = stage.setup.profile.metrics, stage.setup.data, state.context(stage)
+    metrics, keeps_rows = (metrics if every_sample else metrics[:1]), every_sample
     every_sample = every_sample or metrics[0].criterion is None
     rows_of_client = most_samples(data)[split] if every_sample else 0
     program = stage.programs[evaluation_name(model, split, rows_of_client)]
-    names = [m.name for m in metrics] if every_sample else [metrics[0].name]
+    names = [m.name for m in metrics]
     result = {name: np.full(data.clients, np.nan) for name in names}
     loss, rows = np.full(data.clients, np.nan), dict[str, list[Tensor]]((name, []) for name in names)
     for clients in _scored_blocks(stage, split, every_sample):
@@ -63,7 +64,7 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
                 continue
             of_clients = zip(clients.tolist(), torch.split(kept, sizes.tolist()))
             result[metric.name][clients] = [_score(metric, mine, data, c, split) for c, mine in of_clients]
-    return Scored(result, loss, {k: torch.cat(v) for k, v in rows.items() if v})
+    return Scored(result, loss, {k: torch.cat(v) for k, v in rows.items() if v and keeps_rows})
 
 
 def _scored_blocks(stage: Stage, split: str, every_sample: bool) -> Iterator[np.ndarray]:

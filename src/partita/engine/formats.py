@@ -33,7 +33,7 @@ _TRAINING = {
     "epochs": {ANY: NUMBER},
 }
 _CHANCE = {**dict.fromkeys(("worse", "beyond_chance", "better_beyond_chance"), NUMBER), "clients": [TEXT]}
-_CHANCE |= dict.fromkeys(("estimate", "low", "high", "of"), NUMBER)
+_CHANCE |= {**dict.fromkeys(("estimate", "low", "high", "of"), NUMBER), "same": FLAG}
 SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),

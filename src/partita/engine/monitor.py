@@ -11,6 +11,7 @@ import numpy as np
 from partita.core import check
 from partita.core.types import Upload
 from partita.engine.callbacks import Callback, Event
+from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scored
@@ -193,6 +194,12 @@ class Monitor:
 
     def _end_stage(self, stage: Stage, state: State) -> None:
         """Go back to the best round, if that is kept, and score the global model while it is there."""
+        converged = state.has_converged(stage)
+        ending = Ending(
+            stage.number, state.stage_start, state.server.version, stage.plan.rounds or 0, converged
+        )
+        earlier = [e for e in state.counters.endings if e.stage != stage.number]
+        state.counters.endings = [*earlier, ending]
         state.restore_best()
         if has_global(stage, state):
             with state.timer("evaluation"):

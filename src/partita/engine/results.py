@@ -15,6 +15,7 @@ from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.engine.chance import Chance, changes, intervals, no_changes
 from partita.engine.chance import of as chance_of
+from partita.engine.counters import Ending
 from partita.engine.evaluate import mean_score
 from partita.engine.monitor import Monitor
 from partita.engine.newcomers import arrival_table, arrive, usual_effort
@@ -40,6 +41,8 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     """Return everything about a finished run that can be written down as numbers."""
     results = _results(stage, state, monitor)
     columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
+    if stage.setup.profile.metric.criterion is None:
+        monitor.note("resampling test samples")
     found = _chance(stage, results, samples)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}
     unusual = _unusual(stage.setup.clean_data)
@@ -156,17 +159,23 @@ def _intervals(stage: Stage, columns: Columns) -> dict[str, Any]:
 
 
 def _training(stage: Stage, state: State, monitor: Monitor) -> dict[str, Any]:
-    """Say how long the run has trained, how it ended, and of which round its models are."""
-    setup, settings = stage.setup, stage.setup.settings
-    epochs = state.counters.clock.turns.epochs[setup.honest & (setup.data.train[:, 1] > 0)]
-    converged = settings.until is not None and state.convergence.has_converged(settings.patience)
+    """Say how long the run has trained, how it ended, and of which round its models are.
+
+    Stages of one round, such as fine-tuning, have as many epochs as they are given: they neither rise nor
+    converge.
+    """
+    setup, counters = stage.setup, state.counters
+    epochs = counters.clock.turns.epochs[setup.honest & (setup.data.train[:, 1] > 0)]
     version, best = state.server.version, state.convergence.round
-    rise = _rise(stage, state)
+    endings = [ending for ending in counters.endings if ending.planned > 1]
+    rises = [_rise(stage, state, e) for e in endings if not e.converged]
+    known = [rise.rising for rise in rises]
+    gains = [rise.gain_per_doubling for rise in rises if np.isfinite(rise.gain_per_doubling)]
     return {
         "rounds": version,
-        "ended": "converged" if converged else "rounds",
-        "rising": False if converged else rise.rising,
-        "gain": float(rise.gain_per_doubling) if np.isfinite(rise.gain_per_doubling) else None,
+        "ended": "converged" if endings and not rises else "rounds",
+        "rising": True if True in known else None if None in known or not endings else False,
+        "gain": float(max(gains)) if gains else None,
         "model_of_round": best if best >= 0 and monitor.kept_best(stage, state) else version,
         "epochs": {
             "mean": float(epochs.mean()) if len(epochs) else None,
@@ -176,10 +185,10 @@ def _training(stage: Stage, state: State, monitor: Monitor) -> dict[str, Any]:
     }
 
 
-def _rise(stage: Stage, state: State) -> Rise:
-    """Return whether the scores of the last stage still improve at its end."""
+def _rise(stage: Stage, state: State, ending: Ending) -> Rise:
+    """Return whether the scores of a stage still improve at its end."""
     setup = stage.setup
-    rows = [row for row in state.counters.rows if row["round"] > state.stage_start]
+    rows = [row for row in state.counters.rows if ending.first < row["round"] <= ending.last]
     scores = [row[f"{setup.watched}.personal"] for row in rows]
     curve = [score for score in scores if score is not None]
     return rising(curve, higher_is_better=setup.profile.metric.higher_is_better)
@@ -377,7 +386,7 @@ def _undefined(setup: Setup, scores: Columns) -> dict[str, list[str]]:
         suffix = "" if metric is setup.profile.metric else f".{metric.name}"
         columns = [scores[f"{kind}{suffix}"] for kind in MODELS]
         nowhere = [np.isnan(c) for c in columns if c is not None and not np.isnan(c).all()]
-        clients = np.flatnonzero(there & np.logical_and.reduce(nowhere)).tolist() if nowhere else []
+        clients = np.flatnonzero(there & np.logical_or.reduce(nowhere)).tolist() if nowhere else []
         if clients:
             undefined[metric.name] = [setup.data.names[c] for c in clients]
     return undefined

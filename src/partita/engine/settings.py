@@ -155,7 +155,8 @@ class Training:
         str | None,
         Option(
             "the model that a run ends with: that of its 'last' round, or that of the round with the 'best' "
-            "score on the validation samples (default: 'best' with until='converged', else 'last')",
+            "score on the validation samples, by the mean of three evaluations (default: 'best' with "
+            "until='converged', else 'last')",
             choices=KEEP,
         ),
     ] = None

@@ -94,9 +94,12 @@ class State:
 
     def is_over(self, stage: Stage) -> bool:
         """Return whether the stage has had all of its rounds, has converged, or a callback has ended it."""
+        return bool(self.ended) or self.has_converged(stage) or self.schedule.done(self.server)
+
+    def has_converged(self, stage: Stage) -> bool:
+        """Return whether a run that is to converge has done so in this stage."""
         settings = stage.setup.settings
-        converged = settings.until is not None and self.convergence.has_converged(settings.patience)
-        return bool(self.ended) or converged or self.schedule.done(self.server)
+        return settings.until is not None and self.convergence.has_converged(settings.patience)
 
     def keep_best(self) -> None:
         """Remember the state as it is now: it is the best so far."""
@@ -300,6 +303,11 @@ def _check_rounds(stage: Stage, saved: Mapping[str, Any]) -> None:
     if before == now:
         return
     other = "the rounds that the run had, or another folder out="
+    seen, settings = saved["convergence"], stage.setup.settings
+    went_back = seen["server"] is None and seen["round"] not in (-1, saved["server"]["version"])
+    if went_back and settings.keep != "last" and (settings.until is not None or settings.keep == "best"):
+        reason = "the run ended with its best round, from which a longer run would not have gone on"
+        raise check.fail("rounds", now, other, reason)
     if before[:number] != now[:number] or len(before) != len(now):
         reason = f"stage {number + 1} has begun from what stages of {before[:number]} rounds left"
         raise check.fail("rounds", now, other, reason)

@@ -140,8 +140,8 @@ def _warn_about_untrained(stage: Stage, state: State) -> None:
             setup.clean_data,
             setup.profile.metric.name,
             setup.given_model,
-            lambda: scores(stage, state, "global"),
-            setup.test_weight,
+            lambda: scores(stage, state, "global", setup.watched),
+            setup.weight(setup.watched),
         )
 
 

@@ -129,7 +129,8 @@ def of_models(
         else:
             known.append(_compared(difference, MODELS[kind]))
     parts = [f"On average {subject} {verb} {' and '.join(known)}"] if known else []
-    parts += [losses] if losses else []
+    if losses and next(iter(differences)) not in early:  # they are of the first reference
+        parts.append(losses)
     if early:
         others = " or ".join(MODELS[kind] for kind in early)
         sides = {subject: trainings.get("run", ()), **{MODELS[k]: trainings.get(k, ()) for k in early}}
@@ -150,9 +151,10 @@ def _compared(difference: Difference, other: str) -> str:
 def losers(chance: object, reference: str, *, short: bool = False) -> str:
     """Say the three things: worse in the sample, worse beyond chance, how many truly lose; '' if not known.
 
-    `chance` is the entry of summary.json; `short` leaves the clause for the end of a title.
+    `chance` is the entry of summary.json; `short` leaves the clause for the end of a title. Nothing is said
+    where the two models are the same for everybody.
     """
-    if not isinstance(chance, Mapping) or chance.get("beyond_chance") is None:
+    if not isinstance(chance, Mapping) or chance.get("beyond_chance") is None or chance.get("same"):
         return ""
     model = {"global": "with one global model", "local": "alone"}[reference]
     beyond, of = chance["beyond_chance"], chance.get("of")
