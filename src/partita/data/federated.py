@@ -31,7 +31,8 @@ class FederatedData:
     `x` and `y` hold the rows of all clients; client i has the rows start .. start + length − 1 with
     (start, length) = `train[i]`, and likewise `validation[i]` and `test[i]`. Ranges may overlap: clients may
     share a pool, and any of them may be empty. Images are stored as uint8 and ids as int32 if they came so,
-    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made.
+    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made;
+    `scaling` is the mean and the deviation by which `standardize` has scaled x.
 
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
@@ -43,6 +44,7 @@ class FederatedData:
     test: IntArray
     names: Sequence[str]
     source: dict[str, Any]
+    scaling: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def make(

@@ -19,6 +19,7 @@ import torch
 from partita.core import check, tree
 from partita.core.types import RoundContext, Upload, Work
 from partita.data import FederatedData
+from partita.data.scale import other_scale
 from partita.engine.counters import Counters
 from partita.engine.devices.classes import Classes
 from partita.engine.devices.devices import Devices
@@ -158,6 +159,8 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
         raise check.fail("data", data, "a FederatedData, made by partita.data.from_arrays(...) or the like")
     ours = stage.setup.data
     data = _same_labels(ours, data)
+    if hint := other_scale(ours, data):
+        check.warn(hint)
     for name in ("x", "y"):
         known = getattr(ours, name)
         if known.is_floating_point() and getattr(data, name).is_floating_point():
