@@ -120,16 +120,19 @@ class FederatedData:
     def subset(self, clients: Iterable[int]) -> FederatedData:
         """Return some of the clients, in the order given, and only their rows."""
         chosen = chosen_clients(clients, self.clients)
-        ranges = {split: self.ranges(split)[chosen] for split in SPLITS}
-        covered = arrays.covered(np.concatenate([*ranges.values()]), len(self.x))
+        ranges = [self.ranges(split)[chosen] for split in SPLITS]
+        covered = arrays.covered(np.concatenate(ranges), len(self.x))
         used = np.append(covered, False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
         rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
+        train, validation, test = (np.stack([place[r[:, 0]], r[:, 1]], axis=1) for r in ranges)
         return replace(
             self,
             x=self.x.index_select(0, rows),
             y=self.y.index_select(0, rows),
-            **{split: np.stack([place[r[:, 0]], r[:, 1]], axis=1) for split, r in ranges.items()},
+            train=train,
+            validation=validation,
+            test=test,
             names=self.population.subset(chosen).names,
             source={**self.source, "subset": chosen},
         )
