@@ -26,6 +26,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     np.savez(folder / "marked.npz", **arrays, test=np.arange(60) % 5 < 2)
     np.savez(folder / "plain.npz", **arrays)
+    np.savez(folder / "words.npz", **{**arrays, "y": np.char.add("digit ", y[rows].astype(str))})
     script = (
         f"import partita as pt\ndef data():\n    return pt.data.from_npz({str(folder / 'plain.npz')!r})\n"
     )
@@ -56,6 +57,7 @@ def test_new_clients_get_their_models(partita: Command, tmp_path: Path, new: Pat
         done = partita("personalize", str(out), "--data", str(new / name))
         assert done.returncode == 0, done.stderr
         assert "2 clients that came after training" in done.stdout
+    assert "data: classes=" in partita("personalize", str(out), "--data", str(new / "words.npz")).refusal
 
 
 def test_a_run_goes_on_from_the_shell(partita: Command, tmp_path: Path, new: Path) -> None:

@@ -101,6 +101,10 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         (made(TABLE.astype(np.int64)), {}, "x of standardize"),
         (pool, {"by": "client"}, "shift"),
         (TABLE, {}, "data"),
+        (made(TABLE), {"like": TABLE}, "like"),
+        (made(TABLE), {"like": made(TABLE[:, :2])}, "data: a sample of x"),
+        (made(TABLE), {"like": standardize(made(TABLE)), "by": "client"}, "by"),
+        (standardize(made(TABLE)), {"like": made(TABLE)}, "data"),
     ):
         with pytest.raises(check.Refused) as refused:
             standardize(data, **given)  # type: ignore[arg-type]
@@ -139,3 +143,52 @@ def test_runs_give_the_hint_once() -> None:
         run(made(TABLE))
     assert sum("standardize" in str(warning.message) for warning in said) == 1
     run(standardize(made(TABLE)))
+
+
+# ---- clients that come later
+
+
+@each("scaled", [False, True])
+def test_later_clients_are_scaled_as_those_of_training(scaled: bool) -> None:
+    data, later = made(TABLE), made(TABLE * 3 + 7)
+    mean, deviation = trained(data).mean(0), trained(data).std(0, correction=0)
+    like = standardize(data).subset([0, 2]).to("cpu") if scaled else data  # it goes along
+    found = standardize(later, like=like)
+    assert torch.allclose(found.x.double(), (later.x - mean) / deviation, rtol=1e-4, atol=1e-4)
+    assert found.source["shift"] == [{"name": "standardize", "by": "pooled"}]
+
+
+def test_later_clients_scaled_by_themselves_take_from_training_what_they_lack() -> None:
+    data = standardize(made(TABLE), by="client")
+    x = TABLE * 3 + 7
+    x[CLIENT == 1, 1] = 5.0
+    later = standardize(made(x), like=data)
+    assert later.source["shift"][-1]["by"] == "client"
+    assert_standard(later.client(0)[0].double())
+    x[10:20, 1] = 9.0  # another client
+    assert torch.equal(later.client(1)[0], standardize(made(x), like=data).client(1)[0])
+
+
+def test_what_was_scaled_twice_is_undone_as_one() -> None:
+    data = made(TABLE)
+    twice = standardize(standardize(data))
+    assert torch.allclose(standardize(data, like=twice).x, twice.x, atol=1e-4)
+
+
+@each("by", ["pooled", "client"])
+def test_another_scale_than_that_of_training_is_told(by: str, recwarn: pytest.WarningsRecorder) -> None:
+    data = standardize(made(TABLE), by=by)
+    options: dict[str, Any] = {"rounds": 1, "steps": 1, "executor": "vmap", "baselines": False}
+    run = pt.federate(pt.models.mlp(3, 2, 2), data, pt.fedavg(lr=0.1), **options)
+    later = made(TABLE + 1000)
+
+    def told(new: FederatedData) -> bool:
+        recwarn.clear()
+        run.evaluate(new)
+        run.personalize(new)
+        return any("like=data" in str(warning.message) for warning in recwarn)
+
+    assert told(later)
+    assert told(standardize(later)) or by == "client"
+    assert not told(standardize(later, like=data))
+    assert not told(data)

@@ -446,3 +446,48 @@ def test_labels_that_only_newcomers_have_are_refused_before_training() -> None:
     with pytest.raises(check.Refused) as refused:
         pt.federate(model(), data, pt.fedavg(lr=0.1), rounds=1, newcomers=[2])
     assert "y of client" in refused.value.field
+
+
+# ---- labels given as words
+
+
+def worded(words: list[str], clients: int = 3, seed: int = 1) -> pt.data.FederatedData:
+    """Return clients of 8 samples whose class i is called words[i]."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(clients * 8, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    y[:: len(words)] = len(words) - 1
+    return pt.data.from_arrays(x, np.array(words)[y], np.arange(len(x)) // 8, validation=0)
+
+
+@pytest.fixture(scope="module")
+def of_words() -> pt.Run:
+    given: dict[str, Any] = {"rounds": 4, "steps": STEPS, "executor": "vmap", "baselines": False}
+    model = pt.models.mlp(4, 3, 3, seed=0)
+    data = worded(["sick", "well", "also"], clients=5, seed=0)
+    return pt.federate(model, data, pt.fedalt("output", lr=LR), **given)
+
+
+def test_labels_of_new_clients_have_the_numbers_of_training(of_words: pt.Run) -> None:
+    """The classes of training are also, sick and well; new clients have no 'also', which shifts theirs."""
+    new = worded(["sick", "well"])
+    assert new.source["classes"] == ["sick", "well"]
+    plain = pt.data.FederatedData.make(new.x, new.y + 1, new.train, new.test, names=new.names)
+    with pytest.warns(UserWarning, match="labels of training were words"):
+        wanted = of_words.personalize(plain)
+    found = of_words.personalize(new)
+    assert found.scores("personal").tolist() == wanted.scores("personal").tolist()
+    assert all(map(torch.equal, found.model(0).parameters(), wanted.model(0).parameters()))
+    with pytest.warns(UserWarning, match="labels of training were words"):
+        scores = [row["score"] for row in of_words.evaluate(plain)]
+    assert [row["score"] for row in of_words.evaluate(new)] == scores
+
+
+def test_labels_that_training_did_not_have_are_refused(of_words: pt.Run) -> None:
+    for use in (of_words.personalize, of_words.evaluate):
+        with pytest.raises(check.Refused) as refused:
+            use(worded(["sick", "dead"]))
+        assert (refused.value.field, refused.value.value) == ("data: classes", ["dead"])
+    with pytest.raises(check.Refused) as refused:
+        trained(pt.fedavg(lr=LR)).evaluate(worded(["no", "yes"]))
+    assert refused.value.field == "data: classes"

@@ -15,7 +15,7 @@ from torch import nn
 import partita as pt
 from partita.engine.record import Record, Summary
 from partita.recipes import Experiment
-from partita.recipes.advice import Advice, advice, figures, table, text
+from partita.recipes.advice import TEST_DECIDES, Advice, advice, figures, table, text
 from partita.recipes.gradient_left import left
 from partita.recipes.splits import candidates, names, splits
 from support import Command, each
@@ -25,16 +25,26 @@ from support import Command, each
 SHARES = {"fedavg": 0.0, "input": 0.8, "output": 0.2, "local": 1.0}
 PARTS = {"fedavg": "none", "input": "input", "output": "output", "local": "all"}
 FACTS: dict[str, Any] = {"metric": "accuracy", "higher_is_better": True, "client_memory": 1000}
+CONVERGED = {"rounds": 40, "ended": "converged", "rising": False, "epochs": {"mean": 120.0}}
+RISING = {"rounds": 40, "ended": "rounds", "rising": True, "epochs": {"mean": 30.0}}
+UNKNOWN = {**RISING, "rising": None}
+LEVEL = {**RISING, "rising": False}
 
 
 def run(
-    label: str, scores: Sequence[float | None], *, seed: int = 0, n_test: int = 20, norms: Any = (1.0, 1.0)
+    label: str,
+    scores: Sequence[float | None],
+    *,
+    seed: int = 0,
+    n_test: int = 20,
+    norms: Any = (1.0, 1.0),
+    training: Any = CONVERGED,
 ) -> Record:
     rows = [{"client": str(i), "n_train": 9, "n_test": n_test, "personal": x} for i, x in enumerate(scores)]
     there = [x for x in scores if x is not None and math.isfinite(x)]
     mean = sum(there) / len(there) if there else None
     personal = int(100 * SHARES[label])
-    facts = {"seed": seed, "test": {"personal": mean}, "scored": len(there), **FACTS}
+    facts = {"seed": seed, "test": {"personal": mean}, "scored": len(there), "training": training, **FACTS}
     facts["parameters"] = {"shared": 100 - personal, "personal": personal}
     start, end = ({"mean": x, "mean/input": 1.0, "mean/output": 1.0} for x in norms)
     measures = {} if label == "local" else {"gradient_norm_start": start, "gradient_norm": end}
@@ -134,7 +144,33 @@ def test_too_few_to_tell() -> None:
     assert any("One seed" in note for note in notes)
     many = {"local": around(0.5), "fedavg": around(0.4), "output": around(0.6)}
     runs = {label: [run(label, some, seed=s) for s in (0, 1)] for label, some in many.items()}
-    assert advice(runs, figures(runs, {k: PARTS[k] for k in ("fedavg", "output", "local")})).notes == []
+    assert advice(runs, figures(runs, {k: PARTS[k] for k in ("fedavg", "output", "local")})).notes == [
+        TEST_DECIDES
+    ]
+
+
+@each("training, early", [(RISING, True), (UNKNOWN, True), (None, True), (LEVEL, False), (CONVERGED, False)])
+def test_nothing_is_recommended_while_a_candidate_rises(training: Any, early: bool) -> None:
+    """Clients alone have converged and are ahead, which says nothing of candidates that are cut short."""
+    scores = {"local": around(0.9), "fedavg": around(0.8), "output": around(0.7)}
+    runs = {label: [run(label, some, seed=s) for s in (0, 1)] for label, some in scores.items()}
+    runs["output"][1] = run("output", scores["output"], seed=1, training=training)  # one seed suffices
+    rows = figures(runs, {k: v for k, v in PARTS.items() if k in runs})
+    found = advice(runs, rows)
+    assert found.part == (None if early else "all")
+    assert ("too early to recommend" in found.reason and "output" in found.reason) == early
+    assert ("raise rounds, or use until='converged'" in text(found)) == early
+    assert any("→" in row[0] for row in table(runs, rows, found).rows) != early
+
+
+def test_validation_samples_decide_without_a_note() -> None:
+    scores = {"local": around(0.9), "fedavg": around(0.8), "output": around(0.7)}
+    runs = {label: [run(label, some)] for label, some in scores.items()}
+    for label, (record,) in runs.items():
+        record.facts["validation"] = {"personal": 0.9 if label == "output" else 0.5}
+    found = advice(runs, figures(runs, {k: v for k, v in PARTS.items() if k in runs}))
+    assert found.part == "output"
+    assert TEST_DECIDES not in found.notes
 
 
 def test_the_table_has_a_row_for_each_split() -> None:
@@ -144,7 +180,18 @@ def test_the_table_has_a_row_for_each_split() -> None:
     shown = table(runs, rows, advice(runs, rows))
     assert [row[0] for row in shown.rows] == ["none", "→ output", "all"]
     assert shown.rows[0][1] == "-"
-    assert shown.rows[1] == ("→ output", "0.9000", "0.9000", "-", "0", "20.0%", "1.0 kB", "1.000", "1.000")
+    assert shown.rows[1] == (
+        "→ output",
+        "0.9000",
+        "0.9000",
+        "-",
+        "0",
+        "120",
+        "20.0%",
+        "1.0 kB",
+        "1.000",
+        "1.000",
+    )
     assert "Recommended: output" in shown.markdown()
 
 
@@ -313,17 +360,18 @@ def test_split_from_end_to_end(partita: Command, tmp_path: Path) -> None:
     for words in (
         "Candidate splits: test accuracy, 6 clients",
         "output",
-        "→",
-        "Recommended: ",
+        "epochs",
+        "No recommendation. It is too early",
         "Only 6 clients",
     ):
-        assert words in printed
+        assert words in " ".join(printed.split())
+    assert "→" not in printed
     assert "norm: left out" in said
     about = json.loads((out / "study.json").read_text())
     assert about["variants"] == ["local", "fedavg", "input", "output", "adapter"]
     assert (about["method"], about["rounds"]) == ("fedalt", 2)
     assert (out / "report.html").exists()
-    assert "Recommended: " in (out / "tables.md").read_text()
+    assert "No recommendation. " in (out / "tables.md").read_text()
     assert partita("report", str(out), "--json")[0] == 0
 
     code, _, said = partita("split", "digits", *SHORT, "--out", str(out))
@@ -333,7 +381,8 @@ def test_split_from_end_to_end(partita: Command, tmp_path: Path) -> None:
     assert (code, said) == (0, "")
     found = json.loads(again)
     assert [row["part"] for row in found["splits"]] == ["none", "input", "output", "adapter", "all"]
-    assert found["recommendation"]["part"] in printed
+    assert found["recommendation"]["part"] is None
+    assert all(row["epochs"] > 0 for row in found["splits"])
     for row in found["splits"][:-1]:
         assert row["left"]["start"] > 0
         assert row["left"]["end"] > 0

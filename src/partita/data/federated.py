@@ -31,7 +31,8 @@ class FederatedData:
     `x` and `y` hold the rows of all clients; client i has the rows start .. start + length − 1 with
     (start, length) = `train[i]`, and likewise `validation[i]` and `test[i]`. Ranges may overlap: clients may
     share a pool, and any of them may be empty. Images are stored as uint8 and ids as int32 if they came so,
-    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made.
+    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made;
+    `scaling` is the mean and the deviation by which `standardize` has scaled x.
 
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
@@ -43,6 +44,7 @@ class FederatedData:
     test: IntArray
     names: Sequence[str]
     source: dict[str, Any]
+    scaling: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def make(
@@ -118,16 +120,19 @@ class FederatedData:
     def subset(self, clients: Iterable[int]) -> FederatedData:
         """Return some of the clients, in the order given, and only their rows."""
         chosen = chosen_clients(clients, self.clients)
-        ranges = {split: self.ranges(split)[chosen] for split in SPLITS}
-        covered = arrays.covered(np.concatenate([*ranges.values()]), len(self.x))
+        ranges = [self.ranges(split)[chosen] for split in SPLITS]
+        covered = arrays.covered(np.concatenate(ranges), len(self.x))
         used = np.append(covered, False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
         rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
+        train, validation, test = (np.stack([place[r[:, 0]], r[:, 1]], axis=1) for r in ranges)
         return replace(
             self,
             x=self.x.index_select(0, rows),
             y=self.y.index_select(0, rows),
-            **{split: np.stack([place[r[:, 0]], r[:, 1]], axis=1) for split, r in ranges.items()},
+            train=train,
+            validation=validation,
+            test=test,
             names=self.population.subset(chosen).names,
             source={**self.source, "subset": chosen},
         )

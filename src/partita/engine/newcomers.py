@@ -14,10 +14,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from partita.core import check, tree
 from partita.core.types import RoundContext, Upload, Work
 from partita.data import FederatedData
+from partita.data.scale import other_scale
 from partita.engine.counters import Counters
 from partita.engine.devices.classes import Classes
 from partita.engine.devices.devices import Devices
@@ -156,6 +158,9 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
     if not isinstance(data, FederatedData):
         raise check.fail("data", data, "a FederatedData, made by partita.data.from_arrays(...) or the like")
     ours = stage.setup.data
+    data = _same_labels(ours, data)
+    if hint := other_scale(ours, data):
+        check.warn(hint)
     for name in ("x", "y"):
         known = getattr(ours, name)
         if known.is_floating_point() and getattr(data, name).is_floating_point():
@@ -167,6 +172,33 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
     check_labels(stage.setup.profile.loss, evaluated(stage.setup.model, ours), data)
     return data
+
+
+def _same_labels(ours: FederatedData, data: FederatedData) -> FederatedData:
+    """Return the same samples, with labels that were given as words numbered as in training."""
+    known, theirs = (_class_names(some) for some in (ours, data))
+    if known == theirs:
+        return data
+    if not theirs:
+        numbers = ", ".join(f"{i} {name}" for i, name in enumerate(known[:5]))
+        check.warn(
+            "labels of training were words, those of these data are numbers; they are taken as "
+            f"{numbers}{', ...' if len(known) > 5 else ''}: give words to be sure"
+        )
+        return data
+    used = [theirs[i] for i in torch.unique(data.y).tolist()]
+    if not known or not set(used) <= set(known):
+        words = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
+        allowed = f"those of training: {words}" if known else "numbers, as in training"
+        raise check.fail("data: classes", [name for name in used if name not in known], allowed)
+    places = torch.tensor([known.index(name) if name in known else -1 for name in theirs])
+    return replace(data, y=places.to(data.y.device)[data.y], source={**data.source, "classes": list(known)})
+
+
+def _class_names(data: FederatedData) -> list[str]:
+    """Return the words that became 0, 1, ...; none where labels were numbers."""
+    names = data.source.get("classes")
+    return list(names) if isinstance(names, list | tuple) else []
 
 
 # ---- figures

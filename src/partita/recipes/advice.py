@@ -3,7 +3,8 @@
 The best mean score decides, on validation samples where there are some. Splits that come within one
 standard error of it, client by client, count as equally good (the one-standard-error rule of Breiman et al.
 1984, on paired differences); of those the one with the smallest personal part is taken, then the one with the
-least memory.
+least memory. Nothing is recommended while a candidate still rises, or is not known to have converged: the
+longest trained would win.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from partita.engine import verdict
 from partita.engine.record import Record, gain, human_bytes, lookup, mean
 from partita.recipes.gradient_left import left
 from partita.recipes.tables import Runs, Table
@@ -23,8 +25,10 @@ NONE, ALL = "none", "all"
 VALIDATION = "personal_validation"  # of clients.csv
 NEAR_ZERO = 0.1  # of the gradient of the same parameters where nothing is personal
 FEW_CLIENTS, FEW_SAMPLES = 10, 10
+TEST_DECIDES = "There are no validation samples: test samples have decided, so the best score is flattered."
 LEGEND = (
     "none: one global model; all: each client alone. hurt: clients that do worse than with one of these. "
+    "epochs: local passes of a client over its training samples, in all rounds. "
     "share: of the parameters that are personal; memory: of a client in training. "
     "left: mean ‖F_m(θ)‖, the gradient of the shared part θ once each client has fitted its own part, "
     "relative to that of the same parameters in the global model; for the untrained θ (start) and at the end."
@@ -36,6 +40,7 @@ COLUMNS = (
     "worst tenth",
     "hurt vs global",
     "hurt vs alone",
+    "epochs",
     "share",
     "memory",
     "left, start",
@@ -56,6 +61,7 @@ class Split(NamedTuple):
     memory          bytes of a client in training
     left            ‖F_m(θ)‖ at the start and the end, bare and relative to the global model: `gradient_left`
     validation      the mean score on validation samples, which decides where there are some
+    epochs          local passes of a client over its training samples, in all rounds
     """
 
     part: str
@@ -69,6 +75,7 @@ class Split(NamedTuple):
     memory: float | None
     left: dict[str, float] | None
     validation: float | None = None
+    epochs: float | None = None
 
     @property
     def mean(self) -> float | None:
@@ -100,7 +107,7 @@ def figures(runs: Runs, parts: Mapping[str, str]) -> list[Split]:
 
 
 def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
-    """Return which split to take, and the reason."""
+    """Return which split to take, and the reason; none where a candidate has not trained enough."""
     better = max if _higher(runs) else min
     scored = [row for row in rows if row.mean is not None]
     validated = all(row.validation is not None for row in scored)
@@ -112,11 +119,15 @@ def advice(runs: Runs, rows: Sequence[Split]) -> Advice:
 
     if not scored:
         return Advice(None, "No split has a score: no client has test samples, or all runs failed.", [])
+    notes = _too_few(runs) if validated else [*_too_few(runs), TEST_DECIDES]
+    trainings = {_name(row): [run.facts.get("training") for run in runs[row.label]] for row in scored}
+    if early := verdict.untrained(trainings):
+        return Advice(None, f"It is too early to recommend a split: {early}.", [*_little_left(rows), *notes])
     best = better(scored, key=decisive)
     tied = [row for row in scored if row is best or _within_noise(runs, best.label, row.label, column)]
     taken = min(tied, key=lambda row: row.cost)
     reason = f"{_reached(taken, runs)} {_rival(taken, best, scored, better, decisive)}".strip()
-    return Advice(taken.part, reason, [*_little_left(rows, taken), *_too_few(runs)])
+    return Advice(taken.part, reason, [*_little_left(rows, taken), *notes])
 
 
 def table(runs: Runs, rows: Sequence[Split], advised: Advice) -> Table:
@@ -154,6 +165,7 @@ def _figures(runs: Runs, label: str, part: str, row: Mapping[str, Any]) -> Split
         mean(f.get("client_memory") for f in facts),
         {k: statistics.fmean(g[k] for g in gradients) for k in gradients[0]} if gradients else None,
         mean(lookup(f, "validation", "personal") for f in facts),
+        mean(lookup(f, "training", "epochs", "mean") for f in facts),
     )
 
 
@@ -250,7 +262,7 @@ def _name(row: Split) -> str:
     return {NONE: "one global model", ALL: "training alone"}.get(row.part, row.part)
 
 
-def _little_left(rows: Sequence[Split], taken: Split) -> list[str]:
+def _little_left(rows: Sequence[Split], taken: Split | None = None) -> list[str]:
     """Note where ‖F_m(θ)‖ is near zero: of any split at the start, of the one that is taken at the end."""
     notes = [
         f"{row.part}: even beside an untrained shared part the personal part alone fits every client (left "
@@ -258,7 +270,7 @@ def _little_left(rows: Sequence[Split], taken: Split) -> list[str]:
         for row in rows
         if row.left is not None and row.left["start"] < NEAR_ZERO
     ]
-    if not notes and taken.left is not None and taken.left["end"] < NEAR_ZERO:
+    if not notes and taken is not None and taken.left is not None and taken.left["end"] < NEAR_ZERO:
         notes.append(
             f"{taken.part}: at the end every client is fitted (left: {taken.left['end']:.2g}); a smaller "
             "personal part may do as well."
@@ -296,6 +308,7 @@ def _cells(row: Split, taken: bool) -> tuple[str, ...]:
         _cell(worst, ".4f"),
         _cell(row.hurt_vs_global, ".3g"),
         _cell(row.hurt_vs_local, ".3g"),
+        _cell(row.epochs, ",.0f"),
         _cell(row.share, ".1%"),
         "-" if row.memory is None else human_bytes(row.memory),
         _cell(start, ".3f"),
