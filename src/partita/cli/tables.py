@@ -127,8 +127,11 @@ NARROW = (
 """Columns of a comparison that need a wider screen."""
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
-    """Return a row for each method or variant, the best one marked, with as many columns as fit."""
+def comparison(rows: Sequence[Mapping[str, Any]], best: str | None, width: int = 80) -> Table:
+    """Return a row for each method or variant, with as many columns as fit.
+
+    best  the label to mark: one that is better beyond chance, if there is such
+    """
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
@@ -138,7 +141,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
-    columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 140).items()}
+    columns = {name: [cell(row) for row in rows] for name, cell in _columns(best, wide=width >= 140).items()}
     for least, name in NARROW:
         if width < least:
             del columns[name]
@@ -151,10 +154,10 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     return table
 
 
-def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+def _columns(best: str | None, wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
     def personal(row: Mapping[str, Any]) -> str:
         text = _spread(row["personal"], True)
-        return f"[bold green]{text}[/bold green]" if row["best"] else text
+        return f"[bold green]{text}[/bold green]" if row["label"] == best else text
 
     def worse(row: Mapping[str, Any], kind: str) -> str:
         key = f"hurt_vs_{kind}"
