@@ -557,3 +557,19 @@ def test_a_comparison_names_the_labels_that_diverged() -> None:
     assert "This is seed 1; 1 of 2 seeds diverged." in shown(text)
     assert text.count("badge diverged") == 1
     assert [row["diverged"] for row in table(runs)] == [0, 15]
+
+
+# ---- further metrics, clients that came later
+
+
+def test_the_other_metrics_are_shown() -> None:
+    metrics = {
+        name: {"higher_is_better": True, "test": {"local": 0.1, "global": 0.2, "personal": personal}}
+        for name, personal in (("accuracy", 0.3), ("f1_macro", 0.4321))
+    }
+    run = fake(client("a", 0.3, 0.2, 0.1), client("b", 0.3, 0.2, 0.1), metrics=metrics)
+    assert "Other metrics metric each alone one global model personal models f1_macro 0.1000" in top(
+        {"x": [run]}
+    )
+    assert "y f1_macro 0.1000 0.2000 0.4321" in top({"x": [run], "y": [run]})
+    assert "Other metrics" not in top({"x": [example()]})

@@ -9,7 +9,17 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from partita.engine.record import Record, Summary, gain, lookup, number, personal_part
+from partita.engine.record import (
+    Record,
+    Summary,
+    further_metrics,
+    gain,
+    lookup,
+    number,
+    personal_part,
+    score_text,
+    undefined,
+)
 from partita.engine.verdict import ending, estimate
 from partita.recipes import Table as Figure
 from partita.report.ranking import Standing
@@ -24,7 +34,8 @@ def scores(run: Record, summary: Summary) -> Table:
         caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned())
-        + _newcomers(summary),
+        + _newcomers(summary)
+        + "".join(f"\n{escape(words)}" for words in undefined(summary)),
         box=SIMPLE_HEAD,
     )
     table.add_column("model", no_wrap=True)
@@ -43,6 +54,16 @@ def scores(run: Record, summary: Summary) -> Table:
         length = "-" if epochs is None else f"{epochs:,.3g}"
         table.add_row(name, value, interval, worst, length, ending(training))
     return table
+
+
+def further(summary: Summary) -> Table | None:
+    """Return the scores by the metrics beyond the first; None where there is one metric."""
+    table = Table(title="Other metrics (test)", box=SIMPLE_HEAD)
+    for i, column in enumerate(("metric", "each client alone", "one global model", "personal models")):
+        table.add_column(column, justify="right" if i else "left")
+    for name, means in further_metrics(summary).items():
+        table.add_row(escape(name), *map(score_text, means.values()))
+    return table if table.rows else None
 
 
 def losers(summary: Summary) -> Table | None:
