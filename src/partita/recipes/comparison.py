@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def leading(self) -> str | None:
-        """The label with the best mean test score of personal models, be it by chance; None without scores."""
+        """The label with the best mean of personal test scores, be it by chance; None without scores."""
         return next((row["label"] for row in figures.table(self.records) if row["best"]), None)
 
     def summary(self) -> str:
