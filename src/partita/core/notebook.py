@@ -16,7 +16,8 @@ def table(
 ) -> str:
     """Return a table; the first column is a heading of its row, and others are set to the right.
 
-    note  lines below it, with an empty line between two, and `more` a text that opens on a click, as it would be printed
+    note  lines below it, with an empty line between two
+    more  a text that opens on a click, as it would be printed
     """
     lines = [list(map(str, row)) for row in rows]
     left_out = len(lines) - _MOST_ROWS

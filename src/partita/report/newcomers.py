@@ -25,8 +25,8 @@ def newcomers(runs: Runs) -> Safe | None:
     means = table(head, [[label, *_means(seeds)] for label, seeds in came.items()])
     words = (
         f"Test {metric(runs)} of clients that took no part in training and came after it; they are in no "
-        "other figure of this page. Alone: trained on their own samples only. Worse: clients whose personal model "
-        f"scores less in the sample, which may be chance.{over_seeds(runs)}"
+        "other figure of this page. Alone: trained on their own samples only. Worse: clients whose personal "
+        f"model scores less in the sample, which may be chance.{over_seeds(runs)}"
     )
     parts: list[Safe | None] = []
     for label, seeds in came.items():
