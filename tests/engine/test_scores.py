@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import rich.console
 import sklearn.metrics as sk
 import torch
 from torch import Tensor, nn
 
 import partita as pt
+from partita.cli import tables
+from partita.engine.record import undefined
 from partita.engine.samples import Samples
 from partita.engine.significance import right_wrong
 
@@ -75,6 +79,31 @@ def test_undefined_is_named_and_never_in_a_mean() -> None:
     assert run.metrics[-1]["test.personal"] == pytest.approx(weighted)
     every = sum(run.clients[i]["personal.accuracy"] * n for i, n in enumerate(SIZES)) / sum(SIZES)
     assert summary["metrics"]["accuracy"]["test"]["personal"] == pytest.approx(every)
+
+
+def test_the_summary_and_the_terminal_show_all_metrics_and_who_has_none() -> None:
+    summary = federate(["auc", "accuracy"]).summary()
+    accuracy = summary["metrics"]["accuracy"]["test"]["personal"]
+    printed = rich.console.Console(width=100, record=True, file=io.StringIO())
+    for table in (tables.scores(federate(["auc", "accuracy"]), summary), tables.further(summary)):
+        printed.print(table)
+    for text in (str(summary), printed.export_text()):
+        assert "auc is undefined for 1 client: d" in text
+        assert "accuracy" in text
+        assert f"{accuracy:.4f}" in text
+    assert tables.further(federate("auc").summary()) is None
+    assert undefined({"undefined": {"auc": list("abcdefg")}}) == [
+        "auc is undefined for 7 clients: a, b, c, d, e and 2 more"
+    ]
+
+
+@pytest.mark.parametrize("method", [pt.fedalt("output", lr=0.1), pt.fedavg(lr=0.1), pt.local(lr=0.1)])
+def test_clients_without_a_score_are_in_no_denominator(method: pt.Algorithm) -> None:
+    model = pt.models.mlp(5, 6, 2)
+    settings: dict[str, Any] = {"rounds": 3, "steps": 3, "batch": 8, "metric": "auc", "executor": "vmap"}
+    summary = pt.federate(model, clients(), method, progress=False, **settings).summary()
+    assert summary["scored"] == 3
+    assert {chance["of"] for chance in summary["chance"].values()} == {3}
 
 
 def test_a_users_function_that_fails_for_a_client() -> None:

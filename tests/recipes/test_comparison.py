@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import partita as pt
+from partita.cli import tables
 from partita.engine.record import Record, Summary
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import read_study, run_study
 from partita.recipes.versus import versus
+from partita.report import compare as figures
 from support import each
 
 DATA = pt.data.digits(clients=6, partition=pt.data.label_skew(classes=3), test=0.4, validation=0, seed=0)
@@ -55,15 +57,41 @@ def test_tables_are_plain(tmp_path: Path) -> None:
             sum(r.summary()["test"]["personal"] for r in result.records[row["label"]]) / 2
         )
     assert [r.summary()["seed"] for r in result.records["local"]] == [5, 3]
-    assert result.best in result.records
-    assert {row["against"] for row in result.paired()} == {result.best}
+    assert result.leading in result.records
+    assert result.best is None, "after four rounds nobody knows"
+    assert {row["against"] for row in result.paired()} == {result.leading}
     text, markup = str(result), result._repr_html_()
     assert all(label in text for label in result.records)
+    for words in ("95 % interval", "local epochs", "too early to say which method is best"):
+        assert words in text
+        assert words in result.summary()
+        assert words in markup
     assert "mine &lt;b&gt;" in markup
     assert markup.count("<tr>") == 4
     assert result.report(tmp_path / "page.html").stat().st_size > 10_000
     options = result.records["fedavg"][0].config["algorithm"]
     assert options["lr"] == 0.3, "a baseline that is given is taken as it is"
+
+
+def scored(mean: float) -> Record:
+    """A run of twelve clients that has converged, with personal scores around this mean."""
+    rows = [
+        {"client": f"c{i}", "n_train": 20, "n_test": 10, "byzantine": 0, "personal": mean + 0.01 * (i % 3)}
+        for i in range(12)
+    ]
+    facts = {"metric": "accuracy", "seed": 0, "scored": 12, "test": {"personal": mean + 0.01}}
+    training = {"rounds": 9, "ended": "converged", "rising": False, "epochs": {"mean": 4.5}}
+    return Record([], rows, {}, Summary(facts, training=training))
+
+
+def test_the_best_is_named_and_marked_only_where_it_is_clear() -> None:
+    for difference, best in ((0.3, "large"), (0.0, None)):
+        result = pt.Comparison({"small": [scored(0.5)], "large": [scored(0.5 + difference)]})
+        assert result.best == best
+        marked = tables.comparison(figures.table(result.records), result.best, 200).columns[1]
+        assert sum("green" in str(cell) for cell in marked.cells) == (best is not None)
+    assert result.leading == "small"
+    assert "4.5" in str(result)
 
 
 @each(

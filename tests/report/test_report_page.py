@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import zlib
@@ -10,10 +11,14 @@ from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from report_rows import client, example, fake, record
+import torch
+from report_rows import attacked, client, example, fake, record
 
 from partita.engine.record import Record
+from partita.engine.samples import Samples
+from partita.engine.table import Table
 from partita.report import page as pages
 from partita.report.compare import table
 from partita.report.cost import cost, visits
@@ -22,7 +27,7 @@ from partita.report.header import header, what_ran
 from partita.report.html import data
 from partita.report.hurt import MOST_ROWS, hurt, worst_first
 from partita.report.page import page
-from partita.report.rows import averages
+from partita.report.rows import averages, checked
 from partita.report.settings import flat, settings
 from support import each
 
@@ -557,3 +562,51 @@ def test_a_comparison_names_the_labels_that_diverged() -> None:
     assert "This is seed 1; 1 of 2 seeds diverged." in shown(text)
     assert text.count("badge diverged") == 1
     assert [row["diverged"] for row in table(runs)] == [0, 15]
+
+
+# ---- further metrics, clients that came later
+
+
+def test_the_other_metrics_are_shown() -> None:
+    metrics = {
+        name: {"higher_is_better": True, "test": {"local": 0.1, "global": 0.2, "personal": personal}}
+        for name, personal in (("accuracy", 0.3), ("f1_macro", 0.4321))
+    }
+    run = fake(client("a", 0.3, 0.2, 0.1), client("b", 0.3, 0.2, 0.1), metrics=metrics)
+    assert "Other metrics metric each alone one global model personal models f1_macro 0.1000" in top(
+        {"x": [run]}
+    )
+    assert "y f1_macro 0.1000 0.2000 0.4321" in top({"x": [run], "y": [run]})
+    assert "Other metrics" not in top({"x": [example()]})
+
+
+def with_newcomers(run: Record) -> Record:
+    """The run with two clients that were held out, of which one has no score."""
+    columns = {"client": ["late <1>", "late 2"], "n_train": [7, 8], "n_test": [5, 0]}
+    columns |= {"local": [0.5, None], "global": [0.7, None], "personal": [0.6125, None]}
+    test = {"local": 0.5, "global": 0.7, "personal": 0.6125}
+    hurt = {"vs_global": 1, "vs_local": 0}
+    run.facts["newcomers"] = {"clients": 2, "scored": 1, "test": test, "hurt": hurt}
+    return dataclasses.replace(run, newcomers=Table(2, columns))
+
+
+def test_clients_that_came_later_have_a_section() -> None:
+    one, two = with_newcomers(example()), with_newcomers(example(seed=1))
+    text = shown(page({"fedalt": [one]}))
+    assert "fedalt 2 0.5000 0.7000 0.6125 1 of 1 0 of 1" in text
+    assert "late <1> 7 5 0.5000 0.7000 0.6125 late 2 8 0 – – –" in text
+    assert "late <1> 7 5 0.5000 0.7000 0.6125" in shown(page({"a": [one, two], "b": [example()]}))
+    assert 'id="newcomers"' not in page({"fedalt": [example()]})
+
+
+def test_honest_clients_keep_their_samples_and_the_newcomers() -> None:
+    sizes = np.arange(40)
+    owner = torch.from_numpy(np.repeat(sizes, sizes))
+    samples = Samples(sizes, owner, {"personal": {"accuracy": owner + 0.5}})
+    run = dataclasses.replace(with_newcomers(attacked()), samples=samples)
+    [kept] = checked({"x": [run]})["x"]
+    assert kept.newcomers is run.newcomers
+    assert kept.samples is not None
+    assert len(kept.samples.sizes) == len(kept.clients) == 30
+    assert set(kept.samples.targets.tolist()) == {i for i in range(40) if i % 4}
+    assert torch.equal(kept.samples.of("personal", "accuracy"), kept.samples.targets + 0.5)

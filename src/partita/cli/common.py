@@ -132,9 +132,10 @@ def show_study(runs: Runs, figures: Sequence[Table], options: RunOptions) -> Non
         return
     console = screen.console()
     if runs:
-        console.print(tables.comparison(rows, console.width))
+        where = ranking.standing(runs)
+        console.print(tables.comparison(rows, where.clearly_best, console.width))
         if pairs:
-            console.print(tables.pairs(ranking.standing(runs)))
+            console.print(tables.pairs(where))
         for words in header.said(runs):
             console.print(Text(words))
     for figure in figures:

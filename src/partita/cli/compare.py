@@ -21,7 +21,7 @@ from partita.engine.store.files import json_text
 from partita.recipes.study import Study, is_study, read_study, unfinished
 from partita.recipes.versus import beside, separate, versus
 from partita.report import compare as figures
-from partita.report import write
+from partita.report import ranking, write
 
 
 @takes_run_options
@@ -114,7 +114,7 @@ def report(
         typer.echo(json_text({**content, "paired": figures.paired(runs)}))
     elif not quiet:
         console = screen.console()
-        console.print(tables.comparison(rows, console.width))
+        console.print(tables.comparison(rows, ranking.standing(runs).clearly_best, console.width))
         for folder in filter(is_study, folders):
             if missing := unfinished(folder):
                 typer.echo(f"{folder} is not complete: {missing}; --resume continues it")

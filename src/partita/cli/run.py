@@ -151,6 +151,7 @@ def _show(run: Run, as_json: bool) -> None:
     else:
         console = screen.console()
         console.print(tables.scores(run, summary))
-        if (lost := tables.losers(summary)) is not None:
-            console.print(lost)
+        for table in (tables.further(summary), tables.losers(summary)):
+            if table is not None:
+                console.print(table)
         console.print(Text(header.said({summary["algorithm"]: [run]})[0]))

@@ -9,7 +9,17 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from partita.engine.record import Record, Summary, gain, lookup, number, personal_part
+from partita.engine.record import (
+    Record,
+    Summary,
+    further_metrics,
+    gain,
+    lookup,
+    number,
+    personal_part,
+    score_text,
+    undefined,
+)
 from partita.engine.verdict import ending, estimate
 from partita.recipes import Table as Figure
 from partita.report.ranking import Standing
@@ -24,7 +34,8 @@ def scores(run: Record, summary: Summary) -> Table:
         caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned())
-        + _newcomers(summary),
+        + _newcomers(summary)
+        + "".join(f"\n{escape(words)}" for words in undefined(summary)),
         box=SIMPLE_HEAD,
     )
     table.add_column("model", no_wrap=True)
@@ -43,6 +54,16 @@ def scores(run: Record, summary: Summary) -> Table:
         length = "-" if epochs is None else f"{epochs:,.3g}"
         table.add_row(name, value, interval, worst, length, ending(training))
     return table
+
+
+def further(summary: Summary) -> Table | None:
+    """Return the scores by the metrics beyond the first; None where there is one metric."""
+    table = Table(title="Other metrics (test)", box=SIMPLE_HEAD)
+    for i, column in enumerate(("metric", "each client alone", "one global model", "personal models")):
+        table.add_column(column, justify="right" if i else "left")
+    for name, means in further_metrics(summary).items():
+        table.add_row(escape(name), *map(score_text, means.values()))
+    return table if table.rows else None
 
 
 def losers(summary: Summary) -> Table | None:
@@ -127,8 +148,11 @@ NARROW = (
 """Columns of a comparison that need a wider screen."""
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
-    """Return a row for each method or variant, the best one marked, with as many columns as fit."""
+def comparison(rows: Sequence[Mapping[str, Any]], best: str | None, width: int = 80) -> Table:
+    """Return a row for each method or variant, with as many columns as fit.
+
+    best  the label to mark: one that is better beyond chance, if there is such
+    """
     seeds, metric = max(row["seeds"] for row in rows), rows[0]["metric"]
     over = "1 seed" if seeds == 1 else f"mean ± deviation of {seeds} seeds"
     table = Table(
@@ -138,7 +162,7 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
-    columns = {name: [cell(row) for row in rows] for name, cell in _columns(wide=width >= 140).items()}
+    columns = {name: [cell(row) for row in rows] for name, cell in _columns(best, wide=width >= 140).items()}
     for least, name in NARROW:
         if width < least:
             del columns[name]
@@ -151,10 +175,10 @@ def comparison(rows: Sequence[Mapping[str, Any]], width: int = 80) -> Table:
     return table
 
 
-def _columns(wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+def _columns(best: str | None, wide: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
     def personal(row: Mapping[str, Any]) -> str:
         text = _spread(row["personal"], True)
-        return f"[bold green]{text}[/bold green]" if row["best"] else text
+        return f"[bold green]{text}[/bold green]" if row["label"] == best else text
 
     def worse(row: Mapping[str, Any], kind: str) -> str:
         key = f"hurt_vs_{kind}"

@@ -16,7 +16,8 @@ def table(
 ) -> str:
     """Return a table; the first column is a heading of its row, and others are set to the right.
 
-    note  a line below it, and `more` a text that opens on a click, as it would be printed
+    note  lines below it, with an empty line between two
+    more  a text that opens on a click, as it would be printed
     """
     lines = [list(map(str, row)) for row in rows]
     left_out = len(lines) - _MOST_ROWS
@@ -25,7 +26,7 @@ def table(
         f"<tr>{''.join(_cell('td', text, i) for i, text in enumerate(row))}</tr>"
         for row in lines[:_MOST_ROWS]
     )
-    notes = [f"and {left_out} more"] * (left_out > 0) + [note] * bool(note)
+    notes = [f"and {left_out} more"] * (left_out > 0) + [text for text in note.split("\n\n") if text]
     return (
         '<div style="overflow-x: auto">'
         + f'<div style="font-weight: 600">{escape(title)}</div>'

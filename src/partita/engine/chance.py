@@ -92,9 +92,9 @@ def _of_contributions(
     return mean_changes(ours - theirs if higher_is_better else theirs - ours, ranges, seed=seed)
 
 
-def no_changes(samples: Samples) -> Changes:
-    """Return the changes of clients whose two models are one."""
-    n = samples.sizes.copy()
+def no_changes(samples: Samples, scores: np.ndarray) -> Changes:
+    """Return the changes of clients whose two models are one; none for a client without a score."""
+    n = np.where(np.isfinite(scores), samples.sizes, 0)
     change = np.where(n > 0, 0.0, np.nan)
     ones, zeros = np.ones(len(n)), np.zeros(len(n))
     return Changes(n, change, change, change, ones, ones, ones, zeros, zeros, n * 0)

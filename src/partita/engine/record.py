@@ -138,6 +138,10 @@ class Summary(dict[str, Any]):
             lines.append(f"  ended by a callback before round {ended['of']}: {ended['reason']}")
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
         lines += [f"  {names[k]:18} {metric} {score_text(test[k])}" for k in names]
+        for other, scores in further_metrics(self).items():
+            means = ", ".join(f"{names[k]} {score_text(scores[k])}" for k in names)
+            lines.append(f"  {other}: {means}")
+        lines += [f"  {words}" for words in undefined(self)]
         if part := personal_part(self):
             lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "with the global model"), ("vs_local", "alone")):
@@ -348,6 +352,21 @@ def personal_part(facts: Mapping[str, Any], most: int = 4) -> str:
         return f"{'a copy of everything' if copy else 'everything'} ({total:,} parameters)"
     listed = ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
     return f"{listed} ({count:,} of {total:,} parameters, {100 * count / total:.3g} %)"
+
+
+def further_metrics(facts: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return the mean test scores of each model by the metrics beyond the first."""
+    others = {name: of for name, of in (facts.get("metrics") or {}).items() if name != facts.get("metric")}
+    return {name: {k: number(lookup(of, "test", k)) for k in MODELS} for name, of in others.items()}
+
+
+def undefined(facts: Mapping[str, Any], most: int = 5) -> list[str]:
+    """Say for whom a metric is undefined: 'auc is undefined for 2 clients: d, e'."""
+    return [
+        f"{name} is undefined for {len(who):,} client{'s' * (len(who) != 1)}: {', '.join(who[:most])}"
+        + (f" and {len(who) - most:,} more" if len(who) > most else "")
+        for name, who in (facts.get("undefined") or {}).items()
+    ]
 
 
 def human_bytes(count: float) -> str:

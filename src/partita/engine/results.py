@@ -43,7 +43,7 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
     if stage.setup.profile.metric.criterion is None:
         monitor.note("resampling test samples")
-    found = _chance(stage, results, samples)
+    found = _chance(stage, results, samples, columns)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}
     unusual = _unusual(stage.setup.clean_data)
     rows = _client_rows(stage, state, {**columns, **chances}, unusual.columns)
@@ -66,11 +66,17 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
         weight = newcomers.numbers("n_test")
         summary["newcomers"] = {
             "clients": len(newcomers),
-            "scored": int((weight > 0).sum()),
+            "scored": _scored(weight, newcomers.numbers("personal")),
             "test": {kind: mean_score(newcomers.numbers(kind), weight) for kind in MODELS},
             "hurt": _hurt(came),
         }
     return record
+
+
+def _scored(weight: np.ndarray, personal: np.ndarray | None) -> int:
+    """Count the clients with test samples and, where there are personal models, a score that is defined."""
+    there = weight > 0
+    return int((there if personal is None else there & np.isfinite(personal)).sum())
 
 
 def _hurt(record: Record) -> dict[str, int | None]:
@@ -138,14 +144,15 @@ def _unusual(data: FederatedData) -> UnusualClients:
     return unusual_clients(data, _label_counts(data))
 
 
-def _chance(stage: Stage, results: Results, samples: Samples | None) -> dict[str, Chance]:
+def _chance(stage: Stage, results: Results, samples: Samples | None, columns: Columns) -> dict[str, Chance]:
     """Return what is chance among the changes from the global and the local to the personal models."""
     setup, found = stage.setup, {}
     for kind in ("global", "local") if samples is not None else ():
         assert samples is not None
         same = kind in results and results.get("personal") is results[kind]
-        if same:
-            changed: Changes | None = no_changes(samples)
+        scores = columns[kind]
+        if same and scores is not None:
+            changed: Changes | None = no_changes(samples, scores)
         else:
             changed = changes(setup.profile.metric, samples, "personal", kind, setup.settings.seed)
         if changed is not None:
@@ -340,7 +347,7 @@ def _summary(stage: Stage, state: State, scores: Columns) -> Summary:
         rounds=version,
         ended={"reason": state.ended, "of": setup.rounds} if state.ended else None,
         clients=setup.data.clients,
-        scored=int((weight > 0).sum()),
+        scored=_scored(weight, scores["personal"]),
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         test={kind: mean_score(scores[kind], weight) for kind in MODELS},

@@ -64,6 +64,12 @@ class Samples:
         """Return the rows of a model; None where they were not kept."""
         return self.rows.get(model, {}).get(metric)
 
+    def subset(self, kept: np.ndarray) -> Samples:
+        """Return the samples of some clients; `kept` says for each whether it is one of them."""
+        mask = torch.from_numpy(np.repeat(kept, self.sizes))
+        rows = {model: {k: v[mask] for k, v in of.items()} for model, of in self.rows.items()}
+        return Samples(self.sizes[kept], self.targets[mask], rows)
+
     def tensors(self) -> Tensors:
         """What the file holds: 'sizes', 'targets', and rows by 'MODEL/METRIC'."""
         rows = {f"{model}/{k}": v.clone() for model, kept in self.rows.items() for k, v in kept.items()}

@@ -24,7 +24,7 @@ from partita.recipes.study import Study, run_study
 from partita.recipes.tables import Table
 from partita.recipes.versus import ALONE, GLOBAL, beside
 from partita.report import compare as figures
-from partita.report import write
+from partita.report import header, ranking, write
 
 Model = nn.Module | Callable[[], nn.Module]
 Methods = Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm
@@ -54,11 +54,17 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The label with the best personal models, by their mean test score; None where none has a score."""
+        """The label that is better than every other beyond chance; None where the ranking is not clear."""
+        found = ranking.standing(self.records).clearly_best
+        return found if found in self.records else None
+
+    @property
+    def leading(self) -> str | None:
+        """The label with the best mean of personal test scores, be it by chance; None without scores."""
         return next((row["label"] for row in figures.table(self.records) if row["best"]), None)
 
     def summary(self) -> str:
-        """Return the table as text."""
+        """Return the table as Markdown, with what may be said of it below."""
         return self._figure().markdown()
 
     def report(self, path: str | Path = "report.html") -> Path:
@@ -72,13 +78,16 @@ class Comparison:
             "alone": lambda row: _number(row, "local"),
             "global": lambda row: _number(row, "global"),
             "personal": lambda row: _number(row, "personal"),
+            "95 % interval": _interval,
             "worst tenth": lambda row: _number(row, "worst_tenth"),
             "worse than global": lambda row: _share(row, "hurt_vs_global"),
             "worse than alone": lambda row: _share(row, "hurt_vs_local"),
+            "local epochs": lambda row: "-" if row["epochs"] is None else f"{row['epochs']:,.3g}",
         }
         cells = [(row["label"], *(cell(row) for cell in head.values())) for row in rows]
         note = "worse: clients whose personal model scores less than the global one, or than training alone"
-        return Table(f"test {rows[0]['metric']}, {over}", ("method", *head), cells, note)
+        words = "\n\n".join([note, *header.said(self.records)])
+        return Table(f"test {rows[0]['metric']}, {over}", ("method", *head), cells, words)
 
     def __str__(self) -> str:
         return aligned(self._figure())
@@ -295,6 +304,10 @@ def _number(row: Mapping[str, Any], key: str) -> str:
     if row[key] is None:
         return "-"
     return f"{row[key]:.4f}" + (f" ± {row[f'{key}_std']:.4f}" if row["seeds"] > 1 else "")
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return " to ".join(f"{x:.4f}" for x in row["interval"]) if row["interval"] else "-"
 
 
 def _share(row: Mapping[str, Any], key: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from partita.engine import verdict
 from partita.engine.divergence import DIVERGED, headlines, learned_nothing
-from partita.engine.record import MODELS, Record, lookup, numbers
+from partita.engine.record import MODELS, Record, further_metrics, lookup, numbers, spread
 from partita.report import compare, ranking
-from partita.report.html import Safe, join, tag
+from partita.report.html import Safe, join, section, table, tag
 from partita.report.methods import REFERENCES, comparison, lengths
 from partita.report.rows import (
     NAMES,
@@ -31,6 +31,7 @@ from partita.report.words import (
     score,
     shorten,
 )
+from partita.report.words import spread as spread_text
 
 
 def header(runs: Runs, clients: Averages, title: str | None) -> Safe:
@@ -54,7 +55,7 @@ def header(runs: Runs, clients: Averages, title: str | None) -> Safe:
         None if several else lengths([winner]),
         id="summary",
     )
-    return join([top, comparison(runs, rows)]) if several else top
+    return join([top, comparison(runs, rows) if several else None, _other_metrics(runs)])
 
 
 def _alert(runs: Runs) -> Safe | None:
@@ -211,6 +212,21 @@ def _cards(row: Row, mark: bool) -> Safe:
     best = (max if row["higher_is_better"] else min)(scores.values()) if len(scores) > 1 and mark else None
     cards = [_card(model, row, best is not None and scores.get(model) == best) for model in MODELS]
     return tag("div", *cards, class_="cards")
+
+
+def _other_metrics(runs: Runs) -> Safe | None:
+    """Return the scores by the metrics beyond the first; None where there is one metric."""
+    names = dict.fromkeys(k for seeds in runs.values() for run in seeds for k in further_metrics(run.facts))
+    rows = []
+    for label, seeds in runs.items():
+        found = [further_metrics(run.facts) for run in seeds]
+        for name in names:
+            means = [spread(lookup(each, name, model) for each in found) for model in MODELS]
+            start = [label, name] if len(runs) > 1 else [name]
+            rows.append([*start, *(spread_text(value, len(seeds)) for value in means)])
+    head = [*["method"] * (len(runs) > 1), "metric", *NAMES.values()]
+    words = tuple(range(len(head) - len(MODELS)))
+    return section("other-metrics", "Other metrics", table(head, rows, words=words)) if names else None
 
 
 def _card(model: str, row: Row, best: bool) -> Safe:

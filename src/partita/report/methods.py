@@ -67,7 +67,7 @@ def comparison(runs: Runs, rows: Sequence[Row]) -> Safe:
 def _line(row: Row, virtual: bool, where: ranking.Standing) -> list[object]:
     diverged = tag("span", "diverged", class_="badge diverged") if row["diverged"] else None
     best = tag("b", row["label"], tag("span", "best", class_="badge"), class_="marked")
-    clear = row["label"] == where.best and where.pairs and all(p.clear for p in where.against_best())
+    clear = row["label"] == where.clearly_best
     personal = spread(row["personal"], row["seeds"])
     sent = None if row["bytes_up"] is None else row["bytes_up"] + (row["bytes_down"] or 0)
     return [

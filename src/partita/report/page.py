@@ -33,6 +33,7 @@ from partita.report.html import (
 )
 from partita.report.hurt import hurt
 from partita.report.measures import measures
+from partita.report.newcomers import newcomers
 from partita.report.rows import (
     Averages,
     Runs,
@@ -81,6 +82,7 @@ def page(
             _distribution(clients, figures, start),
             hurt(runs, clients),
             everyone(runs, clients),
+            newcomers(runs),
             devices_section,
             measures_section,
             cost(runs),

@@ -62,6 +62,12 @@ class Standing(NamedTuple):
         """Return the best method against each of the others."""
         return [pair for pair in self.pairs if pair.first == self.best]
 
+    @property
+    def clearly_best(self) -> str | None:
+        """The best method, if it is better than each of the others beyond chance; None otherwise."""
+        rivals = self.against_best()
+        return self.best if rivals and all(pair.clear for pair in rivals) else None
+
 
 class Scores(NamedTuple):
     """Scores [seed, client] of each method, NaN where unknown, and how many test samples each client has."""

@@ -42,7 +42,9 @@ def _honest(run: Record) -> Record:
     if honest.all():
         return run
     clients = [row for row, is_honest in zip(run.clients, honest) if is_honest]
-    return Record(run.metrics, clients, run.config, run.facts)
+    samples = None if run.samples is None else run.samples.subset(honest)
+    facts, newcomers = run.facts, run.newcomers
+    return Record(run.metrics, clients, run.config, facts, samples=samples, newcomers=newcomers)
 
 
 def first(runs: Runs) -> Record:
