@@ -303,6 +303,8 @@ def test_the_best_of_several_is_named_only_where_it_is_clear() -> None:
     methods = (("a", 0.1), ("b", 0.05))
     assert of_methods(*methods).startswith("a is better than the other methods on average, by 0.05")
     assert of_methods(("a", 0.1), ("b", 0.1)).startswith("No clear difference between a and b: 0")
+    three = of_methods(("a", 0.1), ("b", 0.1), ("c", 0.1))
+    assert three.startswith("a has the best mean, but is not clearly better than b and c: 0")
     assert of_methods(*methods, a=RISING).startswith(
         "It is too early to say which method is best: a still rises at the last round: raise rounds"
     )

@@ -255,8 +255,14 @@ def sentence(where: Standing, metric: str, runs: Runs) -> str:
     if not close:
         return f"It is too early to say whether {best} is best: {caution}."
     closest = close[0]
-    words = f"No clear difference between {listed([best, *(p.second for p in close)])}: {closest.difference}"
-    words += f" {metric}" + (f" between {best} and {closest.second}" if len(close) > 1 else "")
+    if len(close) == 1:
+        words = f"No clear difference between {best} and {closest.second}: {closest.difference} {metric}"
+    else:  # others among them may well be told apart
+        named = listed([pair.second for pair in close])
+        words = (
+            f"{best} has the best mean, but is not clearly better than {named}: {closest.difference} {metric}"
+        )
+        words += f" against {closest.second}"
     if behind:
         words += f"; {best} is better than {listed([p.second for p in behind])}"
     return f"{words}{ends}."
