@@ -208,7 +208,7 @@ def test_three_numbers_and_what_ran() -> None:
     rows = [client("a", 0.9, 0.8, 0.95), client("b", 0.7, 0.8, 0.6), client("c", 0.5, 0.5, 0.4)]
     run = fake(*rows, algorithm="fedalt", rounds=9, test={"local": 0.7, "global": 0.72345, "personal": 0.75})
     text = top({"fedalt": [run]})
-    assert "1 of 3 clients score less than with one global model in the sample" in text
+    assert "1 of 3 clients do worse than with one global model in the sample" in text
     assert "how many beyond chance is not known" in text
     assert "one global model 0.7235 accuracy" in text
     assert "personal models highest mean 0.7500" in text
@@ -284,7 +284,7 @@ def test_who_loses_is_three_things() -> None:
     words = "1 of 12 clients is better off and 2 worse off than with one global model beyond chance."
     assert title(both).endswith(words)
     text = top({"x": [run]})
-    three = "9 of 12 clients score less than with one global model; beyond chance 2"
+    three = "9 of 12 clients do worse than with one global model; beyond chance 2"
     assert f"{three}; estimate of those who truly lose: 5 (2 to 7)." in text
     assert "than alone; beyond chance 1" in text
     both = header({"x": [run], "y": [run]}, averages({"x": [run], "y": [run]}), None)
@@ -345,9 +345,9 @@ def test_the_hurt_are_counted_as_in_the_table() -> None:
     scores = ((0.5, 0.9), (0.9, 0.5))
     seeds = [fake(client("a", x, 0.6), client("b", y, 0.6), seed=i) for i, (x, y) in enumerate(scores)]
     text = top({"x": seeds})
-    assert "1 of 2 clients per seed score less than with one global model in the sample" in text
+    assert "1 of 2 clients per seed do worse than with one global model in the sample" in text
     both = top({"x": seeds, "y": [fake(client("a", 0.1, 0.6))]})
-    assert "With x, 1 of 2 clients per seed score less" in both
+    assert "With x, 1 of 2 clients per seed do worse" in both
     assert table({"x": seeds})[0]["hurt_vs_global"] == 1
     listed = shown(hurt({"x": seeds}, averages({"x": seeds})))
     assert "0 of 2 clients in the sample, averaged over the seeds" in listed

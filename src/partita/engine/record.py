@@ -146,7 +146,7 @@ class Summary(dict[str, Any]):
             lines.append(f"  personal: {part}")
         for key, other in (("vs_global", "with the global model"), ("vs_local", "alone")):
             if hurt[key] is not None and not (self.get("chance") or {}).get(key):
-                lines.append(f"  {hurt[key]} of {self['scored']} clients score less than {other} (sample)")
+                lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than {other} (sample)")
         lines += [f"  {words}" for words in of_summary(self)]
         lines += self._training()
         lines += [*self._clock(), *self.abandoned(), *self._classes()]

@@ -165,7 +165,7 @@ def losers(chance: object, reference: str, *, short: bool = False) -> str:
         others = [f"{_count(number)} {side}" for side, number in counts[1:]]
         first = f"{_count(counts[0][1])} of {_count(of)} clients {verb} {counts[0][0]}"
         return f"{' and '.join([first, *others])} than {model} beyond chance"
-    words = f"{_count(chance.get('worse'))} of {_count(of)} clients score less than {model}"
+    words = f"{_count(chance.get('worse'))} of {_count(of)} clients do worse than {model}"
     words += f"; beyond chance {_count(beyond)}"
     truly = estimate(chance)
     return words + (f"; estimate of those who truly lose: {truly}" if truly else "")

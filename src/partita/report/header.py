@@ -183,7 +183,7 @@ def _losers(row: Row, kind: str, start: str = "") -> str:
     words = verdict.losers(row[f"chance_vs_{kind}"], kind)
     if not words and row[f"hurt_vs_{kind}"] is not None:
         model = {"global": "with one global model", "local": "alone"}[kind]
-        words = f"{count(row[f'hurt_vs_{kind}'])} of {_scored(row)} score less than {model} in the sample"
+        words = f"{count(row[f'hurt_vs_{kind}'])} of {_scored(row)} do worse than {model} in the sample"
         words += "; how many beyond chance is not known"
     return f"{start}{words}." if words else ""
 
