@@ -23,6 +23,7 @@ from partita import (
     optim,
     schedule,
     track,
+    workers,
 )
 from partita.algorithms import (
     apfl,
@@ -179,6 +180,7 @@ __all__ = [
     "track",
     "tune",
     "tuned",
+    "workers",
 ]
 # what a method, an aggregator, an attack, a schedule or a measure of your own is made of
 __all__ += [

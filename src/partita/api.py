@@ -51,6 +51,7 @@ from partita.engine.store.output import new_folder, new_page
 from partita.engine.table import Column, Table
 from partita.engine.threads import same_threads
 from partita.engine.train import Outcome, train
+from partita.engine.workers.crew import employed
 from partita.report import write, write_page
 
 LOG = logging.getLogger("partita")
@@ -157,7 +158,8 @@ def _trained(
     name = setup.algorithm.name
     try:
         known = folder if settings.resume and settings.device == "cpu" else None
-        with same_threads(known), arithmetic(settings.precision, settings.deterministic):
+        exactly = arithmetic(settings.precision, settings.deterministic)
+        with same_threads(known), exactly, employed(setup) as setup:
             result = Run.of(train(setup, name, listeners, interrupt, references, before))
         if folder is not None and settings.report:
             write_page({name: [result]}, folder / "report.html")

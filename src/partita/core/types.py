@@ -6,6 +6,7 @@ noun describes ONE client; the machinery stacks many of them along a new first a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,13 +112,15 @@ class Group(NamedTuple):
 
     `positions` are their places in the cohort. `stacked` says that the download has one row per client
     (clients that hold different versions); otherwise all of them read the same one. `event` is what their
-    draws depend on (None: the round).
+    draws depend on (None: the round). `statistics` are those of BatchNorm, by class of devices, where the
+    models of narrow devices have their own (norm="static"): evaluations look at them.
     """
 
     positions: tuple[int, ...]
     download: Download
     stacked: bool = False
     event: int | None = None
+    statistics: Mapping[int, Tensors] = {}  # noqa: RUF012
 
 
 class Cohort(NamedTuple):

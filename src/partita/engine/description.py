@@ -101,6 +101,7 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
             "requested": describe(settings.executor),
             "picks": choices,
             "threads": torch.get_num_threads(),
+            **({} if setup.crew is None else {"workers": setup.crew.description()}),
         },
         "versions": versions(),
     }

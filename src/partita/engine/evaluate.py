@@ -16,8 +16,6 @@ from partita.core.metrics import ClientMetric, mean_of
 from partita.core.parts import Measure
 from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload
 from partita.data import FederatedData
-from partita.engine.devices.classes import Classes, ClassExecutor
-from partita.engine.execute import Executor
 from partita.engine.samples import Scored
 from partita.engine.stage import STATE_BYTES, Stage, evaluation_name, most_samples
 from partita.engine.state import State
@@ -118,7 +116,8 @@ def personal_model(stage: Stage, state: State, client: int) -> Tensors:
 def group_of(state: State, clients: int) -> Group:
     """Clients that all receive the server's model as it is now."""
     server = state.server
-    return Group(tuple(range(clients)), Download(server.shared, server.extra, server.version))
+    download = Download(server.shared, server.extra, server.version)
+    return Group(tuple(range(clients)), download, statistics=state.device_statistics)
 
 
 # ---- BatchNorm statistics that nobody trains (norm="static")
@@ -131,26 +130,27 @@ def refresh_statistics(stage: Stage, state: State) -> None:
         return
     state.norms_version = state.server.version
     clients, devices = stage.setup.measurable, stage.setup.devices
-    classes = stage.executor if isinstance(stage.executor, Classes) else None
-    statistics = _statistics(stage, state, classes.whole if classes else stage.executor, clients)
+    state.device_statistics = {}
+    statistics = _statistics(stage, state, "statistics", clients)
     known = {k: v for k, v in statistics.items() if k in state.server.shared}
     state.server = state.server._replace(shared={**state.server.shared, **known})
-    if classes and devices.narrow:
-        for number, executor in classes.executors.items():
-            members = clients[devices.class_of[clients] == number]
-            executor.statistics.update(_statistics(stage, state, executor, members))
+    if devices.narrow:
+        classes = devices.class_of[clients]
+        state.device_statistics = {
+            number: _statistics(stage, state, "statistics of devices", clients[classes == number])
+            for number in devices.used
+            if not devices.complete[number]
+        }
 
 
-def _statistics(
-    stage: Stage, state: State, executor: Executor | ClassExecutor, clients: np.ndarray
-) -> Tensors:
+def _statistics(stage: Stage, state: State, name: str, clients: np.ndarray) -> Tensors:
     """Return mean and variance over all training samples of these clients."""
     total: Tensors = {}
     samples = torch.zeros((), dtype=torch.float64, device=stage.setup.settings.device)
-    program, context = stage.programs["statistics"], state.context(stage)
+    program, context = stage.programs[name], state.context(stage)
     for block in stage.blocks(clients):
         states = state.load(stage, block.tolist())
-        upload, _ = executor(program, block, group_of(state, len(block)), states, context)
+        upload, _ = stage.executor(program, block, group_of(state, len(block)), states, context)
         sums = {k: v.sum(0, dtype=torch.float64) for k, v in upload.delta.items()}
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
         samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)

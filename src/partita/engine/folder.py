@@ -23,6 +23,7 @@ from partita.engine.store.files import append_jsonl, plain, write_csv, write_jso
 from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
+NOT_DECIDING = ("checkpoint_every", "workers")
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
 
@@ -181,11 +182,12 @@ def _clear(folder: Path) -> None:
 def parts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides a result, of what config.json holds: all but names, versions and choices.
 
-    How often a run is written down does not count: a run may be resumed with another `checkpoint_every`.
+    How often a run is written down does not count, nor who computes it: a run may be resumed with another
+    `checkpoint_every` and with other `workers`.
     """
     deciding = {k: v for k, v in config.items() if k not in ("what", "executor", "versions")}
     if isinstance(deciding.get("settings"), dict):
-        deciding["settings"] = {k: v for k, v in deciding["settings"].items() if k != "checkpoint_every"}
+        deciding["settings"] = {k: v for k, v in deciding["settings"].items() if k not in NOT_DECIDING}
     return deciding
 
 
@@ -216,6 +218,8 @@ def check_same(now: dict[str, Any], folder: Path, *, longer: bool = False) -> di
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
         raise _another("executor", str(executor), folder)
     old_parts, new_parts = parts(before), parts(plain(now))
+    if new_parts["settings"]["shares"] is None:  # as many as the run has
+        old_parts["settings"] = {**old_parts["settings"], "shares": None}
     if longer:
         old_parts, new_parts = without_rounds(old_parts), without_rounds(new_parts)
     for part, new in new_parts.items():

@@ -7,17 +7,26 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from partita.core import draws, tree
-from partita.core.device import HostCopy, put
-from partita.core.types import ClientState, Cohort, ServerState, Tensors, Upload
-from partita.engine.cohorts import as_one_group, chunks_of, discounted, merged, rebased, refuse_twice
+from partita.core.device import HostCopy
+from partita.core.types import ClientState, Cohort, Group, RoundContext, ServerState, Tensors, Upload
+from partita.engine.cohorts import (
+    as_one_group,
+    chunks_of,
+    discounted,
+    merged,
+    rebased,
+    refuse_twice,
+    with_sender,
+)
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
 from partita.engine.stage import Stage
 from partita.engine.state import State
 from partita.engine.store import MemoryStore
+from partita.engine.workers.share import Assignment
 
 WORK_AHEAD = ("cuda",)  # devices that work while the host goes on
 
@@ -66,10 +75,12 @@ def one_round(stage: Stage, state: State) -> Round:
     if cohort.late:
         state.pending.drop(cohort.late)
     _read_ahead(stage, state, cohort)
-    adds_up = stage.adds_up and len(cohort.clients) > stage.limits.deltas_in_memory  # chunk by chunk
+    in_shares = _sums_come_back(stage, state, cohort)
+    adds_up = in_shares or (stage.adds_up and len(cohort.clients) > stage.limits.deltas_in_memory)
+    train = _train_shares if in_shares else _train_chunk
     chunks = [
-        _train_chunk(stage, state, chunk, cohort.quorum, number if adds_up else None)
-        for number, chunk in enumerate(_chunks(stage, cohort, adds_up))
+        train(stage, state, chunk, cohort.quorum, number if adds_up else None)
+        for number, chunk in enumerate(_chunks(stage, cohort, adds_up and not in_shares))
     ] or [NOBODY]
     uploads, rejections = tree.cat([c.uploads for c in chunks]), [r for c in chunks for r in c.rejections]
     if stage.setup.settings.attack is not None:
@@ -105,14 +116,7 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
     devices = stage.setup.devices
     sent = uploads.delta, uploads.extra, uploads.sums
     bytes_up = tree.nbytes(sent) if devices.alike else devices.bytes_sent(uploads)
-    result = Chunk(uploads, rejections, bytes_up)
-    if stage.keeps_state:
-        clients = [c for c, rejection in zip(cohort.clients, rejections) if not rejection]
-        states = _rows(states, rejections)
-        if quorum > 1:
-            result = result._replace(states=(clients, tree.to(states, stage.limits.store_device)))
-        else:
-            state.save(clients, states)
+    result = _keep(stage, state, cohort, quorum, Chunk(uploads, rejections, bytes_up), states)
     if chunk is None:
         return result
     usable = _rows(_discounted(stage, state, cohort, uploads), rejections)
@@ -120,6 +124,39 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
     result = result._replace(uploads=kept, sum=_aggregate(stage, state, usable, chunk))
     stage.release((state.server, result))
     return result
+
+
+def _keep(
+    stage: Stage, state: State, cohort: Cohort, quorum: int, chunk: Chunk, states: ClientState
+) -> Chunk:
+    """Save the new states of clients whose uploads are usable; with a quorum, let them wait."""
+    if not stage.keeps_state:
+        return chunk
+    clients = [c for c, rejection in zip(cohort.clients, chunk.rejections) if not rejection]
+    states = _rows(states, chunk.rejections)
+    if quorum > 1:
+        return chunk._replace(states=(clients, tree.to(states, stage.limits.store_device)))
+    state.save(clients, states)
+    return chunk
+
+
+def _sums_come_back(stage: Stage, state: State, cohort: Cohort) -> bool:
+    """Return whether workers add up what the clients of their shares send: nobody needs a single delta."""
+    if stage.spread is None or not stage.adds_up or any(cohort.staleness) or state.pending:
+        return False
+    return state.schedule.discount(0) == 1.0 and not state.schedule.in_flight().clients
+
+
+def _train_shares(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk: int | None) -> Chunk:
+    """Train some clients in shares, of each of which only the sum of the deltas comes back."""
+    assert stage.spread is not None
+    group, context = _received(stage, state, cohort)
+    assignment = Assignment(np.asarray(cohort.clients), group, state.load(stage, cohort.clients), context)
+    with state.timer("steps"):
+        found = stage.spread.summed(stage, assignment, _aggregation_key(stage, state, chunk))
+    uploads, states, rejections = found.trained
+    result = Chunk(uploads, rejections, found.bytes_up, sum=found.sum)
+    return _keep(stage, state, cohort, quorum, result, states)
 
 
 def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
@@ -153,11 +190,7 @@ def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
 
 def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientState]:
     """Run the method's local rule for every client of the cohort, as one batch."""
-    if len(cohort.groups) == 1:
-        group, context = cohort.groups[0], state.context(stage, cohort.groups[0])
-    else:
-        contexts = [state.context(stage, group) for group in cohort.groups]
-        group, context = as_one_group(cohort.groups, contexts)
+    group, context = _received(stage, state, cohort)
     states = state.load(stage, cohort.clients)
     with state.timer("steps"):
         training, clients = stage.programs["training"], np.asarray(cohort.clients)
@@ -165,13 +198,16 @@ def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientS
     return _with_sender(stage, uploads, cohort.clients), states
 
 
+def _received(stage: Stage, state: State, cohort: Cohort) -> tuple[Group, RoundContext]:
+    """Return the clients of a cohort as one group, and when they received what."""
+    if len(cohort.groups) == 1:
+        return cohort.groups[0], state.context(stage, cohort.groups[0])
+    contexts = [state.context(stage, group) for group in cohort.groups]
+    return as_one_group(cohort.groups, contexts)
+
+
 def _with_sender(stage: Stage, uploads: Upload, clients: Sequence[int]) -> Upload:
-    """Add the clients' numbers, and their sample counts as weights."""
-    numbers = np.asarray(clients)
-    samples = stage.setup.data.train[numbers, 1].astype(np.float64)
-    return uploads._replace(
-        weight=put(samples, stage.setup.settings.device), client=torch.from_numpy(numbers)
-    )
+    return with_sender(uploads, clients, stage.setup.data, stage.setup.settings.device)
 
 
 def _upcoming(state: State) -> Sequence[int]:
@@ -234,11 +270,14 @@ def _aggregate(stage: Stage, state: State, uploads: Upload, chunk: int | None = 
     """Combine all that were accepted, if any was; each chunk of a cohort has draws of its own."""
     if uploads.weight is None or not len(uploads.weight):
         return None
+    with state.timer("aggregation"):
+        return stage.aggregate(uploads, _aggregation_key(stage, state, chunk))
+
+
+def _aggregation_key(stage: Stage, state: State, chunk: int | None) -> Tensor:
     settings = stage.setup.settings
     key = draws.key(settings.seed, "aggregation", state.server.version, device=settings.device)
-    key = key if chunk is None else draws.branch(key, "part", chunk)
-    with state.timer("aggregation"):
-        return stage.aggregate(uploads, key)
+    return key if chunk is None else draws.branch(key, "part", chunk)
 
 
 def _server_step(

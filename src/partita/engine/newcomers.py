@@ -21,7 +21,6 @@ from partita.core.types import RoundContext, Upload, Work
 from partita.data import FederatedData
 from partita.data.scale import other_scale
 from partita.engine.counters import Counters
-from partita.engine.devices.classes import Classes
 from partita.engine.devices.devices import Devices
 from partita.engine.evaluate import group_of, mean_score, refresh_statistics, scores
 from partita.engine.model.fit import check_labels
@@ -82,10 +81,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     data = _fitted(stage, data)
     refresh_statistics(stage, state)  # those of the clients of training
     data = data.to(setup.settings.device)
-    executor = stage.executor.whole if isinstance(stage.executor, Classes) else stage.executor
-    if not hasattr(executor, "on"):
-        raise check.fail("executor", executor.name, "an executor that has on(data), to run on other samples")
-    executor = executor.on(data)
+    executor = stage.whole.on(data)  # in this process: workers have the samples of training
     settings = replace(setup.settings, attack=None, byzantine=(), capacity=None)
     devices = Devices.of(None, setup.model, setup.names, data, settings.seed)
     new_client = stage.algorithm.init_client({**state.initial, **state.server.shared}, stage.partition)
@@ -96,6 +92,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
             stage,
             setup=replace(setup, data=data, clean_data=data, settings=settings, devices=devices),
             executor=executor,
+            spread=None,
             new_client=new_client,
             programs={**stage.programs, **{program.name: program for program in scoring}},
         ),

@@ -29,6 +29,8 @@ from partita.engine.execute import EXECUTORS, Runner, Task
 from partita.engine.record import Record
 from partita.engine.store import Store
 from partita.schedule import Schedule, preferred, synchronous
+from partita.workers import Workers
+from partita.workers import requested as workers_requested
 
 STATES, NORMS = ("keep", "reset"), ("global", "static", "personal")
 STORES = ("auto", "memory", "disk")
@@ -332,6 +334,24 @@ class Machine:
             "'cpu', 'cuda', or 'auto' (default), which takes a CUDA device if there is one", check=_device
         ),
     ] = "auto"
+    workers: Annotated[
+        int | str | Workers | None,
+        Option(
+            "who computes: 4 processes of this machine, with device='cuda' one GPU each; 'ray:4' on Ray, "
+            "'ray:auto' on all of a cluster that runs; or `partita.workers.ray(4, threads=2)`. A run may be "
+            "resumed with another number of them (default: this process alone)",
+            check=workers_requested,
+        ),
+    ] = None
+    shares: Annotated[
+        int | None,
+        Option(
+            "into how many shares a cohort is cut, each computed by one worker; it decides the last bits of "
+            "a result, and stays the same on resume (default: one for each worker)",
+            low=1,
+            high=4096,
+        ),
+    ] = None
     memory: Annotated[
         int | str | None,
         Option(

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
@@ -33,6 +34,9 @@ from partita.engine.model.seeding import kept, set_all
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
 
+if TYPE_CHECKING:
+    from partita.engine.workers.crew import Team
+
 
 def _once(stage: StagePlan) -> bool:
     """Return whether a stage is one round of all clients."""
@@ -51,6 +55,7 @@ class Setup:
     origin      digests of what the run starts from, which a resumed run must bring again
     plans       the stages of the run, with nothing left open
     newcomers   clients that come after training
+    crew        the workers that compute, while the run goes on
     """
 
     settings: Settings
@@ -66,6 +71,7 @@ class Setup:
     plans: tuple[StagePlan, ...]
     devices: Devices
     newcomers: FederatedData | None = None
+    crew: Team | None = None
 
     @classmethod
     def of(
@@ -154,7 +160,7 @@ class Setup:
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.initial, strict=False)
         other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
-        return replace(other, newcomers=self.newcomers)
+        return replace(other, newcomers=self.newcomers, crew=self.crew)
 
     def expecting(self, newcomers: FederatedData) -> Setup:
         """Return the same run, after which these clients come; refuse labels that the model does not know."""

@@ -27,10 +27,12 @@ from partita.core.parts import (
 )
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
-from partita.engine.execute import Executor, Task, budget, make_executor
+from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
+from partita.engine.workers.messages import StageBlob
+from partita.engine.workers.spread import Spread
 from partita.measures.probe import try_probe
 
 STATE_BYTES = 1 << 28  # of client states that are held at once
@@ -67,6 +69,8 @@ class Stage:
     personalize  the model that a client is evaluated with, with statistics of its own under norm="static"
     programs     by name, all that clients run: see `programs`
     executor     runs a program for a group of clients, each on its part of the model
+    whole        the executor, in this process, of clients that hold the whole model
+    spread       the executor, where it cuts a cohort into shares for workers
     release      lets the executor use the memory of earlier results again, but for what is kept
     aggregate    (stacked uploads, key) -> one upload
     """
@@ -82,12 +86,14 @@ class Stage:
     personalize: Callable[[Problem], Personalize]
     programs: Mapping[str, Program]
     executor: Executor
+    whole: Runner
     release: Callable[[Any], None]
     aggregate: Callable[[Upload, Tensor], Upload]
     server_rule: ServerRule
     limits: Limits
     work: Work
     is_global: bool
+    spread: Spread | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -138,6 +144,11 @@ class Stage:
         able = getattr(self.algorithm.aggregate, "adds_up", False)
         return able and self.setup.devices.alike and not looked_at
 
+    @functools.cached_property
+    def in_this_process(self) -> Stage:
+        """The stage as a worker has it: its executor computes here."""
+        return self if self.spread is None else replace(self, executor=self.spread.inner, spread=None)
+
     def blocks(self, clients: np.ndarray) -> Iterator[np.ndarray]:
         """Cut clients into blocks whose states fit."""
         most = self.limits.clients_per_block
@@ -175,7 +186,7 @@ def programs(
     model                compute the model that a client deploys
     newcomer             solve for the personal part of a client that comes after training
     measure NAME         compute a measure
-    statistics           sum up BatchNorm statistics of the server's model
+    statistics           sum up BatchNorm statistics of the server's model, or of the models `of devices`
     """
     whole_model = global_model if is_global else algorithm.personalize
     everything = [
@@ -183,6 +194,7 @@ def programs(
         Program("model", deployment(personalize)),
         Program("newcomer", algorithm.newcomer or algorithm.local),
         Program("statistics", statistics_of(whole_model), whole_model=True),
+        Program("statistics of devices", statistics_of(whole_model)),
     ]
     method = replace(algorithm, personalize=personalize)
     everything += [measure_program(measure, split, method) for measure, split in measures]
@@ -234,10 +246,10 @@ def bind(
         partition,
         setup.profile,
         initial,
-        memory=settings.memory_bytes,
+        memory=_memory(setup),
         choices=choices,
         tracks=not static,
-        cohort_sizes={plan.cohort or data.clients, *devices.sizes},
+        cohort_sizes=_sizes({plan.cohort or data.clients, *devices.sizes}, settings.shares),
         batch=plan.batch,
         half=settings.precision == "bf16",
         notify=notify,
@@ -248,6 +260,9 @@ def bind(
     if not devices.alike:
         upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
         executor = devices.executor(settings.executor, whole, task, upload_like)
+    spread = None
+    if setup.crew is not None:
+        executor = spread = _spread(setup, number, initial, executor, whole, choices)
     personalize = algorithm.personalize
     if static and (partition.personal or personalize(problem).phases):
         personalize = with_own_statistics(personalize)
@@ -269,12 +284,45 @@ def bind(
             algorithm, personalize, is_global, splits, evaluations(personalize, setup.profile.kept, data)
         ),
         executor=executor,
+        whole=whole,
+        spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=devices.aggregate(algorithm.aggregate(problem)),
         server_rule=algorithm.server(problem),
         limits=_limits(setup, new_client, tree.pick(initial, partition.shared)),
         work=stage_work(plan),
         is_global=is_global,
+    )
+
+
+def _memory(setup: Setup) -> int | None:
+    """Return the bytes for stacked clients: of a share, where there are shares."""
+    return setup.settings.memory_bytes if setup.crew is None else setup.crew.terms.memory
+
+
+def _sizes(cohorts: set[int], shares: int | None) -> set[int]:
+    """Return the numbers of clients that train together: those of cohorts, or of their shares."""
+    if shares is None:
+        return cohorts
+    return {max(1, size) for n in cohorts for size in (n // shares, -(-n // shares))}
+
+
+def _spread(
+    setup: Setup, number: int, initial: Tensors, inner: Executor, whole: Runner, choices: Choices
+) -> Spread:
+    """Return the executor that lets workers compute what `inner` would."""
+    assert setup.crew is not None
+    memory = setup.crew.terms.memory
+    return Spread(
+        inner=inner,
+        bound=whole.bound,
+        team=setup.crew,
+        choices=choices,
+        decides=setup.settings.executor,
+        class_of=setup.devices.class_of,
+        names=setup.data.names,
+        blob=lambda key: StageBlob.of(key, setup, number, initial, memory),
+        samples=lambda crew: crew.samples(setup),
     )
 
 
@@ -286,7 +334,7 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
     state_bytes = max(1, tree.nbytes(new_client))
     most = BLOCK_CLIENTS if BLOCK_CLIENTS * state_bytes < SMALL_BLOCK_BYTES else SMALL_BLOCK_CLIENTS
     all_fit = setup.data.clients * state_bytes <= STATE_BYTES
-    room = budget(setup.settings.memory_bytes, setup.data.x.device) // 4
+    room = budget(_memory(setup), setup.data.x.device) // 4
     delta_bytes = max(1, 2 * tree.nbytes(shared))  # a delta, and what it is made of
     return Limits(
         clients_per_block=max(1, min(most, STATE_BYTES // state_bytes)),

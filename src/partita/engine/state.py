@@ -44,7 +44,7 @@ class State:
     rounds              how many rounds each stage is to have
     ended               why a callback has ended the run before its last round ('': none has)
     norms_version       the version whose BatchNorm statistics are measured (norm="static"); not saved:
-                        they are measured again
+                        they are measured again, as are `device_statistics`, those of narrow devices
     """
 
     stage: int
@@ -63,6 +63,7 @@ class State:
     pending: PendingUploads = field(default_factory=PendingUploads)
     convergence: Convergence = field(default_factory=Convergence)
     norms_version: int = -1
+    device_statistics: Mapping[int, Tensors] = field(default_factory=dict)
 
     def context(self, stage: Stage, group: Group | None = None) -> RoundContext:
         """Return what draws and rates depend on: now, or when a group received its model."""

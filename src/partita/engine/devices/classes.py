@@ -35,6 +35,7 @@ Region = Mapping[str, tuple[slice, ...]]
 class ClassExecutor:
     """What clients of one class of devices compute.
 
+    number        of the class
     executor      runs the model of this class
     region        what the class holds of the whole model
     upload_like   an upload of a client that holds the whole model
@@ -42,13 +43,13 @@ class ClassExecutor:
     pieces        frozen blocks in evaluation mode
     open_pieces   the same blocks, normalizing by the statistics of the samples
     initial       the initial tensors, for those that the server does not share
-    statistics    of this class's own model, where those of the whole one do not fit (norm="static")
     static        whether norm="static"
     disk          whether records of frozen blocks are kept in files
     record_bytes  bytes of a sample behind the frozen blocks
     budget        bytes for the records of clients that train together
     """
 
+    number: int
     executor: Runner
     region: Region
     upload_like: Upload
@@ -56,7 +57,6 @@ class ClassExecutor:
     pieces: tuple[nn.Module, ...] = ()
     open_pieces: tuple[nn.Module, ...] = ()
     initial: Tensors = field(default_factory=dict)
-    statistics: Tensors = field(default_factory=dict)
     static: bool = False
     disk: bool = False
     record_bytes: int = 0
@@ -89,7 +89,8 @@ class ClassExecutor:
         """Run the program on this class's model; take and return tensors in the shapes of the whole model."""
         shared, extra = (self.held(x, group.stacked) for x in group.download[:2])
         if not program.trains:
-            shared |= {k: v for k, v in self.statistics.items() if k in shared}
+            own = group.statistics.get(self.number, {})  # those of the whole model do not fit a narrow one
+            shared |= {k: v for k, v in own.items() if k in shared}
         held_group = group._replace(download=group.download._replace(shared=shared, extra=extra))
         memory_of = {name: self._tensor_of(name, value) for name, value in states.memory.items()}
         memory = self._cropped(states.memory, memory_of, stacked=True)

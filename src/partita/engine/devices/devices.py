@@ -173,6 +173,7 @@ class Devices:
         partition = Partition(*(tuple(k for k in names if k in shapes) for names in task.partition))
         profile = task.profile._replace(buffers=tuple(k for k in task.profile.buffers if k in shapes))
         part = ClassExecutor(
+            number=kind,
             executor=None,  # type: ignore[arg-type]
             region={k: tuple(slice(0, n) for n in shape) for k, shape in shapes.items()},
             upload_like=upload_like,

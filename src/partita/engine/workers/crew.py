@@ -1,0 +1,236 @@
+"""The workers of a run: when they start and end, what they have agreed on, and what each of them did."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from partita.core import check
+from partita.engine.execute import budget
+from partita.engine.record import read_json
+from partita.engine.workers.messages import Job, Place, Reply, Samples, raised
+from partita.engine.workers.processes import ProcessBackend, Take
+from partita.workers import Processes, RayCluster, Workers
+
+if TYPE_CHECKING:
+    from partita.engine.setup import Setup
+
+KEYS = itertools.count(1)
+
+
+class Backend(Protocol):
+    """Where shares are computed: one of the ways in which there are other processes."""
+
+    @property
+    def workers(self) -> list[Any]: ...
+
+    @property
+    def restarts(self) -> list[int]:
+        """How often each worker had to be started again."""
+        ...
+
+    def compute(self, job: Job, take: Take) -> None:
+        """Let workers compute all shares of a job, each share again if its worker dies."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...
+
+
+class Terms(NamedTuple):
+    """What a run's results depend on, and so stays as it is when the run is resumed with other workers.
+
+    shares   into how many shares a cohort is cut
+    threads  with which each share is computed
+    memory   bytes for the stacked clients of each share
+    """
+
+    shares: int
+    threads: int
+    memory: int
+
+
+class Did(NamedTuple):
+    """What a worker did."""
+
+    place: Place | None = None
+    shares: int = 0
+    seconds: float = 0.0
+
+
+class Crew:
+    """Workers that are there: for a run with its baselines, or for all runs of a study."""
+
+    def __init__(self, spec: Workers, threads: int, device: str) -> None:
+        self.spec, self.threads = spec, threads
+        self.backend: Backend
+        if isinstance(spec, RayCluster):
+            from partita.engine.workers.ray_actors import RayBackend
+
+            self.backend = RayBackend(spec, device)
+            self.most_together = self.backend.most_together
+        else:
+            self.backend = ProcessBackend(spec.count, threads, device)
+            gpus = torch.cuda.device_count() if device == "cuda" else 1
+            self.most_together = -(-spec.count // gpus)
+        self.count = len(self.backend.workers)
+        self.did = [Did()] * self.count
+        self.closed = False
+        self._samples: Samples | None = None
+        self._loads = time.perf_counter(), [0.0] * self.count
+
+    def samples(self, setup: Setup) -> Samples:
+        """Return the samples of a run as they are sent: once for all runs on the same ones."""
+        poisoned = setup.settings.attack is not None and setup.settings.attack.poison is not None
+        x, y = (setup.data.x, setup.data.y) if poisoned else (setup.clean_data.x, setup.clean_data.y)
+        if self._samples is None or self._samples.x is not x or self._samples.y is not y:
+            self._samples = Samples(next(KEYS), x, y)
+        return self._samples
+
+    def compute(self, job: Job, take: Take) -> None:
+        """Let workers compute a job; raise the error of the first share that has one."""
+        errors: dict[int, Exception] = {}
+
+        def taken(worker: int, share: int, reply: Reply, result: Any) -> bool:
+            before = self.did[worker]
+            self.did[worker] = Did(reply.place, before.shares + 1, before.seconds + reply.seconds)
+            for text in reply.warned:
+                check.warn(text)
+            if reply.error is not None:
+                where = f"worker {worker} on {reply.place.machine}"
+                errors[share] = raised(reply.error, where)
+                return False
+            return take(worker, share, reply, result)
+
+        self.backend.compute(job, taken)
+        if errors:
+            raise errors[min(errors)]
+
+    def loads(self) -> tuple[float, ...]:
+        """Return the share of time that each worker was at work since it was asked last."""
+        now, seconds = time.perf_counter(), [did.seconds for did in self.did]
+        (then, before), self._loads = self._loads, (now, seconds)
+        passed = max(now - then, 1e-9)
+        return tuple(min(1.0, (s - b) / passed) for s, b in zip(seconds, before))
+
+    def close(self) -> None:
+        """End all workers; what is computed from now on is computed in this process."""
+        if not self.closed:
+            self.closed = True
+            self.backend.close()
+            self._samples = None
+
+
+class Team(NamedTuple):
+    """The workers of one run, and its terms; without a crew this process computes the shares itself."""
+
+    crew: Crew | None
+    terms: Terms
+
+    @property
+    def present(self) -> Crew | None:
+        """The crew, while it is there."""
+        return None if self.crew is None or self.crew.closed else self.crew
+
+    def description(self) -> dict[str, Any]:
+        """Return what config.json holds of the workers: the terms, and what each did so far."""
+        terms: dict[str, Any] = self.terms._asdict()
+        if self.crew is None:
+            return {"kind": None, "count": 0, **terms, "each": []}
+        each = []
+        for number, (did, restarts) in enumerate(zip(self.crew.did, self.crew.backend.restarts)):
+            place = {} if did.place is None else did.place._asdict()
+            work = {"shares": did.shares, "seconds": round(did.seconds, 3), "restarts": restarts}
+            each.append({"worker": number, **place, **work})
+        return {"kind": self.crew.spec.kind, "count": self.crew.count, **terms, "each": each}
+
+
+# ---- when workers start and end
+
+_open: dict[tuple[Workers, int, str], Crew] = {}
+"""Crews that stay for the next run: see `staying`."""
+
+
+@contextlib.contextmanager
+def staying() -> Iterator[None]:
+    """Let workers stay from one run to the next, and end them afterwards: for studies and tuning."""
+    if _STAYING:
+        yield
+        return
+    _STAYING.append(True)
+    try:
+        yield
+    finally:
+        _STAYING.clear()
+        crews = list(_open.values())
+        _open.clear()
+        for crew in crews:
+            crew.close()
+
+
+_STAYING: list[bool] = []
+
+
+@contextlib.contextmanager
+def employed(setup: Setup) -> Iterator[Setup]:
+    """Return the run with its workers, who are there until the end; as it is where nobody asked for any."""
+    settings = setup.settings
+    known = recorded_terms(settings.folder) if settings.resume else None
+    spec: Workers | None = settings.workers  # type: ignore[assignment]
+    if spec is None and settings.shares is None and known is None:
+        yield setup
+        return
+    threads = known.threads if known else _threads(spec)
+    crew = None if spec is None else _crew(spec, threads, settings.device)
+    shares = settings.shares or (known.shares if known else crew.count if crew else 1)
+    whole = budget(settings.memory_bytes, setup.data.x.device)
+    memory = known.memory if known else whole // (crew.most_together if crew else 1)
+    team = Team(crew, Terms(shares, threads, memory))
+    try:
+        yield replace(setup, settings=replace(settings, shares=shares), crew=team)
+    finally:
+        if crew is not None and not _STAYING:
+            crew.close()
+
+
+def _crew(spec: Workers, threads: int, device: str) -> Crew:
+    """Start workers, or take those that have stayed; refuse where the system cannot."""
+    if os.name != "posix" and isinstance(spec, Processes):
+        raise check.fail("workers", spec.count, "partita.workers.ray(...)", "processes share memory by POSIX")
+    key = spec, threads, device
+    if key in _open and not _open[key].closed:
+        return _open[key]
+    crew = Crew(replace(spec, threads=threads), threads, device)
+    if _STAYING:
+        _open[key] = crew
+    return crew
+
+
+def _threads(spec: Workers | None) -> int:
+    """Return the threads of each share: as asked, or those of this process divided among its workers."""
+    if spec is None:
+        return torch.get_num_threads()
+    return spec.threads or max(1, torch.get_num_threads() // (spec.count or 1))
+
+
+def recorded_terms(folder: Path | None) -> Terms | None:
+    """Return the terms of the run in a folder; None where it has none."""
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    executor = read_json(folder / "config.json").get("executor")
+    found = executor.get("workers") if isinstance(executor, Mapping) else None
+    if not isinstance(found, Mapping):
+        return None
+    values = [found.get(name) for name in Terms._fields]
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values):
+        return None
+    return Terms(*values)

@@ -1,0 +1,159 @@
+"""What driver and workers say to each other."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from partita.core import check, tree
+from partita.core.types import Tensors
+from partita.engine.workers.share import Assignment
+from partita.engine.workers.wire import Packed, pickled, unpack, unpickled
+
+if TYPE_CHECKING:
+    from partita.engine.setup import Setup
+
+Choices = dict[str, dict[str, str]]
+
+
+class Samples(NamedTuple):
+    """The samples of all clients, on the host: once for each machine."""
+
+    key: int
+    x: Tensor
+    y: Tensor
+
+
+class StageBlob(NamedTuple):
+    """All that a stage is bound from, as bytes in which the samples are named.
+
+    `key` tells it apart from all stages that the driver has had.
+    """
+
+    key: int
+    content: bytes
+
+    @classmethod
+    def of(cls, key: int, setup: Setup, number: int, initial: Tensors, memory: int) -> StageBlob:
+        """Return what a worker needs of a run: no files, no listeners, no other workers."""
+        settings = replace(
+            setup.settings,
+            memory=memory,
+            baselines=False,
+            out=None,
+            report=False,
+            resume=False,
+            callbacks=(),
+            progress=False,
+            max_time=None,
+            store="memory",
+            workers=None,
+        )
+        alone = replace(setup, settings=settings, clean_data=setup.data, newcomers=None, crew=None)
+        outside = {"x": setup.data.x, "y": setup.data.y}
+        return cls(key, pickled((alone, number, initial), outside))
+
+    def opened(self, samples: Samples) -> tuple[Setup, int, Tensors]:
+        """Return the run, the number of the stage and the model that it begins with, on these samples."""
+        setup, number, initial = unpickled(self.content, lambda name: getattr(samples, name))
+        data = setup.data.to(setup.settings.device)
+        return replace(setup, data=data, clean_data=data), number, initial
+
+
+class Call(NamedTuple):
+    """A share to compute.
+
+    stage    the key of the stage
+    program  the name of the program
+    sum      whether what the clients send is added up
+    choices  what executors have decided so far
+    """
+
+    stage: int
+    program: str
+    sum: bool
+    choices: Choices
+
+
+class Place(NamedTuple):
+    """Where a worker is."""
+
+    machine: str
+    pid: int
+    device: str
+
+
+class Reply(NamedTuple):
+    """What became of a call.
+
+    seconds  that it took
+    choices  what executors have decided in it
+    warned   the texts of warnings that were given
+    error    what was raised, with its traceback in words; None if nothing was
+    """
+
+    place: Place
+    seconds: float
+    choices: Choices
+    warned: tuple[str, ...] = ()
+    error: tuple[bytes, str] | None = None
+
+
+class Job(NamedTuple):
+    """A call for each share of a cohort: `common` is what all have received, `own` what is of each alone.
+
+    clients  the names of the clients of each share, for messages
+    """
+
+    samples: Samples
+    stage: StageBlob
+    call: Call
+    common: Packed
+    own: Sequence[Packed]
+    clients: Sequence[str]
+
+
+def sent(assignment: Assignment, key: Tensor | None) -> tuple[Any, Any]:
+    """Return what all shares of an assignment have in common, and the rest, to be sent apart."""
+    group = assignment.group
+    if group.stacked:
+        return (), (assignment, key)
+    bare = group._replace(download=group.download._replace(shared={}, extra={}))
+    return group.download[:2], (assignment._replace(group=bare), key)
+
+
+def received(common: Packed, own: Packed, device: str) -> tuple[Assignment, Any]:
+    """Return an assignment as it was `sent`, on this device."""
+    (clients, group, states, context), key = unpack(own)
+    if both := unpack(common):
+        group = group._replace(download=group.download._replace(shared=both[0], extra=both[1]))
+    group, states, key = tree.to((group, states, key), device)
+    return Assignment(np.array(clients), group, states, context), key
+
+
+def sendable(error: Exception) -> tuple[bytes, str]:
+    """Return an error as bytes, with its traceback in words; of one that cannot be sent, its text."""
+    words = traceback.format_exc()
+    try:
+        content = pickled(error, {})
+        unpickled(content, _nothing_outside)
+    except Exception:
+        content = pickled(RuntimeError(check.named_reason(error)), {})
+    return content, words
+
+
+def raised(error: tuple[bytes, str], worker: str) -> Exception:
+    """Return the error of a worker, with a note on where it was raised."""
+    content, words = error
+    found: Exception = unpickled(content, _nothing_outside)
+    found.add_note(f"raised in {worker}:\n{words}")
+    return found
+
+
+def _nothing_outside(name: str) -> Any:
+    raise ValueError(f"{name} is not there")

@@ -1,0 +1,266 @@
+"""Workers that are actors of Ray, on this machine or on a cluster. Ray is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.core import check
+from partita.engine.workers.messages import Job, Reply, Samples
+from partita.engine.workers.processes import TRIES, Take, lost
+from partita.engine.workers.wire import Packed, pack, unpack
+from partita.workers import RayCluster
+
+LOG = logging.getLogger("partita")
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+LOOPBACK = "127.0.0.1"
+
+
+class Actor:
+    """One worker, in a process of Ray's. What it lacks it fetches from the object store."""
+
+    def __init__(self, threads: int, path: Sequence[str]) -> None:
+        sys.path += [p for p in path if p not in sys.path]
+        from partita.engine.workers.host import Host
+
+        self._host = Host(threads)
+        self._common: tuple[int, Packed] | None = None
+
+    def compute(
+        self, keys: tuple[int, int, int], refs: Sequence[Any], call: Any, head: bytes, *buffers: np.ndarray
+    ) -> tuple[Reply, bytes, list[np.ndarray]]:
+        """Compute a share. References in a list are not fetched before they are asked for."""
+        import ray
+
+        samples, stage, common = keys
+        if self._host.lacks_samples(samples):
+            x, y = unpack(Packed(*ray.get(refs[0])))
+            self._host.take_samples(Samples(samples, x, y))
+        if self._host.lacks_stage(stage):
+            self._host.take_stage(ray.get(refs[1]))
+        if self._common is None or self._common[0] != common:
+            self._common = common, Packed(*ray.get(refs[2]))
+        reply, result = self._host.compute(call, self._common[1], Packed(head, buffers))
+        return reply, result.head, list(result.buffers)
+
+    def where(self) -> tuple[str, list[str]]:
+        """Return the machine that it is on, and its GPUs."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
+
+
+class RayBackend:
+    """The driver's side of Ray's actors. A free actor takes the next share."""
+
+    def __init__(self, spec: RayCluster, device: str) -> None:
+        self._ray = _imported()
+        self._connection = contextlib.ExitStack()
+        try:
+            self._connection.enter_context(connected(spec, device))
+            self._begin(spec, device)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._samples: tuple[int, Any] | None = None
+        self._stage: tuple[int, Any] | None = None
+        self._common: tuple[Packed, Any] | None = None
+        self._number = 0
+
+    def _begin(self, spec: RayCluster, device: str) -> None:
+        ray, gpus = self._ray, gpus_of(spec, device)
+        count = room_for(ray.cluster_resources(), spec, gpus)
+        actor = ray.remote(num_cpus=spec.threads, num_gpus=gpus, max_restarts=-1, max_task_retries=0)(Actor)
+        self.workers = [actor.remote(spec.threads, list(sys.path)) for _ in range(count)]
+        self.restarts = [0] * count
+        self.places = ray.get([worker.where.remote() for worker in self.workers])
+
+    @property
+    def most_together(self) -> int:
+        """How many workers share a GPU, or where they have none a machine, at most."""
+        shared = collections.Counter((node, tuple(gpus)) for node, gpus in self.places)
+        return max(shared.values())
+
+    def compute(self, job: Job, take: Take) -> None:
+        """Let the actors compute all shares; Ray replaces one that dies, and its share is run again."""
+        ray = self._ray
+        if self._samples is None or self._samples[0] != job.samples.key:
+            self._samples = job.samples.key, ray.put(_plain(pack((job.samples.x, job.samples.y))))
+        if self._stage is None or self._stage[0] != job.stage.key:
+            self._stage = job.stage.key, ray.put(job.stage)
+        if self._common is None or self._common[0] is not job.common:
+            self._number += 1
+            self._common = job.common, ray.put(_plain(job.common))
+        refs = [self._samples[1], self._stage[1], self._common[1]]
+        keys = self._samples[0], self._stage[0], self._number
+        todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int]]()
+        idle, tries = list(range(len(self.workers))), collections.Counter[int]()
+        while todo or busy:
+            while todo and idle:
+                number, share = idle.pop(0), todo.popleft()
+                own = job.own[share]
+                call = self.workers[number].compute.remote(keys, refs, job.call, own.head, *own.buffers)
+                busy[call] = number, share
+            done, _ = ray.wait(list(busy), num_returns=1)
+            for call in done:
+                number, share = busy.pop(call)
+                idle.append(number)
+                try:
+                    reply, head, buffers = ray.get(call)
+                except ray.exceptions.RayActorError:
+                    self.restarts[number] += 1
+                    tries[share] += 1
+                    if tries[share] >= TRIES:
+                        raise lost(job, share) from None
+                    todo.appendleft(share)
+                    continue
+                result = unpack(Packed(head, buffers)) if reply.error is None else None
+                if not take(number, share, reply, result):
+                    todo.clear()
+
+    def close(self) -> None:
+        """End all actors, and a cluster that was started for them."""
+        for worker in self.workers:
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker)
+        self._connection.close()
+
+
+def _plain(packed: Packed) -> tuple[bytes, list[np.ndarray]]:
+    return packed.head, list(packed.buffers)
+
+
+def _imported() -> Any:
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without GPUs nothing is hidden
+        import ray
+    except ModuleNotFoundError:
+        raise check.fail("workers", "ray", "Ray: pip install 'partita[ray]'", "it is not installed") from None
+    return ray
+
+
+def gpus_of(spec: RayCluster, device: str) -> float:
+    """Return the GPUs of each worker: one, where GPUs compute and nothing else was asked for."""
+    return spec.gpus or (1.0 if device.startswith("cuda") else 0.0)
+
+
+def room_for(resources: dict[str, float], spec: RayCluster, gpus: float) -> int:
+    """Return how many workers there are to be; refuse more than the cluster has room for."""
+    most = int(resources.get("CPU", 0) // spec.threads)
+    if gpus:
+        most = min(most, int(resources.get("GPU", 0) / gpus))
+    there = f"the cluster has {resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs"
+    needs = f"{spec.threads} cores{f' and {gpus:g} GPUs' if gpus else ''} for each worker"
+    if most < 1 or (spec.count or 0) > most:
+        allowed = f"up to {most} of them" if most else "a larger cluster, or fewer threads or gpus"
+        raise check.fail("workers", spec, allowed, f"{there}, with {needs}")
+    return spec.count or most
+
+
+# ---- the cluster
+
+
+@contextlib.contextmanager
+def connected(spec: RayCluster, device: str) -> Iterator[None]:
+    """Join the cluster that is asked for, or that this program has joined already, or start one here."""
+    ray = _imported()
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = spec.address or os.environ.get("RAY_ADDRESS")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if address:
+            _warn_about_token(default_token())
+            try:
+                ray.init(address=address, **quiet)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                allowed = "the address of a cluster that runs, or none to start one here"
+                raise check.fail("workers: address", address, allowed, check.reason(error)) from error
+        else:
+            stack.enter_context(_token())
+            cores = (spec.count or _cores() // spec.threads or 1) * spec.threads
+            gpus = None if device.startswith("cuda") else 0
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                num_gpus=gpus,
+                include_dashboard=spec.dashboard,
+                dashboard_host=LOOPBACK,
+                _node_ip_address=LOOPBACK,
+                **quiet,
+            )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_token() -> Path:
+    """Return the file that Ray reads its token from."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(named) if named else Path.home() / ".ray" / "auth_token"
+
+
+@contextlib.contextmanager
+def _token() -> Iterator[None]:
+    """Let a cluster that starts here ask for a token: the user's, or a new one that only the user can read."""
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", *TOKEN_VARIABLES)}
+    folder: Path | None = None
+    try:
+        if before["RAY_AUTH_MODE"] is None:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            if not any(before[name] for name in TOKEN_VARIABLES):
+                folder = Path(tempfile.mkdtemp(prefix="partita-ray-"))  # only its owner can enter
+                path = folder / "auth_token"
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_hex(32))
+                os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+            else:
+                _warn_about_token(default_token())
+        _reread_configuration()
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reread_configuration() -> None:
+    """Let Ray see the environment as it is now: it reads it when it is imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    with contextlib.suppress(AttributeError):
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _warn_about_token(path: Path) -> None:
+    """Warn of a token file that others can read: who has the token runs code on the cluster."""
+    if path.is_file() and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        check.warn(f"workers: others can read Ray's token in {path}; run chmod 600 {path}")
