@@ -60,14 +60,15 @@ def delays() -> Any:
     )
 
 
-def runs() -> dict[str, Callable[[Path], pt.Run]]:
-    """The runs by name; each gets an empty folder."""
+def runs(**all_of_them: Any) -> dict[str, Callable[[Path], pt.Run]]:
+    """The runs by name; each gets an empty folder. `all_of_them` are settings of every run."""
     made: dict[str, Callable[[Path], pt.Run]] = {}
 
     def add(name: str, algorithm: Any, model: Callable[[], nn.Module] = mlp, **given: Any) -> None:
         settings = {
             "rounds": 4, "cohort": 6, "steps": 3, "batch": 8, "seed": 3, "executor": "vmap", "device": "cpu",
             "baselines": False, "evaluate_every": 2, "progress": False, "report": False, **given,
+            **all_of_them,
         }  # fmt: skip
         made[name] = lambda out: pt.federate(
             model,
@@ -160,7 +161,7 @@ def runs() -> dict[str, Callable[[Path], pt.Run]]:
         settings = {
             "rounds": 6, "cohort": 6, "steps": 3, "batch": 8, "seed": 3, "executor": "vmap", "device": "cpu",
             "baselines": False, "evaluate_every": 2, "progress": False, "report": False,
-            "checkpoint_every": 2, "out": out, **given,
+            "checkpoint_every": 2, "out": out, **given, **all_of_them,
         }  # fmt: skip
         try:
             pt.federate(mlp, data(), algorithm, callbacks=[Kill()], **settings)

@@ -16,7 +16,7 @@ from partita.cli import run as running
 from partita.cli import split as splitting
 from partita.cli import tune as tuning
 from partita.cli.bench import command as benching
-from partita.cli.process import keep_freed_memory
+from partita.core.process import keep_freed_memory
 from partita.core import early
 
 app = typer.Typer(

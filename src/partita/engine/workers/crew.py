@@ -85,6 +85,7 @@ class Crew:
         self.count = len(self.backend.workers)
         self.did = [Did()] * self.count
         self.closed = False
+        self.critical = 0.0  # seconds of the worker that was longest at work, in all jobs
         self._samples: Samples | None = None
         self._loads = time.perf_counter(), [0.0] * self.count
 
@@ -99,10 +100,12 @@ class Crew:
     def compute(self, job: Job, take: Take) -> None:
         """Let workers compute a job; raise the error of the first share that has one."""
         errors: dict[int, Exception] = {}
+        seconds = [0.0] * self.count
 
         def taken(worker: int, share: int, reply: Reply, result: Any) -> bool:
             before = self.did[worker]
             self.did[worker] = Did(reply.place, before.shares + 1, before.seconds + reply.seconds)
+            seconds[worker] += reply.seconds
             for text in reply.warned:
                 check.warn(text)
             if reply.error is not None:
@@ -112,6 +115,7 @@ class Crew:
             return take(worker, share, reply, result)
 
         self.backend.compute(job, taken)
+        self.critical += max(seconds)
         if errors:
             raise errors[min(errors)]
 
@@ -130,11 +134,12 @@ class Crew:
             self._samples = None
 
 
-class Team(NamedTuple):
+class Team:
     """The workers of one run, and its terms; without a crew this process computes the shares itself."""
 
-    crew: Crew | None
-    terms: Terms
+    def __init__(self, crew: Crew | None, terms: Terms) -> None:
+        self.crew, self.terms = crew, terms
+        self._before = [] if crew is None else [*zip(crew.did, crew.backend.restarts)]  # of other runs
 
     @property
     def present(self) -> Crew | None:
@@ -146,10 +151,11 @@ class Team(NamedTuple):
         terms: dict[str, Any] = self.terms._asdict()
         if self.crew is None:
             return {"kind": None, "count": 0, **terms, "each": []}
-        each = []
-        for number, (did, restarts) in enumerate(zip(self.crew.did, self.crew.backend.restarts)):
+        each, now = [], zip(self.crew.did, self.crew.backend.restarts)
+        for number, ((before, restarted), (did, restarts)) in enumerate(zip(self._before, now)):
             place = {} if did.place is None else did.place._asdict()
-            work = {"shares": did.shares, "seconds": round(did.seconds, 3), "restarts": restarts}
+            seconds = round(did.seconds - before.seconds, 3)
+            work = {"shares": did.shares - before.shares, "seconds": seconds, "restarts": restarts - restarted}
             each.append({"worker": number, **place, **work})
         return {"kind": self.crew.spec.kind, "count": self.crew.count, **terms, "each": each}
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from partita.core import check
+from partita.core.process import keep_freed_memory
 from partita.engine.workers.messages import Job, Reply, Samples
 from partita.engine.workers.processes import TRIES, Take, lost
 from partita.engine.workers.wire import Packed, pack, unpack
@@ -36,6 +37,7 @@ class Actor:
         sys.path += [p for p in path if p not in sys.path]
         from partita.engine.workers.host import Host
 
+        keep_freed_memory()
         self._host = Host(threads)
         self._common: tuple[int, Packed] | None = None
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 
+from partita.core.process import keep_freed_memory
 from partita.engine.workers.host import Host
 from partita.engine.workers.messages import Samples
 from partita.engine.workers.wire import Channel, Outbox, Region, unpack
@@ -22,6 +23,7 @@ def serve(handle: int, lifeline: int, threads: int) -> None:
     for name in IGNORED:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    keep_freed_memory()
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     channel = Channel(socket.socket(fileno=handle))
     with contextlib.suppress(EOFError, OSError):

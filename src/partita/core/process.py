@@ -1,4 +1,7 @@
-"""What the program `partita` sets for its own process; the library sets nothing that others might notice."""
+"""What processes of Partita's own, the program and its workers, set for themselves.
+
+The library sets nothing that others might notice.
+"""
 
 from __future__ import annotations
 
