@@ -33,7 +33,7 @@ class Rounds(pt.callbacks.Callback):
     def __init__(self, device: str) -> None:
         self.device, self.times, self.busy = device, list[float](), list[float]()
 
-    def round(self, event: pt.callbacks.Event) -> None:
+    def round(self, event: pt.callbacks.Event) -> None:  # noqa: ARG002
         """Note the time at the end of a round."""
         wait(self.device)
         self.times.append(time.perf_counter())

@@ -12,7 +12,18 @@ from types import ModuleType
 import partita
 
 SOURCE = Path(partita.__file__).parent
-AXES = ("algorithms", "aggregate", "attack", "capacity", "measures", "optim", "schedule", "data", "models", "workers")
+AXES = (
+    "algorithms",
+    "aggregate",
+    "attack",
+    "capacity",
+    "measures",
+    "optim",
+    "schedule",
+    "data",
+    "models",
+    "workers",
+)
 LAYERS = (("core",), AXES, ("engine",), ("report", "track"), ("api",), ("recipes",), ("cli",))
 """From the ground up: a folder imports from its own layer and from those below it."""
 HEAVY = (

@@ -10,14 +10,14 @@ import typer
 
 from partita.cli import compare as comparing
 from partita.cli import data as getting
-from partita.cli import listing
+from partita.cli import listing, workers
 from partita.cli import personalize as personalizing
 from partita.cli import run as running
 from partita.cli import split as splitting
 from partita.cli import tune as tuning
 from partita.cli.bench import command as benching
-from partita.core.process import keep_freed_memory
 from partita.core import early
+from partita.core.process import keep_freed_memory
 
 app = typer.Typer(
     help="Personalized federated learning among clients that differ in data, speed, device size and honesty. "
@@ -41,6 +41,7 @@ app.command("list")(listing.list_)
 for command in (listing.show, benching.bench):
     app.command()(command)
 app.add_typer(getting.app, name="data")
+app.add_typer(workers.app, name="workers")
 
 
 def main() -> None:

@@ -28,11 +28,14 @@ from partita.recipes.study import run_study
 from partita.recipes.tables import Runs
 from partita.report import compare, header, ranking
 from partita.track import tracker
+from partita.workers import requested
 
 NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 """Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
 MOST_SEEDS = 10_000
 RECIPE = "recipe.json"
+COMPUTING = ("device", "executor", "workers", "shares", "memory", "precision", "deterministic")
+"""Options that are arguments of `federate`: what computes."""
 NOT_KEPT = "Nothing is kept: with --out FOLDER there are a page, tables and checkpoints."
 
 
@@ -50,6 +53,7 @@ class Request:
         first = settings.pop("seed", 0) if options.seed is None else options.seed
         check.integer("--seeds", options.seeds, low=1, high=MOST_SEEDS)
         check.integer("seed", first, low=0, high=check.LARGEST - options.seeds)
+        requested("--workers", options.workers)  # refused before anything is written
         self.recipe, self.options, self.settings = recipe, options, settings
         self.seeds = tuple(range(first, first + options.seeds))
         self._make = find(recipe)
@@ -91,7 +95,7 @@ class Request:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `federate` that the options are."""
-        names = ("device", "executor", "memory", "precision", "deterministic", "resume", "out", "max_time")
+        names = (*COMPUTING, "resume", "out", "max_time")
         return {"progress": self.options.progress, **{name: getattr(self.options, name) for name in names}}
 
     def run_study(

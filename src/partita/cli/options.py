@@ -88,6 +88,8 @@ class RunOptions:
     ] = None
     device: Device = "auto"
     executor: Executor = "auto"
+    workers: Annotated[str | None, typer.Option(metavar="N|ray:N|ray:auto", help=meaning("workers"))] = None
+    shares: Annotated[int | None, typer.Option(help=meaning("shares"))] = None
     memory: Annotated[str | None, typer.Option(help=meaning("memory"))] = None
     precision: Precision = "tf32"
     deterministic: Annotated[bool, typer.Option("--deterministic", help=meaning("deterministic"))] = False

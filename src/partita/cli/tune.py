@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from partita.cli import screen, tables
-from partita.cli.common import Request, announcer, stoppable, trackers
+from partita.cli.common import COMPUTING, Request, announcer, stoppable, trackers
 from partita.cli.options import RunOptions, SingleRecipe, takes_run_options
 from partita.core import check
 from partita.core.options import Range
@@ -77,7 +77,7 @@ def search_for(
 ) -> Tuning:
     """Tune the variants of a study as the options of a command say."""
     options = request.options
-    names = ("device", "executor", "memory", "precision", "deterministic", "resume", "max_time")
+    names = (*COMPUTING, "resume", "max_time")
     with stoppable(options.out, options.max_time):
         return tune_study(
             study,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 
 
 def keep_freed_memory(limit: int = 1 << 29) -> None:
@@ -20,3 +21,8 @@ def keep_freed_memory(limit: int = 1 << 29) -> None:
         trim_threshold, map_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
         libc.mallopt(map_threshold, 1 << 25)
         libc.mallopt(trim_threshold, limit)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

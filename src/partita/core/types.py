@@ -120,7 +120,7 @@ class Group(NamedTuple):
     download: Download
     stacked: bool = False
     event: int | None = None
-    statistics: Mapping[int, Tensors] = {}  # noqa: RUF012
+    statistics: Mapping[int, Tensors] = {}
 
 
 class Cohort(NamedTuple):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from partita.core.notebook import in_notebook
 
+FEW = 4  # workers whose loads are shown one by one
+
 
 class Event(NamedTuple):
     """One finished round. `what` names the run: the method, or a baseline of it.
@@ -20,7 +22,7 @@ class Event(NamedTuple):
     `excluded` names the clients whose uploads were set aside in this round; `phases` are the seconds of the
     run so far by what they were spent on, as in summary.json; `diverged` counts the honest clients so far
     whose training diverged; `abandoned` counts the rounds so far in which the server took no step, for want
-    of usable uploads.
+    of usable uploads; `workers` is the share of time that each worker was at work since the event before.
     """
 
     what: str
@@ -31,6 +33,7 @@ class Event(NamedTuple):
     phases: Mapping[str, float] = MappingProxyType({})
     diverged: int = 0
     abandoned: int = 0
+    workers: tuple[float, ...] = ()
 
 
 class Callback:
@@ -126,6 +129,7 @@ class ProgressBar(Callback):
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
         gone = f", [red]{event.diverged} diverged[/red]" if event.diverged else ""
         gone += f", {event.abandoned} abandoned" if event.abandoned else ""
+        gone += _busy(event.workers)
         self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}{gone}")
 
     def note(self, what: str, text: str) -> None:
@@ -137,3 +141,15 @@ class ProgressBar(Callback):
         """Stop drawing and give the terminal its cursor back, if there still is one."""
         with contextlib.suppress(OSError):
             self._progress.stop()
+
+
+def _busy(workers: tuple[float, ...]) -> str:
+    """Return such as ', workers 98 95 % busy'; of many workers the least and the most."""
+    loads = [
+        f"{100 * load:.0f}" for load in (workers if len(workers) <= FEW else (min(workers), max(workers)))
+    ]
+    if not loads:
+        return ""
+    if len(workers) <= FEW:
+        return f", workers {' '.join(loads)} % busy"
+    return f", {len(workers)} workers {loads[0]} to {loads[1]} % busy"

@@ -47,7 +47,9 @@ def subgroup(group: Group, rows: list[int], positions: Sequence[int]) -> Group:
     return group._replace(positions=tuple(positions), download=download)
 
 
-def with_sender(uploads: Upload, clients: Sequence[int] | np.ndarray, data: FederatedData, device: str) -> Upload:
+def with_sender(
+    uploads: Upload, clients: Sequence[int] | np.ndarray, data: FederatedData, device: str
+) -> Upload:
     """Add the clients' numbers, and their sample counts as weights."""
     numbers = np.asarray(clients)
     samples = data.train[numbers, 1].astype(np.float64)

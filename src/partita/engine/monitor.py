@@ -276,6 +276,7 @@ class Monitor:
             {**state.timer.seconds},
             len(self.diverged(state)),
             state.counters.clock.abandoned,
+            () if self.setup.crew is None else self.setup.crew.loads(),
         )
         self._call(lambda callback: callback.round(event))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from partita.core import check
+from partita.core.process import cores
 from partita.engine.record import read_json
 
 
@@ -24,9 +24,9 @@ def same_threads(folder: Path | None) -> Iterator[None]:
     if wanted == now:
         yield
         return
-    cores, reason = _cores(), f"{now} are set now, and another number would change the last bits"
-    if wanted > cores:
-        reason = f"this machine has {cores} cores, so it takes longer; fewer would change the last bits"
+    available, reason = cores(), f"{now} are set now, and another number would change the last bits"
+    if wanted > available:
+        reason = f"this machine has {available} cores, so it takes longer; fewer would change the last bits"
     check.warn(f"resume: the run in {folder} began with {wanted} threads and continues with them: {reason}")
     torch.set_num_threads(wanted)
     try:
@@ -42,8 +42,3 @@ def _recorded(folder: Path | None) -> int | None:
     executor = read_json(folder / "config.json").get("executor")
     threads = executor.get("threads") if isinstance(executor, dict) else None
     return threads if isinstance(threads, int) and not isinstance(threads, bool) and threads > 0 else None
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,6 +25,7 @@ from partita.recipes.tables import Table
 from partita.recipes.versus import ALONE, GLOBAL, beside
 from partita.report import compare as figures
 from partita.report import header, ranking, write
+from partita.workers import requested as workers_requested
 
 Model = nn.Module | Callable[[], nn.Module]
 Methods = Mapping[str, Algorithm] | Sequence[Algorithm] | Algorithm
@@ -264,6 +265,7 @@ def described(
     experiment = Experiment(model=model, data=data, algorithm=next(iter(methods.values())), **own)
     experiment.settings.checked(data.clients, data.names)  # refused before anything is written
     options = {k: v for k, v in settings.items() if k not in fields}
+    workers_requested("workers", options.get("workers"))
     callbacks = options.pop("callbacks", ())
     options["listen"] = lambda folder: callbacks  # noqa: ARG005
     if options.get("progress") is False:

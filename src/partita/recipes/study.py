@@ -30,6 +30,7 @@ from partita.engine.record import Record, read, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import write_json, write_text
 from partita.engine.store.output import new_folder, new_page
+from partita.engine.workers.crew import staying
 from partita.recipes.experiment import Experiment
 from partita.recipes.tables import Runs, Table
 from partita.report import write_page
@@ -74,6 +75,7 @@ def under(experiment: Experiment, methods: Mapping[str, Algorithm]) -> dict[str,
 
 
 @check.each_warning_once()
+@staying()
 def run_study(
     build: Callable[[int], Study],
     seeds: Sequence[int],

@@ -35,6 +35,7 @@ from partita.engine.record import Record, lookup, number, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import append_jsonl, plain, read_jsonl, write_json
 from partita.engine.store.output import new_folder, new_page
+from partita.engine.workers.crew import staying
 from partita.recipes.comparison import Methods, Model, aligned, as_html, described, labels
 from partita.recipes.experiment import Experiment, changed
 from partita.recipes.study import Study, check_parts
@@ -527,6 +528,7 @@ def tune(
     )
 
 
+@staying()
 def tune_study(
     study: Study,
     *,

@@ -19,7 +19,9 @@ class Processes:
     count: Annotated[int, Option("the number of workers", low=1, high=4096, example=4)]
     threads: Annotated[
         int | None,
-        Option("threads that each computes with (None: the threads of this process, divided among them)", low=1),
+        Option(
+            "threads that each computes with (None: the threads of this process, divided among them)", low=1
+        ),
     ] = None
 
     kind: ClassVar[str] = "processes"

@@ -23,7 +23,9 @@ class RayCluster:
     ] = None
     address: Annotated[
         str | None,
-        Option("the cluster to join: 'auto', or host:port of its head (None: RAY_ADDRESS, or a new one here)"),
+        Option(
+            "the cluster to join: 'auto', or host:port of its head (None: RAY_ADDRESS, or a new one here)"
+        ),
     ] = None
     gpus: Annotated[
         float, Option("GPUs for each worker; 0.5 lets two share one (with device='cuda': 1)", low=0)

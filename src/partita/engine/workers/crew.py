@@ -16,7 +16,7 @@ import torch
 from partita.core import check
 from partita.engine.execute import budget
 from partita.engine.record import read_json
-from partita.engine.workers.messages import Job, Place, Reply, Samples, raised
+from partita.engine.workers.messages import Facts, Job, Place, Reply, Samples, raised
 from partita.engine.workers.processes import ProcessBackend, Take
 from partita.workers import Processes, RayCluster, Workers
 
@@ -35,6 +35,10 @@ class Backend(Protocol):
     @property
     def restarts(self) -> list[int]:
         """How often each worker had to be started again."""
+        ...
+
+    def facts(self) -> list[Facts]:
+        """Ask every worker what it has to compute with."""
         ...
 
     def compute(self, job: Job, take: Take) -> None:
@@ -146,6 +150,10 @@ class Team:
         """The crew, while it is there."""
         return None if self.crew is None or self.crew.closed else self.crew
 
+    def loads(self) -> tuple[float, ...]:
+        """Return the share of time that each worker was at work since it was asked last."""
+        return () if self.present is None else self.present.loads()
+
     def description(self) -> dict[str, Any]:
         """Return what config.json holds of the workers: the terms, and what each did so far."""
         terms: dict[str, Any] = self.terms._asdict()
@@ -155,7 +163,11 @@ class Team:
         for number, ((before, restarted), (did, restarts)) in enumerate(zip(self._before, now)):
             place = {} if did.place is None else did.place._asdict()
             seconds = round(did.seconds - before.seconds, 3)
-            work = {"shares": did.shares - before.shares, "seconds": seconds, "restarts": restarts - restarted}
+            work = {
+                "shares": did.shares - before.shares,
+                "seconds": seconds,
+                "restarts": restarts - restarted,
+            }
             each.append({"worker": number, **place, **work})
         return {"kind": self.crew.spec.kind, "count": self.crew.count, **terms, "each": each}
 
@@ -236,7 +248,5 @@ def recorded_terms(folder: Path | None) -> Terms | None:
     found = executor.get("workers") if isinstance(executor, Mapping) else None
     if not isinstance(found, Mapping):
         return None
-    values = [found.get(name) for name in Terms._fields]
-    if not all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values):
-        return None
-    return Terms(*values)
+    values = [v for v in map(found.get, Terms._fields) if isinstance(v, int) and v > 0]
+    return Terms(*values) if len(values) == len(Terms._fields) else None

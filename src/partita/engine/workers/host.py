@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from partita.core.device import arithmetic
+from partita.core.process import cores
+from partita.engine.description import versions
 from partita.engine.stage import Choices, Stage, bind
-from partita.engine.workers.messages import Call, Place, Reply, Samples, StageBlob, received, sendable
+from partita.engine.workers.messages import Call, Facts, Place, Reply, Samples, StageBlob, received, sendable
 from partita.engine.workers.share import summed
 from partita.engine.workers.wire import Packed, pack
 
@@ -28,6 +30,13 @@ class Host:
         self._stage: Stage | None = None
         self._choices: Choices = {}
         self._arithmetic = ExitStack()
+
+    @staticmethod
+    def facts() -> Facts:
+        """Return what this process has to compute with."""
+        gpus = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Facts(platform.node(), cores(), memory, gpus, versions())
 
     def lacks_samples(self, key: int) -> bool:
         """Return whether it has to be sent the samples of this key."""

@@ -88,6 +88,16 @@ class Place(NamedTuple):
     device: str
 
 
+class Facts(NamedTuple):
+    """What a worker has to compute with, and which software."""
+
+    machine: str
+    cores: int
+    memory: int
+    gpus: tuple[str, ...]
+    versions: dict[str, str]
+
+
 class Reply(NamedTuple):
     """What became of a call.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from partita.engine.workers.messages import Job, Reply
+from partita.engine.workers.messages import Facts, Job, Reply
 from partita.engine.workers.wire import Channel, Outbox, Packed, Placed, Region, pack, unpack
 
 TRIES = 4  # of a share: the first one, and three more after workers have died
@@ -82,6 +82,14 @@ class Process:
             if kind == "samples":
                 self.has.pop("stage", None)  # which was bound to others
 
+    def facts(self) -> Facts:
+        """Ask an idle worker what it has to compute with."""
+        if not self.ready:
+            self.receive()
+        self.channel.send(("facts",))
+        found: Facts = self.channel.receive()[0]
+        return found
+
     def receive(self) -> tuple[Reply, Any] | None:
         """Return a reply and the result; None where it only says that it is ready; EOFError if it is gone."""
         message, handles = self.channel.receive()
@@ -140,6 +148,10 @@ class ProcessBackend:
     def restarts(self) -> list[int]:
         """How often each worker had to be started again."""
         return [worker.restarts for worker in self.workers]
+
+    def facts(self) -> list[Facts]:
+        """Ask every worker what it has to compute with."""
+        return [worker.facts() for worker in self.workers]
 
     def compute(self, job: Job, take: Take) -> None:
         """Let the workers compute all shares; a worker that dies is replaced and its share run again."""
@@ -242,5 +254,5 @@ def lost(job: Job, share: int) -> RuntimeError:
     """Return the error of a share whose worker died each time."""
     return RuntimeError(
         f"workers: a worker died {TRIES} times, each time while it computed {job.call.program} for these "
-        f"clients: {job.clients[share]}. Was it killed for want of memory? Give it less at a time with memory="
+        f"clients: {job.clients[share]}. Was it killed for want of memory? Then give less with memory="
     )

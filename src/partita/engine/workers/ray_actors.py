@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -19,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from partita.core import check
-from partita.core.process import keep_freed_memory
-from partita.engine.workers.messages import Job, Reply, Samples
+from partita.core.process import cores, keep_freed_memory
+from partita.engine.workers.messages import Facts, Job, Reply, Samples
 from partita.engine.workers.processes import TRIES, Take, lost
 from partita.engine.workers.wire import Packed, pack, unpack
 from partita.workers import RayCluster
@@ -28,6 +29,7 @@ from partita.workers import RayCluster
 LOG = logging.getLogger("partita")
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = "127.0.0.1"
+REACHED = 10.0  # seconds in which a cluster has to answer
 
 
 class Actor:
@@ -57,6 +59,10 @@ class Actor:
             self._common = common, Packed(*ray.get(refs[2]))
         reply, result = self._host.compute(call, self._common[1], Packed(head, buffers))
         return reply, result.head, list(result.buffers)
+
+    def facts(self) -> Facts:
+        """Return what it has to compute with."""
+        return self._host.facts()
 
     def where(self) -> tuple[str, list[str]]:
         """Return the machine that it is on, and its GPUs."""
@@ -96,6 +102,11 @@ class RayBackend:
         """How many workers share a GPU, or where they have none a machine, at most."""
         shared = collections.Counter((node, tuple(gpus)) for node, gpus in self.places)
         return max(shared.values())
+
+    def facts(self) -> list[Facts]:
+        """Ask every worker what it has to compute with."""
+        found: list[Facts] = self._ray.get([worker.facts.remote() for worker in self.workers])
+        return found
 
     def compute(self, job: Job, take: Take) -> None:
         """Let the actors compute all shares; Ray replaces one that dies, and its share is run again."""
@@ -192,17 +203,18 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
         if address:
             _warn_about_token(default_token())
             try:
+                _reach(address)
                 ray.init(address=address, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 allowed = "the address of a cluster that runs, or none to start one here"
                 raise check.fail("workers: address", address, allowed, check.reason(error)) from error
         else:
             stack.enter_context(_token())
-            cores = (spec.count or _cores() // spec.threads or 1) * spec.threads
+            count = spec.count or cores() // spec.threads or 1
             gpus = None if device.startswith("cuda") else 0
             ray.init(
                 address="local",
-                num_cpus=cores,
+                num_cpus=count * spec.threads,
                 num_gpus=gpus,
                 include_dashboard=spec.dashboard,
                 dashboard_host=LOOPBACK,
@@ -215,8 +227,11 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
             ray.shutdown()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _reach(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray itself would try for ten minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), REACHED).close()
 
 
 def default_token() -> Path:
@@ -227,7 +242,7 @@ def default_token() -> Path:
 
 @contextlib.contextmanager
 def _token() -> Iterator[None]:
-    """Let a cluster that starts here ask for a token: the user's, or a new one that only the user can read."""
+    """Let a cluster that starts here ask for a token: the user's, or a new one that nobody else can read."""
     before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", *TOKEN_VARIABLES)}
     folder: Path | None = None
     try:
@@ -255,11 +270,11 @@ def _token() -> Iterator[None]:
 
 def _reread_configuration() -> None:
     """Let Ray see the environment as it is now: it reads it when it is imported."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
     with contextlib.suppress(AttributeError):
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        _raylet.Config.initialize("")
+        _raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _warn_about_token(path: Path) -> None:

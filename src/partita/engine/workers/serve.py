@@ -47,6 +47,8 @@ def _answer(channel: Channel, host: Host) -> None:
             key, placed = content
             x, y = unpack(placed.packed(Region.received(handles)))
             host.take_samples(Samples(key, x, y))
+        elif kind == "facts":
+            channel.send(host.facts())
         elif kind == "stage":
             host.take_stage(content[0])
         elif kind == "common":

@@ -67,8 +67,8 @@ class Spread:
         """Run the clients in shares; return their results in their order."""
         if len(clients) < 2:  # not worth a journey
             with self._as_share():
-                result = self.inner(program, clients, group, states, context)
-            return tree.map_tensors(torch.clone, result) if program.trains else result  # memory is lent
+                one = self.inner(program, clients, group, states, context)
+            return tree.map_tensors(torch.clone, one) if program.trains else one  # its memory is lent
         places = self._cut(program, clients, context)
         result = Joined(len(clients), places)
         self._compute(program, places, Assignment(clients, group, states, context), None, result.put)
@@ -76,7 +76,7 @@ class Spread:
         return uploads, new
 
     def summed(self, stage: Stage, assignment: Assignment, key: Tensor) -> Summed:
-        """Train clients in shares; of each share only the sum comes back, and what is known of each client."""
+        """Train clients in shares; only the sum of a share comes back, and what is known of each client."""
         program = stage.programs["training"]
         places = self._cut(program, assignment.clients, assignment.context)
         n, device = len(assignment.clients), self.bound.data.x.device
@@ -125,11 +125,11 @@ class Spread:
         if crew is None:
             with self._as_share():
                 for number, share in enumerate(shares):
-                    if key is None:
+                    own = keys[number]
+                    if own is None or stage is None:
                         put(number, self.inner(program, *share))
                     else:
-                        assert stage is not None
-                        put(number, summed(stage.in_this_process, share, keys[number]))
+                        put(number, summed(stage.in_this_process, share, own))
                     if program.trains:
                         self.release()
             return
@@ -217,7 +217,9 @@ class Joined:
         """Copy the rows of a share to their places."""
         if self.tree is None:
             self.tree = tree.map_tensors(self._room, result)
-        tree.map_tensors(lambda whole, rows: whole.index_copy_(0, self._places[share], rows), self.tree, result)
+        tree.map_tensors(
+            lambda whole, rows: whole.index_copy_(0, self._places[share], rows), self.tree, result
+        )
 
     def _room(self, rows: Tensor) -> Tensor:
         return rows.new_empty((self._n, *rows.shape[1:]))

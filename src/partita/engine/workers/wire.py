@@ -61,7 +61,7 @@ class _Numbers(pickle.Pickler):
         if not here.numel():
             return _no_numbers, (here.dtype, tuple(here.shape))
         memory = here.view(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(memory), here.dtype, tuple(here.shape))
+        return _tensor, (pickle.PickleBuffer(memory.data), here.dtype, tuple(here.shape))
 
 
 def _bytes(buffer: pickle.PickleBuffer) -> np.ndarray:
@@ -86,7 +86,7 @@ def pickled(value: Any, outside: Mapping[str, Any]) -> bytes:
     names = {id(v): k for k, v in outside.items()}
     head = io.BytesIO()
 
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             return names.get(id(obj))
 
