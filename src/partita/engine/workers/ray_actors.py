@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -270,11 +271,10 @@ def _token() -> Iterator[None]:
 
 def _reread_configuration() -> None:
     """Let Ray see the environment as it is now: it reads it when it is imported."""
-    from ray import _raylet
-
-    with contextlib.suppress(AttributeError):
-        _raylet.Config.initialize("")
-        _raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = importlib.import_module("ray._raylet")
+    with contextlib.suppress(AttributeError):  # of other versions
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _warn_about_token(path: Path) -> None:
