@@ -161,7 +161,10 @@ class Team:
             return {"kind": None, "count": 0, **terms, "each": []}
         each, now = [], zip(self.crew.did, self.crew.backend.restarts)
         for number, ((before, restarted), (did, restarts)) in enumerate(zip(self._before, now)):
-            place = {} if did.place is None else did.place._asdict()
+            pid = getattr(self.crew.backend.workers[number], "pid", None)  # of one that has only begun
+            place = (
+                {"machine": None, "pid": pid, "device": None} if did.place is None else did.place._asdict()
+            )
             seconds = round(did.seconds - before.seconds, 3)
             work = {
                 "shares": did.shares - before.shares,

@@ -36,7 +36,7 @@ class Process:
 
     def __init__(self, number: int, threads: int, device: str) -> None:
         self.number, self._threads, self._device = number, threads, device
-        self.restarts = -1
+        self.restarts, self.running = -1, False
         self.start()
 
     def start(self) -> None:
@@ -54,7 +54,7 @@ class Process:
         os.close(reading)
         self.channel = Channel(ours)
         self.restarts += 1
-        self.ready = False
+        self.running, self.ready = True, False
         self.has: dict[str, int] = {}  # by kind, the key of what it has been sent
         self.outbox = Outbox()
         self._inbox: Region | None = None
@@ -101,7 +101,10 @@ class Process:
         return reply, unpack(placed.packed(self._inbox)) if reply.error is None else None
 
     def end(self, at_once: bool = False) -> None:
-        """End it: by itself once nobody calls any more, or at once."""
+        """Tell it to end, which it does by itself; at once, whatever it is doing."""
+        if not self.running:
+            return
+        self.running = self.ready = False
         if at_once:
             self._process.kill()
         self.channel.close()
@@ -168,7 +171,8 @@ class ProcessBackend:
             self._until_done(job, take, common, todo, busy, tries)
         except BaseException:  # nobody waits for those who are still at work
             for number in busy:
-                self._replace(self.workers[number], at_once=True)
+                self.workers[number].end(at_once=True)
+                self.workers[number].wait()
             raise
 
     def _until_done(
@@ -181,6 +185,9 @@ class ProcessBackend:
         tries: collections.Counter[int],
     ) -> None:
         starts: collections.Counter[int] = collections.Counter()
+        for worker in self.workers:
+            if not worker.running:
+                worker.start()
         while todo or busy:
             for worker in self.workers:
                 if todo and worker.ready and worker.number not in busy:
@@ -231,11 +238,7 @@ class ProcessBackend:
             if tries[share] >= TRIES:
                 raise lost(job, share)
             todo.appendleft(share)
-        self._replace(worker)
-
-    @staticmethod
-    def _replace(worker: Process, at_once: bool = False) -> None:
-        worker.end(at_once)
+        worker.end(at_once=True)
         worker.wait()
         worker.start()
 

@@ -121,7 +121,7 @@ class RayBackend:
             self._common = job.common, ray.put(_plain(job.common))
         refs = [self._samples[1], self._stage[1], self._common[1]]
         keys = self._samples[0], self._stage[0], self._number
-        todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int]]()
+        todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int | None]]()
         idle, tries = list(range(len(self.workers))), collections.Counter[int]()
         while todo or busy:
             while todo and idle:
@@ -132,7 +132,9 @@ class RayBackend:
             done, _ = ray.wait(list(busy), num_returns=1)
             for call in done:
                 number, share = busy.pop(call)
-                idle.append(number)
+                if share is None:  # it is there again
+                    idle.append(number)
+                    continue
                 try:
                     reply, head, buffers = ray.get(call)
                 except ray.exceptions.RayActorError:
@@ -141,7 +143,10 @@ class RayBackend:
                     if tries[share] >= TRIES:
                         raise lost(job, share) from None
                     todo.appendleft(share)
+                    again = self.workers[number].where.options(max_task_retries=-1).remote()
+                    busy[again] = number, None
                     continue
+                idle.append(number)
                 result = unpack(Packed(head, buffers)) if reply.error is None else None
                 if not take(number, share, reply, result):
                     todo.clear()
@@ -213,6 +218,7 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
             stack.enter_context(_token())
             count = spec.count or cores() // spec.threads or 1
             gpus = None if device.startswith("cuda") else 0
+            stack.enter_context(_on_loopback())
             ray.init(
                 address="local",
                 num_cpus=count * spec.threads,
@@ -226,6 +232,21 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a cluster that starts here listen on loopback, as Ray does by itself on other systems than Linux.
+
+    Ray takes 127.0.0.1 for a wish to be reached by others, unless it knows that there is one machine only.
+    """
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 def _reach(address: str) -> None:

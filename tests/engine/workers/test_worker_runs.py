@@ -1,0 +1,300 @@
+"""Runs over workers are the runs of one process; what workers raise, warn of and decide reaches the user."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import golden
+import partita as pt
+from partita.core import check
+from partita.engine.execute import Task
+from partita.engine.workers import crew as crews
+from support import Command, Stop, each, tensors
+
+TOLERANCE = 1e-5  # of sums that were added up in another order, after some rounds
+EXACT = ("rfa, vmap", "fedbuff, asynchronous", "fedavg, depth", "sign flip, bucketing", "fedavg, deadline")
+"""Every delta comes back: the same bits."""
+SHORT = (*EXACT, "fedalt, loop", "scaffold, vmap", "fedavg, BatchNorm, static", "pipeline, vmap", "measures")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_stay() -> Iterator[None]:
+    """Let the workers of one test serve the next one."""
+    with crews.staying():
+        yield
+
+
+def data(clients: int = 6) -> pt.data.FederatedData:
+    return pt.data.digits(clients=clients, partition=pt.data.label_skew(classes=4), seed=0)
+
+
+def federate(algorithm: Any = None, samples: Any = None, **settings: Any) -> pt.Run:
+    usual: dict[str, Any] = {
+        "rounds": 3, "steps": 2, "batch": 8, "seed": 0, "executor": "vmap", "device": "cpu",
+        "baselines": False, "progress": False, "report": False,
+    }  # fmt: skip
+    model = settings.pop("model", None) or pt.models.mlp(64, 8, 10, seed=0)
+    return pt.federate(model, samples or data(), algorithm or pt.fedavg(lr=0.1), **{**usual, **settings})
+
+
+def apart(a: pt.Run, b: pt.Run) -> float:
+    ours, theirs = tensors(a), tensors(b)
+    assert list(ours) == list(theirs)
+    return max(float((ours[k].double() - theirs[k].double()).abs().max()) for k in ours)
+
+
+def compare_golden(names: Any, folder: Path, workers: Any) -> None:
+    alone, spread = golden.runs(), golden.runs(workers=workers)
+    for name in names or alone:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            a, b = alone[name](folder / f"{name} alone"), spread[name](folder / f"{name} spread")
+        assert apart(a, b) <= (0.0 if name in EXACT else TOLERANCE), name
+        for key in ("bytes_up", "bytes_down", "excluded", "hurt", "rounds"):
+            assert a.summary()[key] == b.summary()[key], (name, key)
+        did = b.config["executor"]["workers"]["each"]
+        assert sum(worker["shares"] for worker in did) > 0, name
+
+
+def test_golden_runs(tmp_path: Path) -> None:
+    compare_golden(SHORT, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_all_golden_runs(tmp_path: Path) -> None:
+    compare_golden(None, tmp_path, 2)
+
+
+def test_one_round_of_sums_is_that_of_one_process() -> None:
+    assert apart(federate(rounds=1), federate(rounds=1, workers=2)) <= 1e-6
+
+
+@each("executor", ["loop", "pool", "vmap", "graph"])
+def test_all_deltas_have_the_same_bits(executor: str) -> None:
+    method = pt.fedavg(lr=0.1, aggregate=pt.aggregate.trimmed_mean(1))
+    assert apart(federate(method, executor=executor), federate(method, executor=executor, workers=2)) == 0.0
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    runs = [federate(shares=3, workers=workers) for workers in (None, 1, 2)]
+    assert apart(runs[0], runs[1]) == apart(runs[1], runs[2]) == 0.0
+
+
+def test_screening_is_done_where_clients_train() -> None:
+    samples = data()
+    x = samples.x.clone()
+    start, length = samples.train[2].tolist()
+    x[start : start + length] = 1e30
+    bad = pt.data.FederatedData(
+        x, samples.y, samples.train, samples.validation, samples.test, samples.names, samples.source
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        a, b = federate(samples=bad), federate(samples=bad, workers=2)
+    assert list(a.summary()["excluded"]) == list(b.summary()["excluded"]) == ["2"]
+    assert apart(a, b) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("brief_baselines")
+def test_baselines_and_evaluations_are_spread() -> None:
+    method = pt.fedalt(personal="output", lr=0.1)
+    a, b = (federate(method, baselines=True, patience=1, workers=workers) for workers in (None, 2))
+    for kind in ("global", "local", "personal"):
+        assert a.summary()["test"][kind] == pytest.approx(b.summary()["test"][kind], abs=1e-3)
+
+
+# ---- what workers say
+
+
+class Marked(RuntimeError):
+    """An error of the user's own."""
+
+
+def raising(task: Task) -> Any:
+    """An executor whose training raises, and counts its calls in a file."""
+    inner = pt.EXECUTORS["loop"](task)
+
+    class Raising(type(inner)):  # type: ignore[misc]
+        def __call__(self, program: Any, clients: Any, *rest: Any) -> Any:
+            if program.trains:
+                with open(os.environ["PARTITA_TEST_CALLS"], "a") as file:
+                    file.write("called\n")
+                raise Marked(f"client {int(clients[0])}")
+            return super().__call__(program, clients, *rest)
+
+    return Raising(inner.bound)
+
+
+def test_an_error_is_raised_as_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("PARTITA_TEST_CALLS", str(calls))
+    spec = pt.workers.processes(2, threads=2)  # others than those that have begun without the variable
+    with pytest.raises(Marked, match="client 0") as found:
+        federate(executor=raising, workers=spec)
+    assert "raised in worker" in found.value.__notes__[0]
+    assert len(calls.read_text().splitlines()) == 1  # the first share alone, since it may have to decide
+    federate(workers=spec)  # they are as good as before
+
+
+def test_warnings_of_workers_are_given_once() -> None:
+    def loud(task: Task) -> Any:
+        inner = pt.EXECUTORS["loop"](task)
+
+        class Loud(type(inner)):  # type: ignore[misc]
+            def __call__(self, *given: Any) -> Any:
+                check.warn("this is loud")
+                return super().__call__(*given)
+
+        return Loud(inner.bound)
+
+    with pytest.warns(UserWarning, match="this is loud") as found:
+        federate(executor=loud, workers=2)
+    assert len([w for w in found if "loud" in str(w.message)]) == 1
+
+
+def test_auto_measures_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("the driver measured")
+
+    monkeypatch.setattr("partita.engine.execute.auto.Auto._measure", forbidden)
+    run = federate(executor="auto", workers=2)
+    picks = run.config["executor"]["picks"]
+    assert picks["training, stage 0"]["picked"] in ("vmap", "pool", "loop")
+    assert "measured on" in picks["training, stage 0"]["why"]
+
+
+def test_what_each_did_is_written_down(tmp_path: Path) -> None:
+    run = federate(workers=2, out=tmp_path / "run")
+    told = run.config["executor"]["workers"]
+    assert (told["kind"], told["count"], told["shares"], told["threads"]) == ("processes", 2, 2, 1)
+    assert run.config["settings"]["workers"] == {"name": "processes", "count": 2, "threads": None}
+    assert [worker["worker"] for worker in told["each"]] == [0, 1]
+    assert sum(worker["shares"] for worker in told["each"]) >= 6
+    assert sum(worker["seconds"] for worker in told["each"]) > 0
+    assert len({worker["pid"] for worker in told["each"]}) == 2
+    again = federate(workers=2)  # counts are those of a run, not of all that they have served
+    shares = [worker["shares"] for worker in told["each"]]
+    assert sum(shares) == sum(worker["shares"] for worker in again.config["executor"]["workers"]["each"])
+
+
+def test_progress_names_the_load() -> None:
+    loads: list[tuple[float, ...]] = []
+
+    class Note(pt.callbacks.Callback):
+        def round(self, event: pt.callbacks.Event) -> None:
+            loads.append(event.workers)
+
+    federate(workers=2, callbacks=[Note()])
+    assert all(len(load) == 2 and all(0 <= x <= 1 for x in load) for load in loads)
+    assert max(map(max, loads)) > 0
+
+
+# ---- resumed with others
+
+
+@each("workers, shares", [(None, None), (1, None), (3, None), (2, 2)])
+def test_resumed_with_other_workers(tmp_path: Path, workers: int | None, shares: int | None) -> None:
+    method = pt.fedalt(personal="output", lr=0.1)
+    straight = federate(method, rounds=4, workers=2, out=tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        federate(method, rounds=4, workers=2, out=tmp_path / "run", callbacks=[Stop(2)])
+    resumed = federate(method, rounds=4, workers=workers, shares=shares, out=tmp_path / "run", resume=True)
+    assert apart(straight, resumed) == 0.0
+    terms = [run.config["executor"]["workers"] for run in (straight, resumed)]
+    assert all(terms[0][name] == terms[1][name] for name in ("shares", "threads", "memory"))
+
+
+def test_other_shares_are_refused_on_resume(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(workers=2, out=tmp_path / "run", callbacks=[Stop(2)])
+    with pytest.raises(pt.Refused, match="shares: 2 -> 3"):
+        federate(workers=3, shares=3, out=tmp_path / "run", resume=True)
+
+
+def test_a_plain_run_is_not_resumed_in_shares(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        federate(out=tmp_path / "run", callbacks=[Stop(2)])
+    with pytest.raises(pt.Refused, match="shares: None -> 2"):
+        federate(workers=2, out=tmp_path / "run", resume=True)
+
+
+# ---- after the run, studies, the command
+
+
+def test_models_after_the_run_need_no_workers() -> None:
+    method = pt.ditto(lr=0.1)
+    a, b = federate(method), federate(method, workers=2)
+    x = data().client(0, "test")[0]
+    ours, theirs = (run.client(0).model()(x) for run in (a, b))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert b.extend(1).summary()["rounds"] == 4
+
+
+@pytest.mark.usefixtures("brief_baselines")
+def test_a_study_keeps_its_workers() -> None:
+    found = pt.compare(
+        pt.models.mlp(64, 8, 10, seed=0), data(), [pt.fedalt(personal="output", lr=0.1)], seeds=2, rounds=2,
+        steps=2, batch=8, executor="vmap", device="cpu", workers=2, progress=False,
+    )  # fmt: skip
+    each_pid = {
+        worker["pid"]
+        for runs in found.records.values()
+        for run in runs
+        for worker in run.config["executor"]["workers"]["each"]
+    }
+    assert len(each_pid) == 2
+
+
+def test_newcomers_come_after_workers() -> None:
+    a, b = (federate(pt.fedalt(personal="output", lr=0.1), newcomers=[5], workers=n) for n in (None, 2))
+    assert apart(a, b) <= TOLERANCE
+    assert b.newcomers is not None
+
+
+@each("workers", [0, -1, True, 2.5, "two", "ray:", "ray:0", "ray:-1", "spark:4", "4 ", {"count": 2}])
+def test_wrong_workers_are_refused(workers: Any) -> None:
+    with pytest.raises(pt.Refused) as error:
+        federate(workers=workers)
+    assert error.value.field == "workers"
+
+
+def test_wrong_shares_are_refused() -> None:
+    with pytest.raises(pt.Refused) as error:
+        federate(shares=0)
+    assert error.value.field == "shares"
+
+
+def test_words_of_a_command_line() -> None:
+    words = {
+        "4": pt.workers.processes(4),
+        "ray:4": pt.workers.ray(4),
+        "ray:auto": pt.workers.ray(None, address="auto"),
+        "ray:8@head:6379": pt.workers.ray(8, address="head:6379"),
+    }
+    for text, spec in words.items():
+        assert pt.workers.requested("workers", text) == spec
+
+
+def test_the_command(partita: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ("--set", "rounds=2", "--set", "baselines=False", "--executor", "vmap", "--json")
+    done = partita("run", "digits", "--workers", "2", "--out", str(out), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert '"kind": "processes"' in (out / "config.json").read_text()
+    refusal = partita("compare", "digits", "--workers", "many", "--out", str(tmp_path / "study")).refusal
+    assert "--workers='many'" in refusal
+    assert not (tmp_path / "study").exists()
+
+
+def test_check_says_what_workers_have(partita: Command) -> None:
+    done = partita("workers", "check", "2")
+    assert done.returncode == 0
+    assert torch.__version__[:5] in done.stdout
+    assert "They started in" in done.stdout
