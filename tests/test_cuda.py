@@ -312,3 +312,32 @@ def test_recomputed_blocks_and_subclasses_of_batchnorm_as_on_the_cpu(norm: str) 
         gpu = pt.federate(model, data, METHOD, norm=norm, executor=executor, device="cuda", **OPTIONS)
         for name, value in cpu.shared.items():
             torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
+
+
+# ---- workers
+
+SPREAD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sums": (METHOD, {}),
+    "all deltas": (pt.fedavg(lr=0.05, aggregate=pt.aggregate.trimmed_mean(1)), {}),
+    "recorded": (METHOD, {"executor": "graph"}),
+    "measured": (METHOD, {"executor": "auto"}),
+    "asynchronous": (pt.fedbuff(lr=0.05), {"schedule": pt.schedule.asynchronous(buffer=2), "rounds": 4}),
+    "weak devices": (
+        pt.fedavg(lr=0.05),
+        {"capacity": pt.capacity.width({"strong": 1.0, "weak": 0.5}), "executor": "vmap"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SPREAD)
+def test_two_workers_share_a_gpu(kind: str) -> None:
+    method, settings = SPREAD[kind]
+    model, data, _ = of_kind("mlp")
+    settings = {**OPTIONS, "executor": "vmap", "device": "cuda", **settings}
+    alone = pt.federate(model, data, method, **settings)
+    spread = pt.federate(model, data, method, workers=2, **settings)
+    for name, value in alone.shared.items():
+        assert torch.allclose(value, spread.shared[name], atol=1e-5), name
+    each = spread.config["executor"]["workers"]["each"]
+    assert sum(worker["shares"] for worker in each) > 0
+    assert any(torch.cuda.get_device_name() == worker["device"] for worker in each)
