@@ -91,6 +91,11 @@ def _device(field: str, device: Any) -> str:
     return str(chosen)
 
 
+def device_of(device: Any) -> str:
+    """Return the device that `device=` means on this machine."""
+    return _device("device", device)
+
+
 def _executor(field: str, executor: Any) -> str | Callable[[Task], Runner]:
     """Return the name of an executor, or the function that makes one; those of the registry have names."""
     name = next((name for name, factory in EXECUTORS.items() if factory is executor), None)

@@ -6,21 +6,16 @@ It is a loop over `federate` and nothing else. A variant may begin with the mode
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import itertools
 import logging
-import math
-import shutil
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from partita.api import Run, deadline, load
+from partita.api import deadline
 from partita.core import check
 from partita.core.parts import Algorithm, StagePlan
 from partita.engine.callbacks import Callback
@@ -32,7 +27,10 @@ from partita.engine.store.files import write_json, write_text
 from partita.engine.store.output import new_folder, new_page
 from partita.engine.workers.crew import staying
 from partita.recipes.experiment import Experiment
+from partita.recipes.side_by_side import can_be_spread, side_by_side
 from partita.recipes.tables import Runs, Table
+from partita.recipes.variant import Variant as Variant
+from partita.recipes.variant import run_variant, time_left, without_tensors
 from partita.report import write_page
 from partita.report.everyone import FILE as FILE_OF_CLIENTS
 from partita.report.everyone import write_everyone
@@ -40,25 +38,6 @@ from partita.report.everyone import write_everyone
 LOG = logging.getLogger("partita")
 
 FILE = "study.json"
-SHORTEST = 1e-9  # seconds: a run takes at least a round, however little time is left
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One experiment of a study.
-
-    start      the variant whose model it begins with
-    baselines  variants it is compared with: {'global': NAME, 'local': NAME}; by default none are trained
-    """
-
-    experiment: Experiment
-    start: str | None = None
-    baselines: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def needs(self) -> list[str]:
-        """The variants that it begins with or is compared with."""
-        return [name for name in (self.start, *self.baselines.values()) if name is not None]
 
 
 @dataclass(frozen=True)
@@ -101,17 +80,47 @@ def run_study(
     listen    makes the callbacks of a run with this folder
     options   further arguments of `federate`
     """
-    records: dict[str, list[Record]] = {}
     end = deadline(max_time, out)
     study = build(seeds[0])
     _check_names(study)
     wanted = _wanted(study, only)
     for name in wanted:
         check_parts(study.variants[name].experiment)
-    total, count, begun = len(wanted) * len(seeds), 0, False
     _open(out, {"variants": list(study.variants), "seeds": list(seeds), **(about or {})}, resume)
-    for i, seed in enumerate(seeds):
-        study = study if i == 0 else build(seed)
+    runs = zip(seeds, itertools.chain([study], map(build, seeds[1:])))
+    if len(wanted) * len(seeds) > 1 and can_be_spread(study.variants, out, listen, options):
+        by_seed = {seed: each.variants for seed, each in runs}
+        records = side_by_side(by_seed, wanted, out, resume, end, announce, options)
+    else:
+        records = _one_after_another(runs, len(seeds), wanted, out, resume, end, announce, listen, options)
+    if out is not None and only:
+        records = read_study(out)  # with the runs of other calls
+    complete = all(len(records.get(name, ())) == len(seeds) for name in study.variants)
+    tables = study.tables(records) if complete else ()
+    if out is not None:
+        if tables:
+            write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
+        if records:
+            write_everyone(records, out / FILE_OF_CLIENTS)
+            write_page(records, out / "report.html", tables)
+    return records, tables
+
+
+def _one_after_another(
+    runs: Iterable[tuple[int, Study]],
+    seeds: int,
+    wanted: Sequence[str],
+    out: Path | None,
+    resume: bool,
+    end: float,
+    announce: Callable[[str], None],
+    listen: Callable[[Path | None], Sequence[Callback]],
+    options: Mapping[str, Any],
+) -> dict[str, list[Record]]:
+    """Make all runs in this process, one after another."""
+    records: dict[str, list[Record]] = {}
+    total, count, begun = len(wanted) * seeds, 0, False
+    for seed, study in runs:
         trained: dict[str, Record] = {}
         for name, variant in study.variants.items():
             folder = None if out is None else out / name / f"seed-{seed}"
@@ -124,21 +133,11 @@ def run_study(
                 begun = begun or not finished
             elif not finished or not set(variant.needs) <= set(trained):
                 continue  # finished runs of other calls are read too
-            arguments = {**options, "callbacks": listen(folder), **_time_left(end, variant)}
-            trained[name] = _run(variant, trained, folder, resume, arguments)
-            records.setdefault(name, []).append(_without_tensors(trained[name]))
+            arguments = {**options, "callbacks": listen(folder), **time_left(end, variant)}
+            trained[name] = run_variant(variant, trained, folder, resume, arguments)
+            records.setdefault(name, []).append(without_tensors(trained[name]))
             _forget(trained, study, name)
-    if out is not None and only:
-        records = read_study(out)  # with the runs of other calls
-    complete = all(len(records.get(name, ())) == len(seeds) for name in study.variants)
-    tables = study.tables(records) if complete else ()
-    if out is not None:
-        if tables:
-            write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
-        if records:
-            write_everyone(records, out / FILE_OF_CLIENTS)
-            write_page(records, out / "report.html", tables)
-    return records, tables
+    return records
 
 
 # ---- the folder of a study
@@ -210,69 +209,6 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
                 f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
             )
     new_page("out", out / "report.html")
-
-
-# ---- one variant
-
-
-def _run(
-    variant: Variant,
-    trained: Mapping[str, Record],
-    folder: Path | None,
-    resume: bool,
-    options: Mapping[str, Any],
-) -> Record:
-    experiment = variant.experiment
-    if variant.start is not None:
-        before = trained[variant.start]
-        if not isinstance(before, Run):  # finished by an earlier call
-            assert folder is not None
-            before = load(folder.parents[1] / variant.start / folder.name)
-        experiment = replace(experiment, model=_continued(experiment, before))
-    baselines = {kind: trained[name] for kind, name in variant.baselines.items()}
-    arguments = {"baselines": baselines, "report": False, **options}
-    if folder is not None and resume and (folder / "summary.json").exists():
-        experiment.check_finished(folder, **arguments)
-        return read(folder)
-    again = resume and folder is not None and (folder / "config.json").exists()
-    if again and experiment.checkpoint_every == 0:  # no checkpoint to resume from: it begins anew
-        assert folder is not None
-        shutil.rmtree(folder)
-        again = False
-    with contextlib.ExitStack() as stack:
-        if variant.start:  # its model is trained, however little it has learnt
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "finetune: the model")
-        return experiment.run(**arguments, out=folder, resume=again)
-
-
-def _continued(experiment: Experiment, run: Run) -> nn.Module:
-    """Return the experiment's model with the weights that the other run has trained."""
-    model = own_copy(experiment.model, experiment.seed)
-    if run.holdings.untrained:
-        names = ", ".join(run.holdings.untrained[:3])
-        allowed = f"a variant whose server trains a whole model; this one's has not trained {names}"
-        raise check.fail("start", run.facts["algorithm"], allowed)
-    state = model.state_dict()
-    unfit = [k for k, v in run.shared.items() if k not in state or state[k].shape != v.shape]
-    if unfit:
-        raise check.fail("start", unfit[0], "a variant whose model fits into this one's")
-    model.load_state_dict(run.shared, strict=False)
-    return model
-
-
-def _time_left(end: float, variant: Variant) -> dict[str, float]:
-    """Return `max_time` for a run. One that leaves no checkpoint is not stopped in its middle."""
-    if end == math.inf or variant.experiment.checkpoint_every == 0:
-        return {}
-    return {"max_time": max(end - time.monotonic(), SHORTEST)}
-
-
-def _without_tensors(run: Record) -> Record:
-    """Return the figures of a run alone: a study may have many."""
-    return Record(
-        run.metrics, run.clients, run.config, run.facts, samples=run.samples, newcomers=run.newcomers
-    )
 
 
 def _forget(trained: dict[str, Record], study: Study, last: str) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import golden
 import partita as pt
+from engine.workers.dying import Dying
 from partita.core import check
 from partita.engine.execute import Task
 from partita.engine.workers import crew as crews
@@ -31,8 +32,9 @@ def workers_stay() -> Iterator[None]:
         yield
 
 
-def data(clients: int = 6) -> pt.data.FederatedData:
-    return pt.data.digits(clients=clients, partition=pt.data.label_skew(classes=4), seed=0)
+def data(clients: int = 6, validation: float = 0.1) -> pt.data.FederatedData:
+    partition = pt.data.label_skew(classes=4)
+    return pt.data.digits(clients=clients, partition=partition, validation=validation, seed=0)
 
 
 def federate(algorithm: Any = None, samples: Any = None, **settings: Any) -> pt.Run:
@@ -237,19 +239,62 @@ def test_models_after_the_run_need_no_workers() -> None:
     assert b.extend(1).summary()["rounds"] == 4
 
 
-@pytest.mark.usefixtures("brief_baselines")
+def compare(**settings: Any) -> pt.Comparison:
+    """Two methods and two seeds; without validation samples clients alone train no longer than others."""
+    samples = data(validation=0.0)
+    methods = {"fedalt": pt.fedalt(personal="output", lr=0.1), "ditto": pt.ditto(lr=0.1)}
+    usual: dict[str, Any] = {
+        "seeds": 2, "rounds": 3, "steps": 2, "batch": 8, "executor": "vmap", "device": "cpu",
+        "progress": False, "checkpoint_every": 1,
+    }  # fmt: skip
+    return pt.compare(pt.models.mlp(64, 8, 10, seed=0), samples, methods, **{**usual, **settings})
+
+
 def test_a_study_keeps_its_workers() -> None:
-    found = pt.compare(
-        pt.models.mlp(64, 8, 10, seed=0), data(), [pt.fedalt(personal="output", lr=0.1)], seeds=2, rounds=2,
-        steps=2, batch=8, executor="vmap", device="cpu", workers=2, progress=False,
-    )  # fmt: skip
-    each_pid = {
+    found = compare(workers=2, shares=2)
+    pids = {
         worker["pid"]
         for runs in found.records.values()
         for run in runs
         for worker in run.config["executor"]["workers"]["each"]
     }
-    assert len(each_pid) == 2
+    assert len(pids) == 2
+
+
+@each("kept", [True, False])
+def test_runs_of_a_study_are_made_side_by_side(tmp_path: Path, kept: bool) -> None:
+    alone, spread = (
+        compare(workers=workers, out=tmp_path / str(workers) if kept else None) for workers in (None, 2)
+    )
+    assert list(alone.records) == list(spread.records)
+    for name, runs in alone.records.items():
+        for ours, theirs in zip(runs, spread.records[name], strict=True):
+            assert ours.facts["test"] == theirs.facts["test"]
+            assert theirs.config["settings"]["workers"] is None  # one worker has made it, alone
+            assert ours.config["settings"]["seed"] == theirs.config["settings"]["seed"]
+    assert str(alone) == str(spread)
+    if kept:
+        assert (tmp_path / "2" / "report.html").exists()
+        again = compare(workers=3, out=tmp_path / "2", resume=True)
+        assert str(again) == str(spread)
+
+
+def test_a_run_goes_on_where_a_dead_worker_left_it(tmp_path: Path) -> None:
+    (tmp_path / "deaths").mkdir()
+    (tmp_path / "none").mkdir()
+    straight = compare(out=tmp_path / "straight", executor=Dying(tmp_path / "none", 0))
+    killed = compare(out=tmp_path / "killed", executor=Dying(tmp_path / "deaths", 1), workers=2)
+    assert len(list((tmp_path / "deaths").iterdir())) == 1
+    assert [run.facts["test"] for runs in straight.records.values() for run in runs] == [
+        run.facts["test"] for runs in killed.records.values() for run in runs
+    ]
+
+
+def test_an_error_in_a_run_of_a_study_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_TEST_CALLS", str(tmp_path / "calls"))
+    spec = pt.workers.processes(1, threads=2)  # another than those that have begun without the variable
+    with pytest.raises(Marked, match="client"):
+        compare(workers=spec, executor=raising)
 
 
 def test_newcomers_come_after_workers() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,8 +16,19 @@ import torch
 from partita.core import check
 from partita.engine.execute import budget
 from partita.engine.record import read_json
-from partita.engine.workers.messages import Facts, Job, Place, Reply, Samples, raised
+from partita.engine.workers.messages import (
+    Call,
+    Facts,
+    Job,
+    Place,
+    Reply,
+    Samples,
+    function_call,
+    raised,
+    result_of,
+)
 from partita.engine.workers.processes import ProcessBackend, Take
+from partita.engine.workers.wire import Packed
 from partita.workers import Processes, RayCluster, Workers
 
 if TYPE_CHECKING:
@@ -123,6 +134,18 @@ class Crew:
         if errors:
             raise errors[min(errors)]
 
+    def call(
+        self, functions: Sequence[Callable[[], Any]], names: Sequence[str], done: Callable[[int, Any], None]
+    ) -> None:
+        """Let workers call functions side by side; `done` gets the number of each, and what it returns."""
+
+        def take(worker: int, number: int, reply: Reply, result: Any) -> bool:  # noqa: ARG001
+            done(number, result_of(result))
+            return True
+
+        own = [function_call(function) for function in functions]
+        self.compute(Job(None, None, Call("a function", function=True), Packed(b"", []), own, names), take)
+
     def loads(self) -> tuple[float, ...]:
         """Return the share of time that each worker was at work since it was asked last."""
         now, seconds = time.perf_counter(), [did.seconds for did in self.did]
@@ -221,6 +244,11 @@ def employed(setup: Setup) -> Iterator[Setup]:
     finally:
         if crew is not None and not _STAYING:
             crew.close()
+
+
+def crew_of(spec: Workers, device: str) -> Crew:
+    """Return workers for whole runs, who stay until the end of the study that they are of."""
+    return _crew(spec, _threads(spec), device)
 
 
 def _crew(spec: Workers, threads: int, device: str) -> Crew:

@@ -15,7 +15,17 @@ from partita.core.device import arithmetic
 from partita.core.process import cores
 from partita.engine.description import versions
 from partita.engine.stage import Choices, Stage, bind
-from partita.engine.workers.messages import Call, Facts, Place, Reply, Samples, StageBlob, received, sendable
+from partita.engine.workers.messages import (
+    Call,
+    Facts,
+    Place,
+    Reply,
+    Samples,
+    StageBlob,
+    called,
+    received,
+    sendable,
+)
 from partita.engine.workers.share import summed
 from partita.engine.workers.wire import Packed, pack
 
@@ -75,6 +85,8 @@ class Host:
         return Place(platform.node(), os.getpid(), device)
 
     def _result(self, call: Call, common: Packed, own: Packed) -> Any:
+        if call.function:
+            return called(own)
         stage = self._bound()
         self._choices.update(call.choices)
         stage.release(())

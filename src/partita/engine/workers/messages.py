@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from partita.core import check, tree
 from partita.core.types import Tensors
 from partita.engine.workers.share import Assignment
-from partita.engine.workers.wire import Packed, pickled, unpack, unpickled
+from partita.engine.workers.wire import Packed, pack, pickled, unpack, unpickled
 
 if TYPE_CHECKING:
     from partita.engine.setup import Setup
@@ -68,16 +68,16 @@ class StageBlob(NamedTuple):
 class Call(NamedTuple):
     """A share to compute.
 
-    stage    the key of the stage
-    program  the name of the program
-    sum      whether what the clients send is added up
-    choices  what executors have decided so far
+    program   the name of the program; of a `function`, what it does
+    sum       whether what the clients send is added up
+    choices   what executors have decided so far
+    function  whether what comes is no share, but a function to call
     """
 
-    stage: int
     program: str
-    sum: bool
-    choices: Choices
+    sum: bool = False
+    choices: Choices = {}  # noqa: RUF012
+    function: bool = False
 
 
 class Place(NamedTuple):
@@ -118,14 +118,31 @@ class Job(NamedTuple):
     """A call for each share of a cohort: `common` is what all have received, `own` what is of each alone.
 
     clients  the names of the clients of each share, for messages
+    samples  what they are computed on, and `stage` by what; None where functions are called
     """
 
-    samples: Samples
-    stage: StageBlob
+    samples: Samples | None
+    stage: StageBlob | None
     call: Call
     common: Packed
     own: Sequence[Packed]
     clients: Sequence[str]
+
+
+def function_call(call: Callable[[], Any]) -> Packed:
+    """Return a function as it is sent to be called."""
+    return pack(np.frombuffer(pickled(call, {}), dtype=np.uint8))
+
+
+def called(packed: Packed) -> Any:
+    """Call a function that was sent; return its result as it is sent back."""
+    result = unpickled(unpack(packed).tobytes(), _nothing_outside)()
+    return np.frombuffer(pickled(result, {}), dtype=np.uint8)
+
+
+def result_of(content: np.ndarray) -> Any:
+    """Return the result of a function as it was sent back."""
+    return unpickled(content.tobytes(), _nothing_outside)
 
 
 def sent(assignment: Assignment, key: Tensor | None) -> tuple[Any, Any]:

@@ -158,7 +158,7 @@ class ProcessBackend:
 
     def compute(self, job: Job, take: Take) -> None:
         """Let the workers compute all shares; a worker that dies is replaced and its share run again."""
-        if self._samples is None or self._samples[0] != job.samples.key:
+        if job.samples is not None and (self._samples is None or self._samples[0] != job.samples.key):
             box = Outbox()
             self._samples = job.samples.key, box, box.place(pack((job.samples.x, job.samples.y)))
         if self._placed is None or self._placed[0] is not job.common:
@@ -204,10 +204,11 @@ class ProcessBackend:
                     todo.clear()
 
     def _send(self, worker: Process, job: Job, share: int, common: tuple[Outbox, Placed, int]) -> None:
-        assert self._samples is not None
-        key, box, placed = self._samples
-        worker.send_once("samples", key, (key, placed), box.region)
-        worker.send_once("stage", job.stage.key, (job.stage,))
+        if job.samples is not None and self._samples is not None:
+            key, box, placed = self._samples
+            worker.send_once("samples", key, (key, placed), box.region)
+        if job.stage is not None:
+            worker.send_once("stage", job.stage.key, (job.stage,))
         worker.send_call(job, share, common)
 
     def _with_news(self, busy: dict[int, int], wait_for_new: bool) -> list[Process]:
@@ -255,7 +256,9 @@ class ProcessBackend:
 
 def lost(job: Job, share: int) -> RuntimeError:
     """Return the error of a share whose worker died each time."""
+    whose = job.clients[share]
+    work = f"ran {whose}" if job.call.function else f"computed {job.call.program} for these clients: {whose}"
     return RuntimeError(
-        f"workers: a worker died {TRIES} times, each time while it computed {job.call.program} for these "
-        f"clients: {job.clients[share]}. Was it killed for want of memory? Then give less with memory="
+        f"workers: a worker died {TRIES} times, each time while it {work}. Was it killed for want of memory? "
+        "Then give less with memory="
     )

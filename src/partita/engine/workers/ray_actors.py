@@ -45,16 +45,18 @@ class Actor:
         self._common: tuple[int, Packed] | None = None
 
     def compute(
-        self, keys: tuple[int, int, int], refs: Sequence[Any], call: Any, head: bytes, *buffers: np.ndarray
+        self, keys: tuple[int, ...], refs: Sequence[Any], call: Any, head: bytes, *buffers: np.ndarray
     ) -> tuple[Reply, bytes, list[np.ndarray]]:
         """Compute a share. References in a list are not fetched before they are asked for."""
         import ray
 
         samples, stage, common = keys
-        if self._host.lacks_samples(samples):
+        if call.function:
+            samples = stage = 0
+        if samples and self._host.lacks_samples(samples):
             x, y = unpack(Packed(*ray.get(refs[0])))
             self._host.take_samples(Samples(samples, x, y))
-        if self._host.lacks_stage(stage):
+        if stage and self._host.lacks_stage(stage):
             self._host.take_stage(ray.get(refs[1]))
         if self._common is None or self._common[0] != common:
             self._common = common, Packed(*ray.get(refs[2]))
@@ -112,23 +114,24 @@ class RayBackend:
     def compute(self, job: Job, take: Take) -> None:
         """Let the actors compute all shares; Ray replaces one that dies, and its share is run again."""
         ray = self._ray
-        if self._samples is None or self._samples[0] != job.samples.key:
+        if job.samples is not None and (self._samples is None or self._samples[0] != job.samples.key):
             self._samples = job.samples.key, ray.put(_plain(pack((job.samples.x, job.samples.y))))
-        if self._stage is None or self._stage[0] != job.stage.key:
+        if job.stage is not None and (self._stage is None or self._stage[0] != job.stage.key):
             self._stage = job.stage.key, ray.put(job.stage)
         if self._common is None or self._common[0] is not job.common:
             self._number += 1
             self._common = job.common, ray.put(_plain(job.common))
-        refs = [self._samples[1], self._stage[1], self._common[1]]
-        keys = self._samples[0], self._stage[0], self._number
+        none = (0, None)
+        parts = (self._samples or none, self._stage or none, (self._number, self._common[1]))
+        keys, refs = tuple(key for key, _ in parts), [ref for _, ref in parts]
         todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int | None]]()
         idle, tries = list(range(len(self.workers))), collections.Counter[int]()
         while todo or busy:
             while todo and idle:
-                number, share = idle.pop(0), todo.popleft()
-                own = job.own[share]
+                number, next_share = idle.pop(0), todo.popleft()
+                own = job.own[next_share]
                 call = self.workers[number].compute.remote(keys, refs, job.call, own.head, *own.buffers)
-                busy[call] = number, share
+                busy[call] = number, next_share
             done, _ = ray.wait(list(busy), num_returns=1)
             for call in done:
                 number, share = busy.pop(call)

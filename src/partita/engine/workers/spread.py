@@ -147,7 +147,7 @@ class Spread:
             job = Job(
                 self.samples(crew),
                 self._blob(),
-                Call(self.key, program.name, key is not None, self.choices),
+                Call(program.name, key is not None, self.choices),
                 common,
                 [packed[i] for i in numbers],
                 [clients[i] for i in numbers],
