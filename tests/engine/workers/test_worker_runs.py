@@ -198,6 +198,19 @@ def test_progress_names_the_load() -> None:
     assert max(map(max, loads)) > 0
 
 
+def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as log:
+
+        def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            log.write("a loss\n")
+            return torch.nn.functional.cross_entropy(output, target)
+
+        with pytest.raises(pt.Refused, match="open files") as error:
+            federate(loss=loss, workers=2)
+    assert error.value.field == "workers"
+    assert "PicklingError" in error.value.reason
+
+
 # ---- resumed with others
 
 

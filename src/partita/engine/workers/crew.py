@@ -255,6 +255,8 @@ def _crew(spec: Workers, threads: int, device: str) -> Crew:
     """Start workers, or take those that have stayed; refuse where the system cannot."""
     if os.name != "posix" and isinstance(spec, Processes):
         raise check.fail("workers", spec.count, "partita.workers.ray(...)", "processes share memory by POSIX")
+    if isinstance(spec, RayCluster) and ":" in device:
+        raise check.fail("device", device, "'cuda' or 'cpu'", "Ray gives each worker GPUs of its own")
     key = spec, threads, device
     if key in _open and not _open[key].closed:
         return _open[key]

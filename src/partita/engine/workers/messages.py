@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,10 +54,24 @@ class StageBlob(NamedTuple):
             max_time=None,
             store="memory",
             workers=None,
+            schedule=None,
+            attack=None,
         )
-        alone = replace(setup, settings=settings, clean_data=setup.data, newcomers=None, crew=None)
+        alone = replace(
+            setup,
+            settings=settings,
+            plans=tuple(replace(plan, schedule=None) for plan in setup.plans),
+            clean_data=setup.data,
+            newcomers=None,
+            crew=None,
+        )
         outside = {"x": setup.data.x, "y": setup.data.y}
-        return cls(key, pickled((alone, number, initial), outside))
+        try:
+            return cls(key, pickled((alone, number, initial), outside))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            allowed = "none, or a model, a method, a loss and metrics without open files, locks or generators"
+            reason = f"workers cannot be sent what they need ({check.named_reason(error)})"
+            raise check.fail("workers", setup.settings.workers, allowed, reason) from error
 
     def opened(self, samples: Samples) -> tuple[Setup, int, Tensors]:
         """Return the run, the number of the stage and the model that it begins with, on these samples."""

@@ -159,6 +159,8 @@ class ProcessBackend:
     def compute(self, job: Job, take: Take) -> None:
         """Let the workers compute all shares; a worker that dies is replaced and its share run again."""
         if job.samples is not None and (self._samples is None or self._samples[0] != job.samples.key):
+            if self._samples is not None:
+                self._samples[1].close()
             box = Outbox()
             self._samples = job.samples.key, box, box.place(pack((job.samples.x, job.samples.y)))
         if self._placed is None or self._placed[0] is not job.common:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor
@@ -83,6 +82,8 @@ def _no_numbers(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 def pickled(value: Any, outside: Mapping[str, Any]) -> bytes:
     """Return any value with its functions as bytes; objects that are `outside` are named in them."""
+    import cloudpickle  # what computes alone needs no more than torch
+
     names = {id(v): k for k, v in outside.items()}
     head = io.BytesIO()
 
