@@ -38,6 +38,7 @@ HEAVY = (
     "mlflow",
     "wandb",
     "optuna",
+    "cloudpickle",
 )
 
 

@@ -27,12 +27,11 @@ COSTS = Costs(
     row=2e-4,
     state=3e-4,
     place=1e-4,
+    place_row=5e-5,
     fixed=1e-3,
     each=1e-6,
 )
 ONLY_GPUS = Costs(client=1e-3, floor=5e-3, model=1 << 20)
-WORKS = each("name", list(scaling.STEPS_PER_SECOND))
-BY_WAY = each("way", list(WAYS))
 
 
 def test_a_round_of_one_worker_is_the_plain_sum() -> None:
@@ -42,11 +41,11 @@ def test_a_round_of_one_worker_is_the_plain_sum() -> None:
 
 
 def test_all_deltas_cost_a_row_for_each_client() -> None:
-    expected = 1000 * 1e-3 + 1000 * 1e-4 + 1e-4 + 1000 * 2e-4 + 1e-3 + 1000 * 1e-6
+    expected = 1000 * 1e-3 + 1000 * 5e-5 + 1e-4 + 1000 * 2e-4 + 1e-3 + 1000 * 1e-6
     assert scaling.seconds(COSTS, 1, 1000, 1.0, "deltas") == pytest.approx(expected)
 
 
-@BY_WAY
+@each("way", list(WAYS))
 def test_a_faster_link_never_slows_a_round(way: str) -> None:
     for gpus in GPUS:
         slow, fast = (scaling.seconds(COSTS, gpus, COHORT, link * GBIT, way) for link in (25, 50))
@@ -98,14 +97,14 @@ def test_the_fastest_number_of_gpus_is_where_work_and_driver_are_equal() -> None
     assert scaling.best(costs, 10_000, FREE, most=1000) == pytest.approx(math.sqrt(10 / 1e-4), rel=0.05)
 
 
-@WORKS
-@BY_WAY
-def test_what_is_known_of_workloads_is_whole(name: str, way: str) -> None:
+@each("name", list(scaling.STEPS_PER_SECOND))
+def test_what_is_known_of_workloads_is_whole(name: str) -> None:
     costs = scaling.known_costs(name, {})
     assert all(value > 0 for value in costs)
     assert costs.model == sum(x.nbytes for x in WORKLOADS[name].model().parameters())
     for gpus in GPUS:
-        assert 0 < scaling.speedup(costs, gpus, COHORT, 25 * GBIT, way) <= gpus
+        for way in WAYS:
+            assert 0 < scaling.speedup(costs, gpus, COHORT, 25 * GBIT, way) <= gpus
 
 
 def test_costs_of_a_file_replace_those_that_are_known(tmp_path: Path) -> None:
@@ -123,9 +122,21 @@ def test_costs_of_a_file_replace_those_that_are_known(tmp_path: Path) -> None:
 def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     scaling.main(["table", "--gpus", "1", "1000", "--links", "25", "--workloads", "leaf_cnn"])
     printed = capsys.readouterr().out
-    assert "| GPUs | 25 Gbit/s: rounds/s | speedup | efficiency | most time |" in printed
-    assert printed.count("| 1 | ") == printed.count("| 1,000 | ") == printed.count("fastest: ") == 2
-    assert "| 1 | 100 % | local work |" in printed
+    for way in ("sums", "deltas"):
+        assert f"Cohorts of 1,000, 25 Gbit/s: {WAYS[way]}\n\n| GPUs | CNN of LEAF |" in printed
+    assert printed.count("1×, 100 %, ") == printed.count("\n| 1,000 | ") == printed.count("| fastest | ") == 2
+
+
+@each(
+    ("gpus", "shown"),
+    [
+        (1, "1/s, 1×, 100 %, local work"),
+        (100, "24/s, 24×, 24 %, driver"),
+        (1000, "3.3/s, 3.3×, 0.33 %, driver"),
+    ],
+)
+def test_a_cell_of_the_table(gpus: int, shown: str) -> None:
+    assert scaling.cell(COSTS, gpus, 1000, FREE, "sums") == shown
 
 
 def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

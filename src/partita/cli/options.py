@@ -28,7 +28,7 @@ def meaning(setting: str) -> str:
     text = declarations(Settings)[setting][1].text.partition("; or a function of")[0]
     text = text.replace("`out`", "--out").replace("(None: ", "(default: ")
     text = text if text.startswith("'") else text[:1].upper() + text[1:]
-    return re.sub(r"'([\w.]+)'|`([^`]*)`", r"\1\2", text) + "."
+    return re.sub(r"'([\w.:]+)'|`([^`]*)`", r"\1\2", text) + "."
 
 
 def _path_option(text: str) -> Any:

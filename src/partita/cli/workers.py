@@ -16,6 +16,7 @@ from partita.cli.options import Json
 from partita.core import check
 from partita.core.process import cores
 from partita.engine.description import versions
+from partita.engine.settings import device_of
 from partita.engine.store.files import json_text
 from partita.engine.workers.crew import Crew
 from partita.engine.workers.messages import Facts
@@ -57,7 +58,7 @@ def check_(
     """
     spec = requested("workers", workers) or Processes(cores())
     count = check.integer("--threads", threads, low=1) if threads is not None else spec.threads or 1
-    check.choice("--device", device, ("cpu", "cuda"))
+    device = device_of(check.choice("--device", device, ("cpu", "cuda")))
     begin = time.perf_counter()
     crew = Crew(replace(spec, threads=count), count, device)
     try:

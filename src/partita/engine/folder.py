@@ -218,8 +218,7 @@ def check_same(now: dict[str, Any], folder: Path, *, longer: bool = False) -> di
     if not isinstance(executor, dict) or not isinstance(executor.get("picks"), dict):
         raise _another("executor", str(executor), folder)
     old_parts, new_parts = parts(before), parts(plain(now))
-    if new_parts["settings"]["shares"] is None:  # as many as the run has
-        old_parts["settings"] = {**old_parts["settings"], "shares": None}
+    _check_shares(old_parts["settings"], new_parts["settings"], folder)
     if longer:
         old_parts, new_parts = without_rounds(old_parts), without_rounds(new_parts)
     for part, new in new_parts.items():
@@ -235,6 +234,18 @@ def check_same(now: dict[str, Any], folder: Path, *, longer: bool = False) -> di
             hint = "; a model without a seed is another one each time" if weights else ""
             raise _another(part, ", ".join(changes), folder, hint)
     return before
+
+
+def _check_shares(old: dict[str, Any], new: dict[str, Any], folder: Path) -> None:
+    """Refuse other shares than the run has, which decide its bits; None asks for those that it has."""
+    before, now = old.get("shares"), new["shares"]
+    if now is not None and before != now:
+        has = "was begun without workers" if before is None else f"has {before} shares"
+        allowed = (
+            "no workers and no shares" if before is None else f"shares={before}, with any number of workers"
+        )
+        raise check.fail("shares", now, f"{allowed}, or another folder out=", f"the run in {folder} {has}")
+    old["shares"] = now
 
 
 def _another(part: str, changes: str, folder: Path, hint: str = "") -> check.Refused:

@@ -342,9 +342,9 @@ class Machine:
     workers: Annotated[
         int | str | Workers | None,
         Option(
-            "who computes: 4 processes of this machine, with device='cuda' one GPU each; 'ray:4' on Ray, "
-            "'ray:auto' on all of a cluster that runs; or `partita.workers.ray(4, threads=2)`. A run may be "
-            "resumed with another number of them (default: this process alone)",
+            "who computes: 4 for so many processes of this machine, with device='cuda' one GPU each; 'ray:4' "
+            "for Ray, 'ray:auto' for all of a cluster that runs, 'ray(4, threads=2, gpus=0.5)' with options. "
+            "A run may be resumed with another number of them (default: this process alone)",
             check=workers_requested,
         ),
     ] = None

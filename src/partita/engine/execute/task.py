@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -135,9 +137,23 @@ class Task:
             return not_stackable(self.alone, self.together, self.params, self.data, batch)
 
 
+_SHARED_BY = ContextVar("shared by", default=1)
+
+
+@contextmanager
+def memory_shared_by(processes: int) -> Iterator[None]:
+    """Let so many processes, of which this is one, divide the memory of a machine or a GPU."""
+    token = _SHARED_BY.set(processes)
+    try:
+        yield
+    finally:
+        _SHARED_BY.reset(token)
+
+
 def budget(memory: int | None, device: torch.device) -> int:
     """Return the bytes that stacked clients may take: default a quarter of the device's memory."""
-    return memory if memory is not None else _memory(device) // 4
+    whole = memory if memory is not None else _memory(device) // 4
+    return max(1, whole // _SHARED_BY.get())
 
 
 def _memory(device: torch.device) -> int:

@@ -14,6 +14,7 @@ import torch
 from partita.core.device import arithmetic
 from partita.core.process import cores
 from partita.engine.description import versions
+from partita.engine.execute.task import memory_shared_by
 from partita.engine.stage import Choices, Stage, bind
 from partita.engine.workers.messages import (
     Call,
@@ -86,7 +87,8 @@ class Host:
 
     def _result(self, call: Call, common: Packed, own: Packed) -> Any:
         if call.function:
-            return called(own)
+            with memory_shared_by(call.together):
+                return called(own)
         stage = self._bound()
         self._choices.update(call.choices)
         stage.release(())

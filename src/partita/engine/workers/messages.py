@@ -87,12 +87,14 @@ class Call(NamedTuple):
     sum       whether what the clients send is added up
     choices   what executors have decided so far
     function  whether what comes is no share, but a function to call
+    together  how many workers share the memory of a machine or a GPU, for functions
     """
 
     program: str
     sum: bool = False
     choices: Choices = {}  # noqa: RUF012
     function: bool = False
+    together: int = 1
 
 
 class Place(NamedTuple):

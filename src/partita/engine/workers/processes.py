@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from partita.core import check
 from partita.engine.workers.messages import Facts, Job, Reply
 from partita.engine.workers.wire import Channel, Outbox, Packed, Placed, Region, pack, unpack
 
@@ -241,6 +242,7 @@ class ProcessBackend:
             if tries[share] >= TRIES:
                 raise lost(job, share)
             todo.appendleft(share)
+            died(worker.number)
         worker.end(at_once=True)
         worker.wait()
         worker.start()
@@ -254,6 +256,11 @@ class ProcessBackend:
         self._common.close()
         if self._samples is not None:
             self._samples[1].close()
+
+
+def died(worker: int) -> None:
+    """Warn that a worker has died."""
+    check.warn(f"workers: worker {worker} has died; it is started again, and its share is run again")
 
 
 def lost(job: Job, share: int) -> RuntimeError:

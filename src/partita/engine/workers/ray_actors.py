@@ -23,7 +23,7 @@ import numpy as np
 from partita.core import check
 from partita.core.process import cores, keep_freed_memory
 from partita.engine.workers.messages import Facts, Job, Reply, Samples
-from partita.engine.workers.processes import TRIES, Take, lost
+from partita.engine.workers.processes import TRIES, Take, died, lost
 from partita.engine.workers.wire import Packed, pack, unpack
 from partita.workers import RayCluster
 
@@ -31,6 +31,7 @@ LOG = logging.getLogger("partita")
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = "127.0.0.1"
 REACHED = 10.0  # seconds in which a cluster has to answer
+RETURN = 120.0  # seconds in which one of its workers has to come back, when all have died
 
 
 class Actor:
@@ -91,6 +92,7 @@ class RayBackend:
         self._stage: tuple[int, Any] | None = None
         self._common: tuple[Packed, Any] | None = None
         self._number = 0
+        self._recovering: dict[Any, int] = {}  # those that have died, until they are there again
 
     def _begin(self, spec: RayCluster, device: str) -> None:
         ray, gpus = self._ray, gpus_of(spec, device)
@@ -124,20 +126,32 @@ class RayBackend:
         none = (0, None)
         parts = (self._samples or none, self._stage or none, (self._number, self._common[1]))
         keys, refs = tuple(key for key, _ in parts), [ref for _, ref in parts]
-        todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int | None]]()
-        idle, tries = list(range(len(self.workers))), collections.Counter[int]()
+        todo, busy = collections.deque(range(len(job.own))), dict[Any, tuple[int, int]]()
+        away = set(self._recovering.values())
+        idle = [number for number in range(len(self.workers)) if number not in away]
+        tries = collections.Counter[int]()
         while todo or busy:
             while todo and idle:
-                number, next_share = idle.pop(0), todo.popleft()
-                own = job.own[next_share]
+                number, share = idle.pop(0), todo.popleft()
+                own = job.own[share]
                 call = self.workers[number].compute.remote(keys, refs, job.call, own.head, *own.buffers)
-                busy[call] = number, next_share
-            done, _ = ray.wait(list(busy), num_returns=1)
+                busy[call] = number, share
+            if not busy and not self._recovering:
+                raise RuntimeError("workers: all workers of the cluster are gone, and none comes back")
+            done, _ = ray.wait([*busy, *self._recovering], num_returns=1, timeout=None if busy else RETURN)
+            if not done:
+                raise RuntimeError(
+                    f"workers: all workers have died, and none has come back in {RETURN:.0f} s: the cluster may "
+                    "have no room for them any more"
+                )
             for call in done:
-                number, share = busy.pop(call)
-                if share is None:  # it is there again
-                    idle.append(number)
+                if call in self._recovering:
+                    number = self._recovering.pop(call)
+                    with contextlib.suppress(ray.exceptions.RayActorError):  # it is gone for good
+                        ray.get(call)
+                        idle.append(number)
                     continue
+                number, share = busy.pop(call)
                 try:
                     reply, head, buffers = ray.get(call)
                 except ray.exceptions.RayActorError:
@@ -146,8 +160,9 @@ class RayBackend:
                     if tries[share] >= TRIES:
                         raise lost(job, share) from None
                     todo.appendleft(share)
+                    died(number)
                     again = self.workers[number].where.options(max_task_retries=-1).remote()
-                    busy[again] = number, None
+                    self._recovering[again] = number
                     continue
                 idle.append(number)
                 result = unpack(Packed(head, buffers)) if reply.error is None else None
@@ -205,15 +220,14 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
         yield
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = spec.address or os.environ.get("RAY_ADDRESS")
+    address = cluster_address(spec)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
         if address:
             _warn_about_token(default_token())
             try:
                 _reach(address)
-                ray.init(address=address, **quiet)
+                with _without_warnings():
+                    ray.init(address=address, **quiet)
             except (OSError, RuntimeError, ValueError) as error:
                 allowed = "the address of a cluster that runs, or none to start one here"
                 raise check.fail("workers: address", address, allowed, check.reason(error)) from error
@@ -221,20 +235,33 @@ def connected(spec: RayCluster, device: str) -> Iterator[None]:
             stack.enter_context(_token())
             count = spec.count or cores() // spec.threads or 1
             gpus = None if device.startswith("cuda") else 0
-            stack.enter_context(_on_loopback())
-            ray.init(
-                address="local",
-                num_cpus=count * spec.threads,
-                num_gpus=gpus,
-                include_dashboard=spec.dashboard,
-                dashboard_host=LOOPBACK,
-                _node_ip_address=LOOPBACK,
-                **quiet,
-            )
+            with _on_loopback(), _without_warnings():
+                ray.init(
+                    address="local",
+                    num_cpus=count * spec.threads,
+                    num_gpus=gpus,
+                    include_dashboard=spec.dashboard,
+                    dashboard_host=LOOPBACK,
+                    _node_ip_address=LOOPBACK,
+                    **quiet,
+                )
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def cluster_address(spec: RayCluster) -> str | None:
+    """Return the address of the cluster to join; None where one starts here."""
+    address = spec.address or os.environ.get("RAY_ADDRESS")
+    return None if address in ("", "local") else address
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager
@@ -271,7 +298,7 @@ def _token() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", *TOKEN_VARIABLES)}
     folder: Path | None = None
     try:
-        if before["RAY_AUTH_MODE"] is None:
+        if (before["RAY_AUTH_MODE"] or "token") == "token":  # else the user has decided
             os.environ["RAY_AUTH_MODE"] = "token"
             if not any(before[name] for name in TOKEN_VARIABLES):
                 folder = Path(tempfile.mkdtemp(prefix="partita-ray-"))  # only its owner can enter
