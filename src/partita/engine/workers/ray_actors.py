@@ -141,8 +141,8 @@ class RayBackend:
             done, _ = ray.wait([*busy, *self._recovering], num_returns=1, timeout=None if busy else RETURN)
             if not done:
                 raise RuntimeError(
-                    f"workers: all workers have died, and none has come back in {RETURN:.0f} s: the cluster may "
-                    "have no room for them any more"
+                    f"workers: all workers have died, and none has come back in {RETURN:.0f} s: has the "
+                    "cluster no room for them any more?"
                 )
             for call in done:
                 if call in self._recovering:
