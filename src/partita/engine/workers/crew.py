@@ -144,17 +144,8 @@ class Crew:
             return True
 
         own = [function_call(function) for function in functions]
-        self.compute(
-            Job(
-                None,
-                None,
-                Call("a function", function=True, together=self.most_together),
-                Packed(b"", []),
-                own,
-                names,
-            ),
-            take,
-        )
+        call = Call("a function", function=True, together=self.most_together)
+        self.compute(Job(None, None, call, Packed(b"", []), own, names), take)
 
     def loads(self) -> tuple[float, ...]:
         """Return the share of time that each worker was at work since it was asked last."""
