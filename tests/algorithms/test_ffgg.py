@@ -204,9 +204,19 @@ LIES: dict[str, Attack | None] = {
 }
 
 
+@each("attack", [None, pt.attack.sign_flip()], ids=["honest", "sign_flip"])
+def test_theorem_8(attack: Attack | None) -> None:
+    check_theorem_8(attack, None)
+
+
+@pytest.mark.slow
 @each("attack", LIES.values(), ids=LIES)
 @each("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
-def test_theorem_8(attack: Attack | None, aggregate: Any) -> None:
+def test_theorem_8_for_all_attacks(attack: Attack | None, aggregate: Any) -> None:
+    check_theorem_8(attack, aggregate)
+
+
+def check_theorem_8(attack: Attack | None, aggregate: Any) -> None:
     """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
     problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
     byzantine = (1, 4, 8) if attack else ()

@@ -166,6 +166,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("only")
 def test_the_command_shows_speeds_and_errors_and_who_is_missing(
     make: Make, command: Command, monkeypatch: pytest.MonkeyPatch

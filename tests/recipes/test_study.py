@@ -337,6 +337,7 @@ def test_splits_by_hand() -> None:
     assert gain.rows[2] == ("adapter", "10.00", "10.00")
 
 
+@pytest.mark.slow
 def test_memory_is_the_papers() -> None:
     counts, memory = memory_tables("paper", 0)
     personal = {(row[0], row[1]): row[2] for row in counts.rows}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from partita.core.device import beside
+from partita.core.device import beside, put
 from partita.core.types import Tensors, Upload
 
 
@@ -95,6 +95,15 @@ def to(tree: Any, device: torch.device | str) -> Any:
 def nbytes(tree: Any) -> int:
     """Return the bytes that the tensors of a structure occupy when sent."""
     return sum(x.numel() * x.element_size() for x in leaves(tree) if isinstance(x, Tensor))
+
+
+def with_sender(
+    uploads: Upload, clients: Sequence[int] | np.ndarray, samples: np.ndarray, device: torch.device | str
+) -> Upload:
+    """Add the clients' numbers to what they send, and as weights how many of these samples each has."""
+    numbers = np.asarray(clients)
+    weight = put(samples[numbers].astype(np.float64), device)
+    return uploads._replace(weight=weight, client=torch.from_numpy(numbers))
 
 
 # ---- usable numbers: finite, and small enough to be squared

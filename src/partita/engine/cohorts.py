@@ -14,7 +14,6 @@ from partita.aggregate.mean import mean
 from partita.core import check, tree
 from partita.core.device import beside, put
 from partita.core.types import Cohort, Download, Group, RoundContext, Tensors, Upload
-from partita.data import FederatedData
 
 
 def refuse_twice(cohort: Cohort, names: Sequence[str]) -> NoReturn:
@@ -45,15 +44,6 @@ def subgroup(group: Group, rows: list[int], positions: Sequence[int]) -> Group:
         shared, extra = tree.rows(download[:2], rows)
         download = download._replace(shared=shared, extra=extra)
     return group._replace(positions=tuple(positions), download=download)
-
-
-def with_sender(
-    uploads: Upload, clients: Sequence[int] | np.ndarray, data: FederatedData, device: str
-) -> Upload:
-    """Add the clients' numbers, and their sample counts as weights."""
-    numbers = np.asarray(clients)
-    samples = data.train[numbers, 1].astype(np.float64)
-    return uploads._replace(weight=put(samples, device), client=torch.from_numpy(numbers))
 
 
 def as_one_group(groups: Sequence[Group], contexts: Sequence[RoundContext]) -> tuple[Group, RoundContext]:

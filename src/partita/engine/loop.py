@@ -19,7 +19,6 @@ from partita.engine.cohorts import (
     merged,
     rebased,
     refuse_twice,
-    with_sender,
 )
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
@@ -207,7 +206,7 @@ def _received(stage: Stage, state: State, cohort: Cohort) -> tuple[Group, RoundC
 
 
 def _with_sender(stage: Stage, uploads: Upload, clients: Sequence[int]) -> Upload:
-    return with_sender(uploads, clients, stage.setup.data, stage.setup.settings.device)
+    return tree.with_sender(uploads, clients, stage.setup.data.train[:, 1], stage.setup.settings.device)
 
 
 def _upcoming(state: State) -> Sequence[int]:

@@ -82,6 +82,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
     check_killed_worker(tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_a_share_that_kills_its_workers_is_named(tmp_path: Path) -> None:
     check_share_that_kills(tmp_path, 2)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from partita.core import draws, tree
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
-from partita.engine.cohorts import merged, subgroup, with_sender
+from partita.engine.cohorts import merged, subgroup
 from partita.engine.execute.plan import BoundProblem, count_steps, work_of
 from partita.engine.pending import Trained
 
@@ -62,9 +62,10 @@ def summed(stage: Stage, assignment: Assignment, key: Tensor) -> Summed:
 
 
 def _summed(stage: Stage, assignment: Assignment, key: Tensor) -> Summed:
-    clients, n = assignment.clients, len(assignment.clients)
+    n = len(assignment.clients)
     uploads, states = stage.executor(stage.programs["training"], *assignment)
-    uploads = with_sender(uploads, clients, stage.setup.data, stage.setup.settings.device)
+    samples, device = stage.setup.data.train[:, 1], stage.setup.settings.device
+    uploads = tree.with_sender(uploads, assignment.clients, samples, device)
     rejections = tree.faults(uploads, (uploads.metrics, states), n)
     bytes_up = tree.nbytes(uploads.payload)
     usable = uploads
