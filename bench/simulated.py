@@ -32,8 +32,9 @@ from partita.engine.workers.spread import Joined
 from partita.engine.workers.wire import Channel, Outbox, pack, unpack
 from workers import Rounds
 
-SHARES = 8  # that are added up when it is timed
-WARM = 2  # rounds that are left out: memory is new, and stages are bound
+SHARES = 8  # whose sums are added up when that is timed
+MOST_ROWS, ROW_BYTES = 1000, 640 << 20  # deltas whose way back is timed: more than memory that is kept
+WARM = 1  # rounds after the first that are left out: memory is new, and stages are bound
 
 
 # ---- an executor whose clients sleep
@@ -141,6 +142,7 @@ class Pieces(NamedTuple):
     row: float
     state: float
     place: float
+    place_row: float
 
 
 def pieces(name: str, repeats: int = 9) -> Pieces:
@@ -152,19 +154,21 @@ def pieces(name: str, repeats: int = 9) -> Pieces:
     placed = box.place(pack(result))
 
     def take() -> Upload:
-        return _copied(unpack(placed.packed(box.region)).sum)
+        found: Summed = unpack(placed.packed(box.region))
+        Joined(1, [np.arange(1)]).put(0, found.trained[:2])
+        return _copied(found.sum)
 
-    stack = tree.stack([(Upload(shared), ClientState(shared, {}))] * SHARES)
-    rows = list(range(SHARES))
-    outbox = Outbox()
+    n = min(MOST_ROWS, ROW_BYTES // tree.nbytes(shared))
+    rows, stack, outbox = list(range(n)), tree.stack([shared] * n), Outbox()
     return Pieces(
         model=tree.nbytes(shared),
         message=timed(functools.partial(_message, shared, *_channels())),
         take=timed(take),
         sum=timed(lambda: merged([take() for _ in range(SHARES)])) / SHARES,
-        row=timed(lambda: _rows_back(stack[0])) / SHARES,
-        state=timed(lambda: (outbox.place(pack(tree.rows(stack[1], rows))), _joined(stack[1]))) / SHARES,
+        row=timed(lambda: _rows_back(stack, n)) / n,
+        state=timed(lambda: (outbox.place(pack(tree.rows(stack, rows))), _joined(stack, n))) / n,
         place=place,
+        place_row=timed(lambda: outbox.place(pack(stack))) / n,
     )
 
 
@@ -193,20 +197,19 @@ def _result(shared: Tensors) -> Summed:
     return Summed(Trained(kept, ClientState({}, {}), [""]), tree.nbytes(shared), summed)
 
 
-def _copied(upload: Upload) -> Upload:
+def _copied(upload: Upload | None) -> Upload:
     return tree.map_tensors(lambda x: x.to("cpu", copy=True), upload)  # type: ignore[no-any-return]
 
 
-def _rows_back(uploads: Upload) -> Any:
+def _rows_back(deltas: Tensors, n: int) -> Any:
     """Take deltas as they come back, screen them and average them."""
-    found = _joined(uploads)
-    tree.sound(tree.lengths(found, ()))
-    weight = torch.ones(SHARES, dtype=torch.float64)
-    return pt.aggregate.mean().combine(found.delta, weight, weight)
+    found, weight = _joined(deltas, n), torch.ones(n, dtype=torch.float64)
+    tree.sound(tree.lengths(Upload(found), ()))
+    return pt.aggregate.mean().combine(found, weight, weight)
 
 
-def _joined(stack: Any) -> Any:
-    joined = Joined(SHARES, [np.arange(SHARES)])
+def _joined(stack: Tensors, n: int) -> Any:
+    joined = Joined(n, [np.arange(n)])
     joined.put(0, stack)
     return joined.tree
 
@@ -221,7 +224,7 @@ def _message(shared: Tensors, ours: Channel, theirs: Channel, outbox: Outbox) ->
     context = RoundContext(0, 0, 0, 0, 1, Work(steps=1, batch=2))
     group = Group((0,), Download(shared, {}, 0))
     assignment = Assignment(np.zeros(1, dtype=np.int64), group, ClientState({}, {}), context)
-    packed = pack(sent(assignment, draws.key(0, "share", 0, device="cpu"))[1])
+    packed = pack(sent(assignment.of([0]), draws.key(0, "share", 0, device="cpu"))[1])
     message = outbox.place(packed)
     for sender, receiver in ((ours, theirs), (theirs, ours)):
         sender.send(("call", message), outbox.new_handle())

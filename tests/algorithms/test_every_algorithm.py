@@ -600,7 +600,7 @@ def test_loop_equals_vmap_with_another_optimizer_for_the_rest(case: Case) -> Non
 
 
 def same_with_adamw(case: Case) -> None:
-    """Compare in double precision: a step of Adam is as large for a gradient that is zero but for rounding."""
+    """Compare in double precision: Adam steps as far for a gradient that is zero but for rounding."""
     method = make(case.name, case.options, optimizer=pt.optim.adamw(eps=1e-4), max_grad_norm=1.0)
     recorded = ("graph",) if case.name in ("fedalt", "ditto", "scaffold", "ffgg_local") else ()
     loop, *others = (federate(method, DOUBLE, executor=e) for e in ("loop", "vmap", *recorded))
