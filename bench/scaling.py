@@ -3,7 +3,7 @@
     python bench/scaling.py table                          # rounds per second for 1 to 1000 GPUs
     python bench/scaling.py draw --out docs/images/scaling.svg
     python bench/scaling.py simulate --workers 2 4 8       # real workers that sleep instead of computing
-    python bench/scaling.py measure > costs.json           # what the driver of this machine costs
+    python bench/scaling.py measure --out costs.json       # what the driver of this machine costs
     python bench/scaling.py shares --device cuda           # what shares of 1, 2, 4, ... clients cost
     python bench/scaling.py table --costs costs.json
 
@@ -22,7 +22,6 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +73,8 @@ class Costs(NamedTuple):
     row      seconds of the driver for a delta: copy it to its place, screen it, average it
     state    seconds of the driver for a client state of the model's size: out and back
     place    seconds of a worker to place a sum where the driver reads it
-    place_row  seconds of a worker to place a delta or a state, among others
+    place_row
+             seconds of a worker to place a delta or a state, among others
     fixed    seconds of the driver for a round: place the model, take the server's step
     each     seconds of the driver for each client of a cohort: draw it, cut, keep its metrics
     host     seconds of a worker's core for a share: unpack, screen, add up, pack. They are part of what was
@@ -153,63 +153,14 @@ FLOORS = {"logistic": 0.0045, "leaf_cnn": 10 / 467, "resnet20": 10 / 97, "transf
 else the steps of one client in the textbook loop, which launches kernel by kernel. Recorded steps of a few
 clients take less, so that these are upper bounds."""
 
-DRIVER: dict[str, dict[str, float]] = {
-    "logistic": {
-        "model": 31400,
-        "message": 0.000255,
-        "sum": 0.000307,
-        "row": 9.41e-06,
-        "state": 1.25e-05,
-        "place": 6.63e-05,
-        "place_row": 3.6e-06,
-        "fixed": 0.00111,
-        "each": 3.59e-06,
-        "host": 0.000829,
-    },
-    "leaf_cnn": {
-        "model": 26414840,
-        "message": 0.000238,
-        "sum": 0.0174,
-        "row": 0.0169,
-        "state": 0.0324,
-        "place": 0.00238,
-        "place_row": 0.00233,
-        "fixed": 0.00771,
-        "each": 3.59e-06,
-        "host": 0.00397,
-    },
-    "resnet20": {
-        "model": 1091048,
-        "message": 0.000267,
-        "sum": 0.00133,
-        "row": 0.000606,
-        "state": 0.00113,
-        "place": 0.00056,
-        "place_row": 0.000109,
-        "fixed": 0.00309,
-        "each": 3.59e-06,
-        "host": 0.00342,
-    },
-    "transformer": {
-        "model": 22926416,
-        "message": 0.000324,
-        "sum": 0.00737,
-        "row": 0.0101,
-        "state": 0.0177,
-        "place": 0.00269,
-        "place_row": 0.00202,
-        "fixed": 0.00974,
-        "each": 3.59e-06,
-        "host": 0.00532,
-    },
-}
-"""What `measure` printed on two cores of an AMD EPYC, of which one copied 9.0 GB/s, at ca9b183."""
+DRIVER = Path(__file__).with_name("scaling_costs.json")
+"""What `measure` found on two cores of an AMD EPYC, of which one copied 9.0 GB/s."""
 
 
 def known_costs(name: str, changes: Mapping[str, Mapping[str, Any]]) -> Costs:
     """Return what is known of a workload, with what a file says instead."""
     of_gpu = {"client": WORKLOADS[name].on("cuda").steps / STEPS_PER_SECOND[name], "floor": FLOORS[name]}
-    found: dict[str, Any] = {**of_gpu, **DRIVER.get(name, {}), **changes.get(name, {})}
+    found: dict[str, Any] = {**of_gpu, **read_costs(DRIVER)[name], **changes.get(name, {})}
     return Costs(**{k: found[k] for k in Costs._fields if k in found})
 
 
@@ -256,19 +207,19 @@ def _digits(x: float) -> str:
 
 def draw(options: argparse.Namespace) -> None:
     """Draw the speedup over the number of GPUs."""
-    new_page("--out", options.out)
+    target = new_page("--out", options.out or "scaling.svg")
     most, link, way = max(options.gpus), options.links[-1] * GBIT, options.ways[0]
     gpus = sorted({round(most ** (i / 60)) for i in range(61)})
     curves = {}
     for name in options.workloads:
         costs = known_costs(name, options.changes)
         curves[TITLES[name]] = [speedup(costs, count, options.cohort, link, way) for count in gpus]
-    write_whole(options.out, drawing.svg(gpus, curves))
-    print(f"wrote {options.out}")
+    write_whole(target, drawing.svg(gpus, curves))
+    print(f"wrote {target}")
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Print what the driver of this machine costs, as JSON."""
+    """Print or write what the driver of this machine costs, as JSON."""
     torch.set_num_threads(1)
     found: dict[str, dict[str, float]] = {}
     with crews.staying():
@@ -280,20 +231,19 @@ def measure(options: argparse.Namespace) -> None:
             fixed = max(0.0, overhead - pieces.place - pieces.message - pieces.take)
             taken, overhead = simulated.rounds(name, 2, 2, "sums", 0.0, 0.0, 20)  # one client for each
             found[name] = {**pieces._asdict(), "fixed": fixed, "each": each, "host": taken - overhead}
-    rounded = {name: {k: float(f"{v:.3g}") for k, v in row.items()} for name, row in found.items()}
-    print(
-        json.dumps({name: {**row, "model": found[name]["model"]} for name, row in rounded.items()}, indent=1)
-    )
+            found[name] = {k: v if k == "model" else float(f"{v:.3g}") for k, v in found[name].items()}
+    if options.out is None:
+        print(json.dumps(found, indent=1))
+    else:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     speed = simulated.copied_bytes_per_second()
     print(f"a core copies {speed / 1e9:.1f} GB/s", file=sys.stderr)
 
 
 def simulate(options: argparse.Namespace) -> None:
-    """Print what the model predicts for processes of this machine, and what they take.
-
-    Where sums come back, each client stands for all clients of its share, so that the sums have their size
-    and this machine is not busy with a thousand deltas; else `SIMULATED` clients stand for all.
-    """
+    """Print what the model predicts for processes of this machine, and what they take."""
+    if "states" in options.ways:
+        raise check.fail("--ways", "states", "sums or deltas: simulated clients keep no state")
     torch.set_num_threads(1)
     print("| workload | what comes back | workers | asleep | beside, predicted | beside, measured | ratio |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
@@ -301,21 +251,25 @@ def simulate(options: argparse.Namespace) -> None:
         with crews.staying():
             for name in options.workloads:
                 for way in options.ways:
-                    cohort = max(2, workers) if way == "sums" else SIMULATED
-                    costs = standing_for(known_costs(name, options.changes), options.cohort, cohort, workers)
-                    predicted = here(costs, workers, cohort, way, cores())
-                    asleep = max(costs.floor, -(-cohort // workers) * costs.client)
-                    count = max(options.rounds, math.ceil(SECONDS / predicted))
-                    measured, _ = simulated.rounds(
-                        name, workers, cohort, way, costs.client, costs.floor, count
-                    )
-                    times = " | ".join(
-                        f"{1e3 * t:,.1f} ms" for t in (asleep, predicted - asleep, measured - asleep)
-                    )
-                    print(
-                        f"| {TITLES[name]} | {way} | {workers} | {times} | {measured / predicted:.2f} |",
-                        flush=True,
-                    )
+                    costs = known_costs(name, options.changes)
+                    line = compared(name, costs, workers, options.cohort, way, options.rounds)
+                    print(f"| {TITLES[name]} | {way} | {workers} | {line} |", flush=True)
+
+
+def compared(name: str, costs: Costs, workers: int, clients: int, way: str, least: int) -> str:
+    """Simulate a few rounds, and return their seconds beside those that the model predicts.
+
+    Where sums come back, each client stands for all clients of its share, so that the sums have their size
+    and this machine is not busy with a thousand deltas; else `SIMULATED` clients stand for all.
+    """
+    cohort = max(2, workers) if way == "sums" else SIMULATED
+    costs = standing_for(costs, clients, cohort, workers)
+    predicted = here(costs, workers, cohort, way, cores())
+    count = max(least, math.ceil(SECONDS / predicted))
+    measured, _ = simulated.rounds(name, workers, cohort, way, costs.client, costs.floor, count)
+    asleep = max(costs.floor, -(-cohort // workers) * costs.client)
+    times = [f"{1e3 * t:,.1f} ms" for t in (asleep, predicted - asleep, measured - asleep)]
+    return " | ".join([*times, f"{measured / predicted:.2f}"])
 
 
 def standing_for(costs: Costs, clients: int, cohort: int, workers: int) -> Costs:
@@ -334,22 +288,17 @@ def here(costs: Costs, workers: int, cohort: int, way: str, processors: int) -> 
 
 
 def shares(options: argparse.Namespace) -> None:
-    """Print the seconds of a round in one process by the number of clients, as a share of many would take."""
-    print("| workload | clients | ms a round | client steps per second | executor |")
-    print("| --- | ---: | ---: | ---: | --- |")
+    """Print the seconds of a round in one process by the number of clients: those that a share would take."""
+    print("| workload | clients | ms a round | client steps per second |")
+    print("| --- | ---: | ---: | ---: |")
     for name in options.workloads:
         for clients in options.clients:
-            work = WORKLOADS[name].on(options.device)._replace(cohort=clients, clients=clients)
-            work = work._replace(rounds=options.rounds)
-            begin = time.perf_counter()
-            taken, run, _ = measured_rounds(
-                work, work.data(), METHODS["fedavg"], options.device, options.executor, "tf32"
-            )
-            median = statistics.median(taken)
-            picks = ", ".join(dict.fromkeys(p["picked"] for p in run.config["executor"]["picks"].values()))
-            speed = f"{1e3 * median:.2f} | {clients * work.steps / median:,.0f}"
-            print(f"| {name} | {clients} | {speed} | {picks} |", flush=True)
-            print(f"{name} {clients}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+            changes = {"cohort": clients, "clients": clients, "rounds": options.rounds}
+            work = WORKLOADS[name].on(options.device)._replace(**changes)
+            how = options.device, options.executor, "tf32"
+            taken = statistics.median(measured_rounds(work, work.data(), METHODS["fedavg"], *how)[0])
+            speed = clients * work.steps / taken
+            print(f"| {TITLES[name]} | {clients} | {1e3 * taken:.2f} | {speed:,.0f} |", flush=True)
 
 
 COMMANDS = {"table": table, "draw": draw, "measure": measure, "simulate": simulate, "shares": shares}
@@ -372,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--executor", default="graph")
-    parser.add_argument("--out", type=Path, default=Path("scaling.svg"))
+    parser.add_argument("--out", type=Path, help="the file that draw or measure writes")
     options = parser.parse_args(arguments)
     try:
         options.changes = read_costs(options.costs)

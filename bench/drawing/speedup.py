@@ -61,7 +61,7 @@ def svg(gpus: Sequence[int], curves: Mapping[str, Sequence[float]]) -> str:
         f'<style>{STYLE}</style><g class="scaling-svg">',
         *_grid(axes),
         _path(axes, gpus, gpus, 'class="ideal"'),
-        _text("ideal", axes.x(max(gpus)) - 8, axes.y(max(gpus)) + 5, "small end"),
+        _text("ideal", axes.x(max(gpus) / 4) - 10, axes.y(max(gpus) / 4), "small end"),
     ]
     names = _apart([axes.y(values[-1]) for values in curves.values()])
     for (name, values), colour, y in zip(curves.items(), COLOURS, names):

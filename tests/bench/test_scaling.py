@@ -177,6 +177,11 @@ def test_clients_that_sleep_send_what_clients_send(way: str, monkeypatch: pytest
     assert overhead > 0
 
 
+def test_states_are_not_simulated() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        scaling.main(["simulate", "--ways", "states"])
+
+
 def test_pieces_are_timed() -> None:
     found = simulated.pieces("logistic", repeats=1)
     assert found.model == 31400
