@@ -75,6 +75,70 @@ def merged(parts: Sequence[Upload]) -> Upload | None:
     return Upload(delta, weight.sum(), extra, sums)
 
 
+class RunningSum:
+    """What shares were combined to, added up as it comes: Δ = Σ_p w_p Δ_p / Σ_p w_p; sums and extras add up.
+
+    Shares are added in their order, whichever comes first, so that roundings are the same each time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._next = device, 0
+        self._early: dict[int, Upload | None] = {}
+        self._like: Upload | None = None
+        self._total: Upload | None = None
+
+    def add(self, number: int, part: Upload | None) -> None:
+        """Add a share, whose memory is only lent; None: nothing of it was usable."""
+        if number != self._next:
+            self._early[number] = tree.map_tensors(torch.clone, part)
+            return
+        self._fold(part)
+        while self._next in self._early:
+            self._fold(self._early.pop(self._next))
+
+    def _fold(self, part: Upload | None) -> None:
+        self._next += 1
+        if part is None:
+            return
+        part = tree.to(part, self._device)
+        assert part.weight is not None
+        weight, total = float(part.weight), self._total
+        if total is None:
+            self._like = tree.map_tensors(lambda x: x.new_empty(0), part)
+            delta = {k: v.to(_wide(v), copy=True).mul_(weight) for k, v in part.delta.items()}
+            extra, sums = ({k: v.clone() for k, v in x.items()} for x in (part.extra, part.sums))
+            self._total = Upload(delta, part.weight.clone(), extra, sums)
+            return
+        for name, value in part.delta.items():
+            total.delta[name].add_(value, alpha=weight)
+        for ours, theirs in ((total.extra, part.extra), (total.sums, part.sums)):
+            for name, value in theirs.items():
+                ours[name] += value
+        assert total.weight is not None
+        self._total = total._replace(weight=total.weight + part.weight)
+
+    def result(self) -> Upload | None:
+        """Return all of them as one; None if nothing was usable."""
+        total, like = self._total, self._like
+        if total is None or like is None or total.weight is None:
+            return None
+        weight = float(total.weight) or 1.0
+        means = {k: v.div_(weight) for k, v in total.delta.items()}
+        # counters, such as BatchNorm's number of batches, stay whole
+        delta = {
+            k: v.to(kind) if (kind := like.delta[k].dtype).is_floating_point else v.round().to(kind)
+            for k, v in means.items()
+        }
+        return total._replace(delta=delta)
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    """Return the type to add up in: float32 for what is shorter, float64 for counters."""
+    if not value.is_floating_point():
+        return torch.float64
+    return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
+
+
 def rebased(uploads: Upload, groups: Sequence[Group], now: Tensors, names: Sequence[str]) -> Upload:
     """Count stale deltas of these names from what the server has now: now − (received − delta).
 

@@ -8,10 +8,12 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import torch
 
 import partita as pt
 from partita.core.parts import LocalRule, Phase, Program
 from partita.core.types import RoundContext, Work
+from partita.engine.cohorts import RunningSum
 from partita.engine.workers.share import cut
 
 
@@ -68,3 +70,45 @@ def test_shares_in_one_process_are_those_of_workers() -> None:
     assert plain.config["settings"]["shares"] is None
     assert cut_in_three.config["executor"]["workers"]["shares"] == 3
     assert cut_in_three.summary()["bytes_up"] == plain.summary()["bytes_up"]
+
+
+def part(weight: float, value: float, kind: torch.dtype = torch.float32) -> pt.Upload:
+    delta = {"w": torch.full((2,), value).to(kind), "n": torch.tensor(int(value))}
+    return pt.Upload(delta, torch.tensor(weight), {"e": torch.ones(1)}, {"s": torch.full((1,), value)})
+
+
+def test_a_running_sum_is_the_weighted_mean_in_any_order() -> None:
+    parts = [part(3.0, 1.0), None, part(1.0, 5.0), part(0.0, 100.0), part(4.0, 2.0)]
+    found = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 3, 1, 0], [1, 0, 4, 3, 2]):
+        total = RunningSum(torch.device("cpu"))
+        for number in order:
+            total.add(number, parts[number])
+        result = total.result()
+        assert result is not None
+        found.append(result)
+    assert torch.allclose(found[0].delta["w"], torch.full((2,), (3 + 5 + 8) / 8))
+    assert found[0].delta["n"] == 2  # whole, as counters are
+    assert (found[0].weight, found[0].extra["e"], found[0].sums["s"]) == (8.0, 4.0, 108.0)
+    for other in found[1:]:
+        assert torch.equal(other.delta["w"], found[0].delta["w"])
+
+
+def test_a_running_sum_of_nothing_and_of_no_weight() -> None:
+    total = RunningSum(torch.device("cpu"))
+    total.add(0, None)
+    assert total.result() is None
+    total.add(1, part(0.0, 3.0))
+    result = total.result()
+    assert result is not None
+    assert torch.equal(result.delta["w"], torch.zeros(2))
+
+
+def test_a_running_sum_of_half_precision_does_not_overflow() -> None:
+    total = RunningSum(torch.device("cpu"))
+    for number in range(3):
+        total.add(number, part(1e5, 8.0, torch.float16))
+    result = total.result()
+    assert result is not None
+    assert result.delta["w"].dtype == torch.float16
+    assert torch.equal(result.delta["w"], torch.full((2,), 8.0, dtype=torch.float16))

@@ -33,6 +33,8 @@ TREES = {
         "rows of one": torch.arange(3.0).expand(4, 3),
         "columns": torch.arange(12.0).reshape(3, 4).t(),
         "a part": torch.arange(10)[3:7],
+        "one number": torch.tensor(0.1).expand(1),
+        "a column": torch.arange(6.0).reshape(3, 2)[:1, 1],
     },
     "nouns": Group((0, 1), Download({"w": torch.ones(2)}, {}, 7, None), statistics={3: {"m": torch.ones(1)}}),
     "nothing": (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -143,7 +144,7 @@ class Crew:
             done(number, result_of(result))
             return True
 
-        own = [function_call(function) for function in functions]
+        own = [functools.partial(function_call, function) for function in functions]
         call = Call("a function", function=True, together=self.most_together)
         self.compute(Job(None, None, call, Packed(b"", []), own, names), take)
 

@@ -132,7 +132,7 @@ class Reply(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A call for each share of a cohort: `common` is what all have received, `own` what is of each alone.
+    """A call for each share of a cohort: `common` is what all have received, `own` makes what one has alone.
 
     clients  the names of the clients of each share, for messages
     samples  what they are computed on, and `stage` by what; None where functions are called
@@ -142,7 +142,7 @@ class Job(NamedTuple):
     stage: StageBlob | None
     call: Call
     common: Packed
-    own: Sequence[Packed]
+    own: Sequence[Callable[[], Packed]]
     clients: Sequence[str]
 
 

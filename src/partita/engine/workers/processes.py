@@ -72,7 +72,7 @@ class Process:
             region = box.region if box.number != self.has.get("common region") else None
             self.channel.send(("common", placed), _handles(region))
             self.has |= {"common": number, "common region": box.number}
-        own = self.outbox.place(job.own[share])
+        own = self.outbox.place(job.own[share]())
         self.channel.send(("call", job.call, own), self.outbox.new_handle())
 
     def send_once(self, kind: str, key: int, content: Sequence[Any], region: Region | None = None) -> None:
@@ -147,6 +147,8 @@ class ProcessBackend:
         self._samples: tuple[int, Outbox, Placed] | None = None
         self._common, self._number = Outbox(), 0
         self._placed: tuple[Packed, Placed] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._watched: set[int] = set()
 
     @property
     def restarts(self) -> list[int]:
@@ -174,8 +176,7 @@ class ProcessBackend:
             self._until_done(job, take, common, todo, busy, tries)
         except BaseException:  # nobody waits for those who are still at work
             for number in busy:
-                self.workers[number].end(at_once=True)
-                self.workers[number].wait()
+                self._end(self.workers[number])
             raise
 
     def _until_done(
@@ -197,7 +198,7 @@ class ProcessBackend:
                     busy[worker.number] = todo.popleft()
                     with contextlib.suppress(OSError):  # its death is noticed below
                         self._send(worker, job, busy[worker.number], common)
-            for worker in self._with_news(busy, wait_for_new=bool(todo)):
+            for worker in self._with_news():
                 try:
                     found = worker.receive()
                 except (EOFError, OSError):
@@ -214,13 +215,21 @@ class ProcessBackend:
             worker.send_once("stage", job.stage.key, (job.stage,))
         worker.send_call(job, share, common)
 
-    def _with_news(self, busy: dict[int, int], wait_for_new: bool) -> list[Process]:
-        """Wait for those at work, and while there are shares to give for those that are starting."""
-        with selectors.DefaultSelector() as selector:
-            for worker in self.workers:
-                if worker.number in busy or (wait_for_new and not worker.ready):
-                    selector.register(worker.channel, selectors.EVENT_READ, worker)
-            return [key.data for key, _ in selector.select()]
+    def _with_news(self) -> list[Process]:
+        """Wait until a worker has something to say: a result, that it has started, or, by EOF, that it died."""
+        for worker in self.workers:
+            if worker.running and worker.number not in self._watched:
+                self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+                self._watched.add(worker.number)
+        return [key.data for key, _ in self._selector.select()]
+
+    def _end(self, worker: Process) -> None:
+        """End a worker at once, whatever it is doing."""
+        if worker.number in self._watched:
+            self._selector.unregister(worker.channel)
+            self._watched.remove(worker.number)
+        worker.end(at_once=True)
+        worker.wait()
 
     def _died(
         self,
@@ -233,18 +242,17 @@ class ProcessBackend:
     ) -> None:
         """Start a worker that has died again; its share is run again, but not for ever."""
         share = busy.pop(worker.number, None)
-        if share is None:
+        if share is None and not worker.ready:
             starts[worker.number] += 1
             if starts[worker.number] >= TRIES:
                 raise RuntimeError("workers: processes could not be started; what they said is above")
-        else:
+        elif share is not None:
             tries[share] += 1
             if tries[share] >= TRIES:
                 raise lost(job, share)
             todo.appendleft(share)
             died(worker.number)
-        worker.end(at_once=True)
-        worker.wait()
+        self._end(worker)
         worker.start()
 
     def close(self) -> None:
@@ -253,6 +261,7 @@ class ProcessBackend:
             worker.end()
         for worker in self.workers:
             worker.wait()
+        self._selector.close()
         self._common.close()
         if self._samples is not None:
             self._samples[1].close()

@@ -133,7 +133,7 @@ class RayBackend:
         while todo or busy:
             while todo and idle:
                 number, share = idle.pop(0), todo.popleft()
-                own = job.own[share]
+                own = job.own[share]()
                 call = self.workers[number].compute.remote(keys, refs, job.call, own.head, *own.buffers)
                 busy[call] = number, share
             if not busy and not self._recovering:

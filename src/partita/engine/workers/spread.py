@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import Tensor
 from partita.core import draws, tree
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
-from partita.engine.cohorts import merged
+from partita.engine.cohorts import RunningSum
 from partita.engine.execute.base import Executor
 from partita.engine.execute.plan import BoundProblem
 from partita.engine.pending import Trained
@@ -80,7 +81,7 @@ class Spread:
         program = stage.programs["training"]
         places = self._cut(program, assignment.clients, assignment.context)
         n, device = len(assignment.clients), self.bound.data.x.device
-        each, sums, bytes_up, rejections = Joined(n, places), dict[int, Upload](), 0, [""] * n
+        each, total, bytes_up, rejections = Joined(n, places), RunningSum(device), 0, [""] * n
 
         def put(share: int, result: Summed) -> None:
             nonlocal bytes_up
@@ -88,14 +89,12 @@ class Spread:
             bytes_up += result.bytes_up
             for row, rejection in zip(places[share].tolist(), result.trained.rejections):
                 rejections[row] = rejection
-            if result.sum is not None:
-                sums[share] = tree.map_tensors(lambda x: x.to(device, copy=True), result.sum)
+            total.add(share, result.sum)
 
         self._compute(program, places, assignment, key, put, stage)
         uploads, states = tree.to(each.tree, device)
         uploads = uploads._replace(client=uploads.client.cpu(), metrics=tree.to(uploads.metrics, "cpu"))
-        combined = merged([sums[share] for share in sorted(sums)])  # in one order, whoever was first
-        return Summed(Trained(uploads, states, rejections), bytes_up, combined)
+        return Summed(Trained(uploads, states, rejections), bytes_up, total.result())
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: workers draw for themselves."""
@@ -119,13 +118,12 @@ class Spread:
         stage: Stage | None = None,
     ) -> None:
         """Compute shares: `put` gets the number of each, and its result, which is lent to it."""
-        shares = [assignment.of(rows.tolist()) for rows in places]
-        keys = [None if key is None else draws.branch(key, "share", i) for i in range(len(shares))]
+        keys = [None if key is None else draws.branch(key, "share", i) for i in range(len(places))]
         crew = self.team.present
         if crew is None:
             with self._as_share():
-                for number, share in enumerate(shares):
-                    own = keys[number]
+                for number, rows in enumerate(places):
+                    own, share = keys[number], assignment.of(rows.tolist())
                     if own is None or stage is None:
                         put(number, self.inner(program, *share))
                     else:
@@ -133,9 +131,11 @@ class Spread:
                     if program.trains:
                         self.release()
             return
-        packed = [pack(sent(share, k)[1]) for share, k in zip(shares, keys)]
         common = self._common(sent(assignment, None)[0])
-        clients = [self._named(share.clients) for share in shares]
+        clients = [self._named(assignment.clients[rows]) for rows in places]
+
+        def packed(number: int) -> Packed:  # when it is sent: others are at work already
+            return pack(sent(assignment.of(places[number].tolist()), keys[number])[1])
 
         def run(numbers: Sequence[int]) -> None:
             def take(worker: int, share: int, reply: Reply, result: Any) -> bool:  # noqa: ARG001
@@ -149,13 +149,13 @@ class Spread:
                 self._blob(),
                 Call(program.name, key is not None, self.choices),
                 common,
-                [packed[i] for i in numbers],
+                [functools.partial(packed, i) for i in numbers],
                 [clients[i] for i in numbers],
             )
             crew.compute(job, take)
 
-        rest = list(range(len(shares)))
-        while rest and self._undecided(program, shares[rest[0]].clients):
+        rest = list(range(len(places)))
+        while rest and self._undecided(program, assignment.clients[places[rest[0]]]):
             run([rest.pop(0)])  # alone: what it measures is not disturbed, and holds for the others
         if rest:
             run(rest)

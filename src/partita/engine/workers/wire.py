@@ -47,7 +47,9 @@ def pack(tree: Any) -> Packed:
 
 def unpack(packed: Packed) -> Any:
     """Return the tree; its tensors are views of the buffers."""
-    return pickle.loads(packed.head, buffers=packed.buffers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # memory of Ray's is not writable, and nobody writes to it
+        return pickle.loads(packed.head, buffers=packed.buffers)
 
 
 class _Numbers(pickle.Pickler):
@@ -59,7 +61,8 @@ class _Numbers(pickle.Pickler):
         here = value.detach().cpu().contiguous()
         if not here.numel():
             return _no_numbers, (here.dtype, tuple(here.shape))
-        memory = here.view(-1).view(torch.uint8).numpy()
+        # a tensor of one number may have any stride, and counts as contiguous all the same
+        memory = here.as_strided((here.numel(),), (1,)).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(memory.data), here.dtype, tuple(here.shape))
 
 
@@ -68,9 +71,7 @@ def _bytes(buffer: pickle.PickleBuffer) -> np.ndarray:
 
 
 def _tensor(buffer: Any, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # memory of Ray's is not writable, and nobody writes to it
-        return torch.frombuffer(buffer, dtype=kind).view(shape)
+    return torch.frombuffer(buffer, dtype=kind).view(shape)
 
 
 def _no_numbers(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
