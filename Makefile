@@ -31,6 +31,7 @@ bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in 
 	$(BIN)/python bench/cohort.py --cohorts 50 500
 	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/workers.py
 
 docs: .venv/.dev     ## builds the documents into site/
 	$(BIN)/mkdocs build --strict

@@ -216,7 +216,7 @@ class ProcessBackend:
         worker.send_call(job, share, common)
 
     def _with_news(self) -> list[Process]:
-        """Wait until a worker has something to say: a result, that it has started, or, by EOF, that it died."""
+        """Wait until a worker has something to say: a result, that it has started, or that it has died."""
         for worker in self.workers:
             if worker.running and worker.number not in self._watched:
                 self._selector.register(worker.channel, selectors.EVENT_READ, worker)
