@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import partita as pt
 from engine.workers import dying
 from engine.workers.dying import Dying, federate
 from partita.engine.workers import crew as crews
+from partita.engine.workers.wire import Outbox, Packed, Placed
 from support import tensors
 
 PATIENCE = 60.0  # seconds that a process has to end in, on a machine that is busy
@@ -135,3 +137,19 @@ def test_killed_workers_of_ray(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_driver_of_ray(tmp_path: Path) -> None:
     check_killed_driver(tmp_path, "ray:2", 1)
+
+
+def test_a_full_disk_is_an_error_and_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for what travels is reserved before anything is sent."""
+    place = Outbox.place
+
+    def full(self: Outbox, packed: Packed) -> Placed:
+        if any(buffer.nbytes for buffer in packed.buffers) and self.number == 0 and len(made) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made.append(self)
+        return place(self, packed)
+
+    made: list[Outbox] = []
+    monkeypatch.setattr(Outbox, "place", full)
+    with pytest.raises(OSError, match="No space left"):
+        federate(workers=2)

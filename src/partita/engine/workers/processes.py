@@ -196,7 +196,7 @@ class ProcessBackend:
             for worker in self.workers:
                 if todo and worker.ready and worker.number not in busy:
                     busy[worker.number] = todo.popleft()
-                    with contextlib.suppress(OSError):  # its death is noticed below
+                    with contextlib.suppress(ConnectionError):  # its death is noticed below
                         self._send(worker, job, busy[worker.number], common)
             for worker in self._with_news():
                 try:

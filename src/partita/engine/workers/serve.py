@@ -10,8 +10,8 @@ import threading
 
 from partita.core.process import keep_freed_memory
 from partita.engine.workers.host import Host
-from partita.engine.workers.messages import Samples
-from partita.engine.workers.wire import Channel, Outbox, Region, unpack
+from partita.engine.workers.messages import Samples, sendable
+from partita.engine.workers.wire import Channel, Outbox, Placed, Region, unpack
 
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP")
 """Signals that a terminal or a batch system sends to all processes of a job: the driver decides what they
@@ -59,5 +59,8 @@ def _answer(channel: Channel, host: Host) -> None:
             own_region = Region.received(handles, own_region)
             assert common is not None
             reply, result = host.compute(call, common, placed.packed(own_region))
-            placed = outbox.place(result)
+            try:
+                placed = outbox.place(result)
+            except OSError as error:  # no room for it in memory or on the disk
+                reply, placed = reply._replace(error=sendable(error)), Placed(b"", [])
             channel.send((reply, placed), outbox.new_handle())
