@@ -84,7 +84,7 @@ class RunningSum:
     def __init__(self, device: torch.device) -> None:
         self._device, self._next = device, 0
         self._early: dict[int, Upload | None] = {}
-        self._like: Upload | None = None
+        self._kinds: dict[str, torch.dtype] | None = None  # of the deltas, once several are added up
         self._total: Upload | None = None
 
     def add(self, number: int, part: Upload | None) -> None:
@@ -103,12 +103,12 @@ class RunningSum:
         part = tree.to(part, self._device)
         assert part.weight is not None
         weight, total = float(part.weight), self._total
-        if total is None:
-            self._like = tree.map_tensors(lambda x: x.new_empty(0), part)
-            delta = {k: v.to(_wide(v), copy=True).mul_(weight) for k, v in part.delta.items()}
-            extra, sums = ({k: v.clone() for k, v in x.items()} for x in (part.extra, part.sums))
-            self._total = Upload(delta, part.weight.clone(), extra, sums)
+        if total is None or total.weight is None:
+            self._total = tree.map_tensors(torch.clone, part)  # the only one stays as it is
             return
+        if self._kinds is None:
+            self._kinds, first = {k: v.dtype for k, v in total.delta.items()}, float(total.weight)
+            total = total._replace(delta={k: v.to(_wide(v)).mul_(first) for k, v in total.delta.items()})
         for name, value in part.delta.items():
             total.delta[name].add_(value, alpha=weight)
         for ours, theirs in ((total.extra, part.extra), (total.sums, part.sums)):
@@ -119,14 +119,15 @@ class RunningSum:
 
     def result(self) -> Upload | None:
         """Return all of them as one; None if nothing was usable."""
-        total, like = self._total, self._like
-        if total is None or like is None or total.weight is None:
-            return None
+        total, kinds = self._total, self._kinds
+        if total is None or kinds is None:
+            return total
+        assert total.weight is not None
         weight = float(total.weight) or 1.0
         means = {k: v.div_(weight) for k, v in total.delta.items()}
         # counters, such as BatchNorm's number of batches, stay whole
         delta = {
-            k: v.to(kind) if (kind := like.delta[k].dtype).is_floating_point else v.round().to(kind)
+            k: v.to(kinds[k]) if kinds[k].is_floating_point else v.round().to(kinds[k])
             for k, v in means.items()
         }
         return total._replace(delta=delta)

@@ -353,3 +353,20 @@ def test_the_personal_part_of_a_model_that_skips_layers_is_that_of_the_seed() ->
 def test_a_step_in_which_all_that_moves_is_skipped_moves_nothing() -> None:
     run = federate(Skips, method=pt.fedalt(personal="input", lr=0.1), rounds=2)
     assert all(bool(torch.isfinite(v).all()) for v in run.shared.values())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_dropout_keeps_its_keys_where_clients_come_later(executor: str) -> None:
+    """A look at the model for the labels of newcomers must leave nothing in it."""
+    data = pt.data.digits(clients=5, seed=0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    def run(**settings: Any) -> pt.Run:
+        return pt.federate(
+            model, data, pt.fedavg(lr=0.1), rounds=2, steps=3, batch=8, seed=0, newcomers=[4],
+            device="cpu", baselines=False, **settings,
+        )  # fmt: skip
+
+    loop, other = run(executor="loop"), run(executor=executor, shares=2)
+    for name, value in loop.shared.items():
+        assert torch.allclose(value, other.shared[name], atol=1e-6), name

@@ -99,6 +99,7 @@ def test_a_running_sum_of_nothing_and_of_no_weight() -> None:
     total.add(0, None)
     assert total.result() is None
     total.add(1, part(0.0, 3.0))
+    total.add(2, part(0.0, 5.0))
     result = total.result()
     assert result is not None
     assert torch.equal(result.delta["w"], torch.zeros(2))

@@ -17,6 +17,7 @@ from partita.core.types import Tensors
 from partita.engine.model.normalize import MASK, mask_padding
 
 KEY = "batch_key"
+CACHE = "_partita_context"
 _LEADING: dict[type[nn.Module], int | None] = {
     nn.Dropout: None,
     nn.Dropout1d: 2,
@@ -58,7 +59,9 @@ class KeyedDropout(nn.Module):
 
 def stackable(module: nn.Module, keyed: bool = True) -> nn.Module:
     """Return a copy of the module with masked BatchNorm, dense gradients and, if `keyed`, keyed dropout."""
-    return _swap(copy.deepcopy(module), {}, keyed)
+    own = copy.deepcopy(module)
+    own.__dict__.pop(CACHE, None)  # the names of what is exchanged now
+    return _swap(own, {}, keyed)
 
 
 def batch_buffers(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensors:
@@ -70,7 +73,7 @@ def batch_buffers(module: nn.Module, key: Tensor, mask: Tensor | None) -> Tensor
 
 
 def _names(module: nn.Module, buffer: str) -> list[str]:
-    cache = module.__dict__.setdefault("_partita_context", {})
+    cache = module.__dict__.setdefault(CACHE, {})
     if buffer not in cache:
         cache[buffer] = [n for n, _ in module.named_buffers() if n.split(".")[-1] == buffer]
     return list(cache[buffer])

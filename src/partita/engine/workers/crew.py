@@ -125,7 +125,7 @@ class Crew:
             for text in reply.warned:
                 check.warn(text)
             if reply.error is not None:
-                where = f"worker {worker} on {reply.place.machine}"
+                where = f"worker {worker} on {reply.place.machine}, for {job.clients[share]}"
                 errors[share] = raised(reply.error, where)
                 return False
             return take(worker, share, reply, result)

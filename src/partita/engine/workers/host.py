@@ -30,6 +30,9 @@ from partita.engine.workers.messages import (
 from partita.engine.workers.share import summed
 from partita.engine.workers.wire import Packed, pack
 
+TOLD = (UserWarning, RuntimeWarning)
+"""Warnings that the driver gives again."""
+
 
 class Host:
     """One worker. It holds the samples and the stage that it was sent last, and nothing of a run's state."""
@@ -75,7 +78,7 @@ class Host:
             except Exception as found:
                 error = sendable(found)
         decided = {k: v for k, v in self._choices.items() if k not in call.choices}
-        warned = tuple(dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning))
+        warned = tuple(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, TOLD)))
         return Reply(self.place, time.perf_counter() - begin, decided, warned, error), result
 
     @property

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.types import Tensors
+from partita.engine.execute import EXECUTORS
 from partita.engine.workers.share import Assignment
 from partita.engine.workers.wire import Packed, pack, pickled, unpack, unpickled
 
@@ -56,6 +58,7 @@ class StageBlob(NamedTuple):
             workers=None,
             schedule=None,
             attack=None,
+            executor=_own_factory(setup.settings.executor),
         )
         alone = replace(
             setup,
@@ -67,7 +70,7 @@ class StageBlob(NamedTuple):
         )
         outside = {"x": setup.data.x, "y": setup.data.y}
         try:
-            return cls(key, pickled((alone, number, initial), outside))
+            return cls(key, pickled((alone, number, initial, torch.get_default_dtype()), outside))
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             allowed = "none, or a model, a method, a loss and metrics without open files, locks or generators"
             reason = f"workers cannot be sent what they need ({check.named_reason(error)})"
@@ -75,9 +78,16 @@ class StageBlob(NamedTuple):
 
     def opened(self, samples: Samples) -> tuple[Setup, int, Tensors]:
         """Return the run, the number of the stage and the model that it begins with, on these samples."""
-        setup, number, initial = unpickled(self.content, lambda name: getattr(samples, name))
+        setup, number, initial, kind = unpickled(self.content, lambda name: getattr(samples, name))
+        torch.set_default_dtype(kind)  # as in the driver, for constants that a model makes
         data = setup.data.to(setup.settings.device)
         return replace(setup, data=data, clean_data=data), number, initial
+
+
+def _own_factory(executor: Any) -> Any:
+    """Return the function that makes an executor, where the user has registered it under a name."""
+    factory = EXECUTORS[executor] if isinstance(executor, str) else executor
+    return executor if factory.__module__.startswith("partita.") else factory
 
 
 class Call(NamedTuple):
@@ -196,6 +206,11 @@ def raised(error: tuple[bytes, str], worker: str) -> Exception:
     content, words = error
     found: Exception = unpickled(content, _nothing_outside)
     found.add_note(f"raised in {worker}:\n{words}")
+    if isinstance(found, ModuleNotFoundError):
+        found.add_note(
+            "workers import modules afresh: put this one where Python finds it (sys.path), or send it with "
+            "cloudpickle.register_pickle_by_value(module)"
+        )
     return found
 
 

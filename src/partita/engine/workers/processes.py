@@ -23,7 +23,8 @@ TRIES = 4  # of a share: the first one, and three more after workers have died
 GRACE = 5.0  # seconds that a worker has to end by itself
 
 PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import json, signal, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "[signal.signal(getattr(signal, n), signal.SIG_IGN) for n in ('SIGINT', 'SIGTERM', 'SIGHUP')]; "
     "from partita.engine.workers.serve import serve; serve(*map(int, sys.argv[2:]))"
 )
 """The script of the user is not run again: what workers need of it they are sent."""
@@ -46,7 +47,7 @@ class Process:
         reading, self._lifeline = os.pipe()
         arguments = [theirs.fileno(), reading, self._threads]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(sys.path), *map(str, arguments)],
+            [sys.executable, "-c", PROGRAM, json.dumps([str(p) for p in sys.path]), *map(str, arguments)],
             pass_fds=(theirs.fileno(), reading),
             env={**os.environ, **_variables(self.number, self._threads, self._device)},
             stdin=subprocess.DEVNULL,

@@ -27,7 +27,6 @@ from partita.engine.workers.processes import TRIES, Take, died, lost
 from partita.engine.workers.wire import Packed, pack, unpack
 from partita.workers import RayCluster
 
-LOG = logging.getLogger("partita")
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = "127.0.0.1"
 REACHED = 10.0  # seconds in which a cluster has to answer
@@ -98,7 +97,7 @@ class RayBackend:
         ray, gpus = self._ray, gpus_of(spec, device)
         count = room_for(ray.cluster_resources(), spec, gpus)
         actor = ray.remote(num_cpus=spec.threads, num_gpus=gpus, max_restarts=-1, max_task_retries=0)(Actor)
-        self.workers = [actor.remote(spec.threads, list(sys.path)) for _ in range(count)]
+        self.workers = [actor.remote(spec.threads, [str(p) for p in sys.path]) for _ in range(count)]
         self.restarts = [0] * count
         self.places = ray.get([worker.where.remote() for worker in self.workers])
 

@@ -155,8 +155,10 @@ class Spread:
             crew.compute(job, take)
 
         rest = list(range(len(places)))
-        while rest and self._undecided(program, assignment.clients[places[rest[0]]]):
-            run([rest.pop(0)])  # alone: what it measures is not disturbed, and holds for the others
+        for number in range(len(places)):
+            if self._undecided(program, assignment.clients[places[number]]):
+                rest.remove(number)
+                run([number])  # alone: what it measures is not disturbed, and holds for the others
         if rest:
             run(rest)
 
