@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from partita.engine.record import Record
 from partita.engine.settings import device_of
 from partita.engine.stopping import Stopped
 from partita.engine.workers.crew import crew_of
+from partita.engine.workers.ray_actors import cluster_address
 from partita.recipes.variant import Variant, run_variant, time_left, without_tensors
 from partita.workers import Processes, requested
 
@@ -33,7 +33,7 @@ def can_be_spread(
         return False
     if out is None:
         return all(variant.start is None for variant in variants.values())
-    return isinstance(spec, Processes) or not (spec.address or os.environ.get("RAY_ADDRESS"))
+    return isinstance(spec, Processes) or cluster_address(spec) is None
 
 
 class _Run:

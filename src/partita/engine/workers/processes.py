@@ -27,7 +27,11 @@ PROGRAM = (
     "[signal.signal(getattr(signal, n), signal.SIG_IGN) for n in ('SIGINT', 'SIGTERM', 'SIGHUP')]; "
     "from partita.engine.workers.serve import serve; serve(*map(int, sys.argv[2:]))"
 )
-"""The script of the user is not run again: what workers need of it they are sent."""
+"""The script of the user is not run again: what workers need of it they are sent.
+
+Before all else it ignores the signals that a terminal or a batch system sends to all processes of a job: the
+driver decides what they mean, and needs its workers until the round is over. A worker ends with its driver.
+"""
 
 Take = Callable[[int, int, Reply, Any], bool]
 """(worker, share, reply, result) -> whether to go on: takes what a share came to, which it has read then."""

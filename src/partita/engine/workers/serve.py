@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import threading
 
@@ -13,16 +12,9 @@ from partita.engine.workers.host import Host
 from partita.engine.workers.messages import Samples, sendable
 from partita.engine.workers.wire import Channel, Outbox, Placed, Region, unpack
 
-IGNORED = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Signals that a terminal or a batch system sends to all processes of a job: the driver decides what they
-mean, and needs its workers until the round is over. A worker ends with its driver."""
-
 
 def serve(handle: int, lifeline: int, threads: int) -> None:
     """Answer the calls that come over a socket. When the lifeline is cut, the driver is gone: end at once."""
-    for name in IGNORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
     keep_freed_memory()
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     channel = Channel(socket.socket(fileno=handle))
