@@ -20,6 +20,7 @@ AXES = (
     "measures",
     "optim",
     "schedule",
+    "theory",
     "data",
     "models",
     "workers",

@@ -22,6 +22,7 @@ from partita import (
     models,
     optim,
     schedule,
+    theory,
     track,
     workers,
 )
@@ -177,6 +178,7 @@ __all__ = [
     "schedule",
     "split",
     "stage",
+    "theory",
     "track",
     "tune",
     "tuned",

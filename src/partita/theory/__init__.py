@@ -1,0 +1,1 @@
+"""Step sizes and bounds of the papers' theorems, for constants that you know: `partita.theory`."""
