@@ -18,7 +18,7 @@ from partita.core.parts import Algorithm
 from partita.engine.folder import parts
 from partita.engine.record import Record, read
 from partita.engine.store.files import json_text
-from partita.recipes.study import Study, is_study, read_study, unfinished
+from partita.recipes.study import Study, is_study, read_figures, read_study, unfinished
 from partita.recipes.versus import beside, separate, versus
 from partita.report import compare as figures
 from partita.report import ranking, write
@@ -106,7 +106,9 @@ def report(
     """
     runs = _collect(folders)
     target = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    page = write(runs, target)
+    one_study = len(folders) == 1 and is_study(folders[0])
+    drawn = read_figures(folders[0]) if one_study else ((), ())
+    page = write(runs, target, tables=drawn[0], charts=drawn[1])
     rows = figures.table(runs)
     diverged = [] if quiet and not as_json else show_diverged(runs, as_json)
     if as_json:

@@ -23,7 +23,7 @@ from partita.engine.initial import own_copy
 from partita.engine.model.probe import names_of
 from partita.engine.record import Record, read, read_json
 from partita.engine.stopping import Stopped
-from partita.engine.store.files import write_json, write_text
+from partita.engine.store.files import json_text, write_json, write_text
 from partita.engine.store.output import new_folder, new_page
 from partita.engine.workers.crew import staying
 from partita.recipes.experiment import Experiment
@@ -32,20 +32,22 @@ from partita.recipes.tables import Runs, Table
 from partita.recipes.variant import Variant as Variant
 from partita.recipes.variant import run_variant, time_left, without_tensors
 from partita.report import write_page
+from partita.report.charts import Chart, as_chart
 from partita.report.everyone import FILE as FILE_OF_CLIENTS
 from partita.report.everyone import write_everyone
 
 LOG = logging.getLogger("partita")
 
-FILE = "study.json"
+FILE, FILE_OF_FIGURES = "study.json", "figures.json"
 
 
 @dataclass(frozen=True)
 class Study:
-    """Variants in the order in which they run, for one seed; `tables` makes tables of all seeds' runs."""
+    """Variants in the order in which they run, for one seed; `tables` and `charts` are of all seeds' runs."""
 
     variants: Mapping[str, Variant]
     tables: Callable[[Runs], Sequence[Table]] = lambda runs: ()  # noqa: ARG005
+    charts: Callable[[Runs], Sequence[Chart]] = lambda runs: ()  # noqa: ARG005
 
 
 def under(experiment: Experiment, methods: Mapping[str, Algorithm]) -> dict[str, Variant]:
@@ -98,11 +100,14 @@ def run_study(
     complete = all(len(records.get(name, ())) == len(seeds) for name in study.variants)
     tables = study.tables(records) if complete else ()
     if out is not None:
+        charts = study.charts(records) if complete else ()
         if tables:
             write_text(out / "tables.md", "\n".join(table.markdown() for table in tables))
+        if tables or charts:
+            write_text(out / FILE_OF_FIGURES, json_text({"tables": tables, "charts": charts}))
         if records:
             write_everyone(records, out / FILE_OF_CLIENTS)
-            write_page(records, out / "report.html", tables)
+            write_page(records, out / "report.html", tables, charts)
     return records, tables
 
 
@@ -160,6 +165,18 @@ def read_study(folder: Path) -> dict[str, list[Record]]:
     if not records:
         raise check.fail("folder", str(folder), "a study with at least one finished run")
     return records
+
+
+def read_figures(folder: Path) -> tuple[list[Table], list[Chart]]:
+    """Read the tables and charts of a study; there are none before all of its runs have finished."""
+    if not (folder / FILE_OF_FIGURES).is_file():
+        return [], []
+    figures = read_json(folder / FILE_OF_FIGURES)
+    try:
+        return [Table(*table) for table in figures["tables"]], [as_chart(*c) for c in figures["charts"]]
+    except (KeyError, TypeError) as error:
+        allowed = "tables and charts, as a study writes them"
+        raise check.fail("file", str(folder / FILE_OF_FIGURES), allowed) from error
 
 
 def unfinished(folder: Path) -> str:

@@ -6,15 +6,19 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.core import check
 from partita.engine.record import Record
 from partita.engine.store.files import failed
 from partita.engine.store.output import new_page
 
+if TYPE_CHECKING:
+    from partita.report.charts import Chart
+
 __all__ = ["write", "write_page"]
 
-Figure = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
 """A table of a study: title, columns, rows, a note."""
 
 
@@ -23,27 +27,33 @@ def write(
     path: str | Path,
     *,
     title: str | None = None,
-    tables: Sequence[Figure] = (),
+    tables: Sequence[Table] = (),
+    charts: Sequence[Chart] = (),
 ) -> Path:
     """Write a page that opens offline: who gains from personalization, who loses, and what it cost.
 
-    `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. `tables` of a
-    study stand below the verdict. The file is written whole or not at all, and replaces nothing but another
-    page of Partita's.
+    `runs` maps a label ("fedalt", "fedavg") to its runs, one per seed; several are compared. `tables` and
+    `charts` of a study stand below the verdict. The file is written whole or not at all, and
+    replaces nothing but another page of Partita's.
 
         report.write({"fedalt": [run]}, "report.html")
     """
     from partita.report.page import page  # the page's parts load when one is made
 
     target = new_page("path", path)
-    write_whole(target, page(runs, title, tables))
+    write_whole(target, page(runs, title, tables, charts))
     return target
 
 
-def write_page(runs: Mapping[str, Sequence[Record]], path: Path, tables: Sequence[Figure] = ()) -> None:
+def write_page(
+    runs: Mapping[str, Sequence[Record]],
+    path: Path,
+    tables: Sequence[Table] = (),
+    charts: Sequence[Chart] = (),
+) -> None:
     """Write the page beside figures that are on disk already; without plotly, warn and write none."""
     try:
-        write(runs, path, tables=tables)
+        write(runs, path, tables=tables, charts=charts)
     except ModuleNotFoundError as error:
         if error.name != "plotly":
             raise

@@ -342,7 +342,7 @@ def violins(averages: Averages, split: str = "test") -> Figure | None:
             gains = gains[~np.isnan(gains)]
             if len(gains):
                 name = escape(shorten(label, 24))
-                both = (_violin(name, gains, colour(i)), _median(name, gains, colour(i)))
+                both = (violin(name, gains, colour(i)), _median(name, gains, colour(i)))
                 traces += [{**trace, "when": {"reference": reference}} for trace in both]
     if not traces:
         return None
@@ -352,7 +352,7 @@ def violins(averages: Averages, split: str = "test") -> Figure | None:
     return {"data": traces, "layout": layout}
 
 
-def _violin(name: str, gains: np.ndarray, colour: str) -> Trace:
+def violin(name: str, gains: np.ndarray, colour: str) -> Trace:
     return {
         "type": "violin",
         "name": name,

@@ -11,6 +11,7 @@ from importlib import import_module, resources
 from partita.engine.store.output import MARK
 from partita.report import compare
 from partita.report import figures as draw
+from partita.report.charts import Chart, charts
 from partita.report.cost import cost
 from partita.report.devices import devices
 from partita.report.everyone import everyone
@@ -55,8 +56,9 @@ def page(
     runs: Runs,
     title: str | None = None,
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]], str]] = (),
+    drawn: Sequence[Chart] = (),
 ) -> str:
-    """Return the report as HTML; `tables` are those of a study: title, columns, rows, a note."""
+    """Return the report as HTML; `tables` (title, columns, rows, a note) and charts are those of a study."""
     runs = checked(runs)
     clients = averages(runs)
     start = _start(runs, clients)
@@ -69,6 +71,7 @@ def page(
             "violins_train": draw.violins(clients, "train"),
         }
     )
+    charted, chart_sections = charts(drawn)
     measured, measures_section = measures(runs)
     timed, time_section = time(runs, clients)
     bars, devices_section = devices(runs)
@@ -76,6 +79,7 @@ def page(
         [
             header(runs, clients, title),
             *(_table(i, *figure) for i, figure in enumerate(tables)),
+            *chart_sections,
             _curves(runs, figures),
             time_section,
             _clients(clients, figures, start, over_seeds(runs)),
@@ -89,7 +93,7 @@ def page(
             settings(runs),
         ]
     )
-    return document(title or what_ran(runs), body, figures | measured | timed | bars)
+    return document(title or what_ran(runs), body, figures | charted | measured | timed | bars)
 
 
 def _table(
