@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import partita as pt
+from partita.engine.record import Record
 from partita.recipes import RECIPES, Study, similarity, weak
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
@@ -101,10 +103,73 @@ def test_weak_readers_see_the_second_half_of_the_words() -> None:
     assert torch.equal(seen, model.embedding(x[:, 3:]))
 
 
+def options(**given: Any) -> Any:
+    none: dict[str, Any] = {"clients": None, "width": None, "rounds": None, "lr": None}
+    return {"size": "small", "weighting": "uniform", **none, **given}
+
+
 def test_fewer_clients_must_keep_the_shares() -> None:
     with pytest.raises(ValueError, match=r"^clients=20: expected 128, 64, 32, 16 or 8$"):
-        weak.share_of(20)
-    assert [weak.share_of(n) for n in (128, 16)] == [1, 8]
+        weak.settled("cifar10", options(clients=20))
+    assert [weak.settled("cifar10", options(clients=n)).fewer for n in (128, 16)] == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("task", "rounds", "lr"), [("cifar10", 1000, 0.4), ("femnist", 200, 0.04), ("imdb", 400, 0.1)]
+)
+def test_the_size_of_the_paper_and_settings_that_replace_it(task: str, rounds: int, lr: float) -> None:
+    paper = weak.settled(task, options(size="paper"))
+    assert paper == (task, 128, 1.0, rounds, lr, "uniform")
+    changed = weak.settled(task, options(size="paper", rounds=120, lr=0.1, weighting="samples"))
+    assert changed == (task, 128, 1.0, 120, 0.1, "samples")
+    assert weak.settled(task, options()).rounds == 30
+
+
+@NEEDS_DATA
+def test_all_cases_at_the_size_of_the_paper() -> None:
+    made = study("embracing-mix", size="paper", clients=8, width=0.25, rounds=1)
+    assert list(made.variants) == [
+        *(f"depth-{c}" for c in range(1, 11)),
+        *(f"width-{c}" for c in range(2, 11)),
+    ]
+
+
+@NEEDS_DATA
+@pytest.mark.parametrize("name", ["embracing-scaling", "embracing-mix", "embracing-norm", "embracing-svcca"])
+def test_clients_count_alike_unless_asked(name: str) -> None:
+    """Equations (4) and (5): 1/s and 1/m, whatever the number of samples."""
+    for given, expected in (({}, "uniform"), ({"weighting": "samples"}, "samples")):
+        made = study(name, **FEW, **given)
+        methods = [v.experiment.algorithm for k, v in made.variants.items() if k != "alone"]
+        assert {m.options["weighting"] for m in methods} == {expected}
+
+
+def record(*accuracies: float) -> Record:
+    rows = [{"round": 10 * (i + 1), "test.global": a} for i, a in enumerate(accuracies)]
+    return Record(rows, [], {}, {})  # type: ignore[arg-type]
+
+
+def test_the_target_is_what_narrow_models_reach() -> None:
+    """Table 7: 2 seeds; the mean over them decides, and the last accuracy of narrow models rounded down."""
+    runs = {
+        "depth-1": [record(0.2, 0.29)],
+        "width-5": [record(0.3, 0.40, 0.52), record(0.3, 0.50, 0.53)],
+        "depth-5": [record(0.5, 0.6, 0.7), record(0.56, 0.6, 0.7)],
+        "depth-7": [record(0.5)],  # without narrow models there is no target
+    }
+    table = weak._targets(runs)
+    assert [row[:1] + row[4:] for row in table.rows] == [
+        ("1", "29", "20", "20", "80", "890", "890"),
+        ("5", "52", "30", "10", "72", "813", "811"),
+    ]
+
+
+def test_curves_are_laid_out_as_figure_4() -> None:
+    runs = {f"{kind}-{n}": [record(0.1, 0.2)] for n in (16, 32, 64, 112) for kind in ("depth", "width")}
+    chart = weak._curves(runs)
+    assert [panel.title for panel in chart.panels] == [f"16 strong, {n} weak" for n in (16, 32, 64, 112)]
+    line = chart.panels[0].series[0]
+    assert (line.name, list(line.x), list(line.y)) == ("EmbracingFL", [10, 20], [10.0, 20.0])
 
 
 def tiny() -> pt.data.FederatedData:
@@ -147,7 +212,32 @@ def test_similarity_layer_by_layer() -> None:
         name: [made.variants[name].experiment.run(progress=False, executor="loop", steps=1, batch=2)]
         for name in ("alone", "first-half")
     }
-    table = similarity._table(runs)
+    shown = similarity.SHOWN["cifar10"]
+    table = similarity._table(runs, shown)
     assert [row[0] for row in table.rows] == ["alone", "first-half"]
     assert table.rows[1][1:3] == ("1.00", "1.00")  # the first half is the same for all
     assert float(table.rows[0][5]) < 1.0
+    compared = similarity._compared({**runs, "second-half": runs["alone"], "half-channels": runs["alone"]})
+    assert [len(chart.panels) for chart in compared] == [5, 5]
+    lines = {line.name: line for line in compared[1].panels[0].series}
+    assert list(lines["first half"].x) == [similarity.TAU]
+    assert lines["first half"].y[0] == pytest.approx(1.0)
+    assert "channel-wise" in {line.name for line in compared[0].panels[4].series}
+
+
+@NEEDS_DATA
+@pytest.mark.parametrize(("task", "layers"), [("femnist", 4), ("imdb", 3)])
+def test_layers_of_other_models_stay_alike(task: str, layers: int) -> None:
+    """Figure 1: layers have names and values for each task, and clients are alone."""
+    made = study("embracing-svcca", task=task, clients=8, rounds=1, images=4)
+    assert list(made.variants) == ["alone"]
+    experiment = made.variants["alone"].experiment
+    if task == "imdb":  # as good, and much less work
+        words = replace(experiment.data, x=experiment.data.x[:, :6])
+        model = pt.models.bilstm(10_000, embedding=4, hidden=4)
+        experiment = replace(experiment, data=words, model=model)
+    runs = {"alone": [experiment.run(progress=False, executor="loop", steps=1, batch=2)]}
+    lines = similarity._alone(runs, task).panels[0].series
+    assert len(lines) == layers
+    assert all(0 < line.y[-1] <= 1 for line in lines if line.y[-1] is not None)
+    assert all(len(line.y) == 1 for line in lines)

@@ -73,7 +73,7 @@ NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "embracing-scaling": ("", ("cifar10",)),
     "embracing-mix": ("task", ("cifar10", "femnist", "imdb")),
     "embracing-norm": ("", ("cifar10",)),
-    "embracing-svcca": ("", ("cifar10",)),
+    "embracing-svcca": ("task", ("cifar10", "femnist", "imdb")),
 }
 """The real datasets of recipes; of several, the argument that is named first chooses one."""
 

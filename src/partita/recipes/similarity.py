@@ -1,67 +1,85 @@
 """Which layers of clients' models are alike: EmbracingFL, Lee et al. (2024), Figures 1 and 3.
 
-Every client has its own model; after every round a part of it becomes the average over all clients: nothing,
-the last half of the layers, the first half, or the first half of the channels of every layer. SVCCA compares
-the outputs of a layer of any two clients for the same images; the table has the largest value of all pairs.
+Every client has its own model; after every round a part of it becomes the average over all clients: nothing
+(Figure 1), the last half of the layers, the first half, or the first half of the channels of every layer
+(Figure 3, ResNet-20 only). SVCCA compares the outputs of a layer of any two clients for the same samples that
+nobody trains on; tables and charts have the largest value of all pairs.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from partita import measures, models
+from partita import measures
 from partita.algorithms import fedavg, fedsim
 from partita.algorithms.alone import local
 from partita.core.options import checked
 from partita.core.parts import Algorithm, LocalRule, Personalize, Problem
 from partita.core.types import ClientState, Download, Partition, Tensors
+from partita.engine.record import Record, lookup
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, under
 from partita.recipes.tables import Runs, Table, mean_std
-from partita.recipes.weak import BATCH, TAU, Options, cifar, share_of
+from partita.recipes.weak import BATCH, POINTS, SGD, TAU, Options, model_and_data, settled
+from partita.report.charts import Chart, Panel, Series, curve
 
-SHOWN = {f"block{i}": f"conv {2 * i + 1}" for i in (1, 3, 5, 7, 9)}
+SHOWN = {  # the layers that are compared, and the paper's names of them
+    "cifar10": {f"block{i}": f"conv {2 * i + 1}" for i in (1, 3, 5, 7, 9)},
+    "femnist": {"conv1": "conv 1", "conv2": "conv 2", "dense1": "dense 1", "output": "dense 2"},
+    "imdb": {"embedding": "embedding", "lstm": "LSTM", "output": "dense"},
+}
+MODELS = {"cifar10": "CIFAR-10 (ResNet-20)", "femnist": "FEMNIST (CNN)", "imdb": "IMDB (LSTM)"}
 HALF = 5  # blocks of the first half: the stem and four residual blocks
+ROUNDS = (10, 100)  # small and of the paper: 1000 local steps
 
 
 @checked()
 def embracing_svcca(
-    rounds: int = 10, lr: float = 0.1, images: int = 64, seed: int = 0, **options: Unpack[Options]
+    task: str = "cifar10", images: int = 64, seed: int = 0, **options: Unpack[Options]
 ) -> Study:
     """Which layers stay alike across clients? Alone, and with half of the model averaged (Figures 1 and 3).
 
-    rounds  rounds of 10 local steps; the paper uses 100
-    lr      step size
-    images  images on which the layers are compared
+    task    cifar10 (ResNet-20), femnist (two writers for each client) or imdb (bidirectional LSTM); with the
+            last two every client is alone (Figure 1)
+    images  samples on which the layers are compared
     """
-    share_of(options["clients"])
-    model = models.resnet20(10, width=options["width"], seed=seed)
-    blocks = [f"{name}.*" for name, _ in model.named_children()]
-    sgd: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
-    methods = {
-        "alone": local(lr, **sgd),
-        "second-half": fedsim(blocks[:HALF], lr, **sgd),
-        "first-half": fedsim(blocks[HALF:], lr, **sgd),
-        "half-channels": half_channels(lr, model, 0.5, **sgd),
-    }
+    setup = settled(task, options, ROUNDS)
+    model, source = model_and_data(setup, seed)
+    shown = SHOWN[task]
+    methods = {"alone": local(setup.lr, **SGD)}
+    if task == "cifar10":
+        blocks = [f"{name}.*" for name, _ in model.named_children()]
+        averaged: dict[str, Any] = {**SGD, "weighting": setup.weighting}
+        methods |= {
+            "second-half": fedsim(blocks[:HALF], setup.lr, **averaged),
+            "first-half": fedsim(blocks[HALF:], setup.lr, **averaged),
+            "half-channels": half_channels(setup.lr, model, 0.5, **averaged),
+        }
     base = Experiment(
         model=model,
-        data=cifar(options["clients"], seed),
+        data=source,
         algorithm=methods["alone"],
-        rounds=rounds,
+        rounds=setup.rounds,
         steps=TAU,
         batch=BATCH,
         seed=seed,
-        norm="global",
-        measures=[measures.svcca(images, list(SHOWN))],
+        norm="global" if task == "cifar10" else None,  # the other models have no BatchNorm
+        measures=[measures.svcca(images, list(shown))],
+        evaluate_every=max(1, setup.rounds // POINTS),
         baselines=False,
         checkpoint_every=0,
     )
-    return Study(under(base, methods), tables=lambda runs: [_table(runs)])
+    return Study(
+        under(base, methods),
+        tables=lambda runs: [_table(runs, shown)],
+        charts=lambda runs: [_alone(runs, task), *(_compared(runs) if task == "cifar10" else ())],
+    )
 
 
 def half_channels(lr: float, model: nn.Module, share: float, **options: Any) -> Algorithm:
@@ -102,12 +120,58 @@ def _leading(whole: Tensor, shape: torch.Size) -> Tensor:
     return mask
 
 
-def _table(runs: Runs) -> Table:
+def _table(runs: Runs, shown: Mapping[str, str]) -> Table:
     """Return the largest SVCCA of any two clients at the end, layer by layer."""
     rows = []
     for name, seeds in runs.items():
         last = [run.metrics[-1]["measures"]["svcca"] for run in seeds]
-        rows.append((name, *(mean_std([svcca[block] for svcca in last]) for block in SHOWN)))
-    columns = ("averaged", *(f"{block} ({conv})" for block, conv in SHOWN.items()))
+        rows.append((name, *(mean_std([svcca.get(b, math.nan) for svcca in last]) for b in shown)))
+    columns = ("averaged", *(f"{b} ({layer})" if b != layer else b for b, layer in shown.items()))
     note = "The largest SVCCA of any two clients after the last round; 1: the layers put out the same."
     return Table("Similarity of layers across clients (Figures 1 and 3)", columns, rows, note)
+
+
+# ---- charts
+
+
+def _alone(runs: Runs, task: str) -> Chart:
+    """Return the similarity of each layer among clients that never average."""
+    lines = [_line(layer, runs["alone"], block) for block, layer in SHOWN[task].items()]
+    panel = Panel(MODELS[task], "local steps", "largest SVCCA", lines)
+    note = "The paper has three panels; --set task=femnist and task=imdb make the two others."
+    return Chart("Similarity of layers across clients that train alone (Figure 1)", [panel], note)
+
+
+def _compared(runs: Runs) -> list[Chart]:
+    """Return the charts of two ways each to average half of the model, a panel for each layer."""
+    pairs = {
+        "Similarity by layers and by channels (Figure 3a)": {
+            "second-half": "layer-wise",
+            "half-channels": "channel-wise",
+        },
+        "Similarity by the half that is averaged (Figure 3b)": {
+            "first-half": "first half",
+            "second-half": "second half",
+        },
+    }
+    return [
+        Chart(
+            title,
+            [
+                Panel(
+                    layer,
+                    "local steps",
+                    "largest SVCCA",
+                    [_line(label, runs[name], block) for name, label in names.items()],
+                )
+                for block, layer in SHOWN["cifar10"].items()
+            ],
+        )
+        for title, names in pairs.items()
+    ]
+
+
+def _line(label: str, seeds: Sequence[Record], block: str) -> Series:
+    """Return the similarity of a layer over the local steps."""
+    line = curve(label, seeds, lambda row: lookup(row, "measures", "svcca", block))
+    return line._replace(x=[TAU * r for r in line.x])
