@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from partita.engine.record import (
     Record,
@@ -23,6 +27,9 @@ from partita.engine.record import (
 from partita.engine.verdict import ending, estimate
 from partita.recipes import Table as Figure
 from partita.report.ranking import Standing
+
+PADDING = 3  # between two columns
+SIDES = 1  # left and right of a table
 
 
 def scores(run: Record, summary: Summary) -> Table:
@@ -137,15 +144,17 @@ def gains(run: Record, rows: int = 3) -> Table:
 
 
 NARROW = (
-    *(
-        (150, name)
-        for name in ("seconds", "training", "beyond\nchance vs\nalone", "worse vs\nalone\n(sample)")
-    ),
-    *((110, name) for name in ("95 %\ninterval", "worst\ntenth")),
-    (80, "beyond\nchance vs\nglobal"),
-    (60, "alone"),
+    "seconds",
+    "training",
+    "beyond\nchance vs\nalone",
+    "worse vs\nalone\n(sample)",
+    "95 %\ninterval",
+    "worst\ntenth",
+    "beyond\nchance vs\nglobal",
+    "alone",
 )
-"""Columns of a comparison that need a wider screen."""
+"""Columns of a comparison that a narrow screen leaves to the page, the first ones first."""
+LABEL = 18  # of a method's name, on one line
 
 
 def comparison(rows: Sequence[Mapping[str, Any]], best: str | None, width: int = 80) -> Table:
@@ -162,11 +171,14 @@ def comparison(rows: Sequence[Mapping[str, Any]], best: str | None, width: int =
         box=SIMPLE_HEAD,
     )
     table.add_column("method", overflow="fold")
-    columns = {name: [cell(row) for row in rows] for name, cell in _columns(best, wide=width >= 140).items()}
-    for least, name in NARROW:
-        if width < least:
-            del columns[name]
-    filled = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    filled: dict[str, list[str]] = {}
+    for dropped in ((), *(NARROW[:n] for n in range(len(NARROW) + 1))):
+        cells_of = _columns(best, wide=not filled)  # deviations of all scores go first
+        columns = {k: [cell(row) for row in rows] for k, cell in cells_of.items() if k not in dropped}
+        filled = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+        sizes = [max(map(_line, (name, *cells))) + PADDING for name, cells in filled.items()]
+        if SIDES + LABEL + PADDING + sum(sizes) <= width:
+            break
     for name in filled:
         table.add_column(name, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
@@ -227,14 +239,59 @@ def pairs(where: Standing) -> Table:
     return table
 
 
-def figure(source: Figure) -> Table:
-    """Return a table of a study."""
-    table = Table(title=escape(source.title), caption=escape(source.note) or None, box=SIMPLE_HEAD)
-    for i, column in enumerate(source.columns):
-        table.add_column(escape(column), justify="left" if i == 0 else "right", overflow="fold")
-    for row in source.rows:
-        table.add_row(*map(escape, row))
-    return table
+@dataclass(frozen=True)
+class figure:
+    """A table of a study; one that is wider than the screen comes in parts, and no word of it is broken."""
+
+    source: Figure
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """Yield the parts."""
+        shares = _shares(self.source, options.max_width)
+        for i, columns in enumerate(shares):
+            part = f", part {i + 1} of {len(shares)}" if len(shares) > 1 else ""
+            table = Table(title=escape(self.source.title + part), box=SIMPLE_HEAD)
+            table.caption = escape(self.source.note) if i == len(shares) - 1 else None
+            cells = [[row[j] for row in (self.source.columns, *self.source.rows)] for j in columns]
+            for j, width in zip(columns, _widths(cells, options.max_width)):
+                name = escape(self.source.columns[j])
+                table.add_column(name, justify="right" if j else "left", overflow="fold", width=width)
+            for row in self.source.rows:
+                table.add_row(*(escape(row[j]) for j in columns))
+            yield table
+
+
+def _shares(source: Figure, width: int) -> list[list[int]]:
+    """Return the columns of each part of a table: those that tell the rows apart, and as many as fit."""
+    least = [_longest_word([name, *cells]) + PADDING for name, *cells in zip(source.columns, *source.rows)]
+    keys = next((n for n in range(1, len(least)) if len({r[:n] for r in source.rows}) == len(source.rows)), 1)
+    room = width - SIDES - sum(least[:keys])
+    shares: list[list[int]] = [[]]
+    for column in range(keys, len(least)):
+        if shares[-1] and sum(least[j] for j in [*shares[-1], column]) > room:
+            shares.append([])
+        shares[-1].append(column)
+    return [[*range(keys), *share] for share in shares]
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the widths of columns: one line each, or the longest word and a share of what is left."""
+    natural = [max(_line(escape(cell)) for cell in cells) for cells in columns]
+    least = [_longest_word(cells) for cells in columns]
+    room = width - SIDES - PADDING * len(columns)
+    if sum(natural) <= room:
+        return natural
+    spare, wished = max(0, room - sum(least)), sum(natural) - sum(least)
+    return [low + spare * (high - low) // max(1, wished) for low, high in zip(least, natural)]
+
+
+def _line(cell: str) -> int:
+    """Return the length of the longest line of a cell, without its colours."""
+    return max(cell_len(line) for line in Text.from_markup(cell).plain.split("\n"))
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max((cell_len(word) for cell in cells for word in cell.split()), default=1)
 
 
 def _spread(score: Mapping[str, float] | None, with_std: bool) -> str:
