@@ -113,7 +113,8 @@ class Group(NamedTuple):
     `positions` are their places in the cohort. `stacked` says that the download has one row per client
     (clients that hold different versions); otherwise all of them read the same one. `event` is what their
     draws depend on (None: the round). `statistics` are those of BatchNorm, by class of devices, where the
-    models of narrow devices have their own (norm="static"): evaluations look at them.
+    models of narrow devices have their own (norm="static"): evaluations look at them. `progress` says how
+    much of its work each client does, from 0 (one pass, or one step) to 1 (all of it; also where it is empty).
     """
 
     positions: tuple[int, ...]
@@ -121,6 +122,7 @@ class Group(NamedTuple):
     stacked: bool = False
     event: int | None = None
     statistics: Mapping[int, Tensors] = {}
+    progress: tuple[float, ...] = ()
 
 
 class Cohort(NamedTuple):
@@ -166,7 +168,8 @@ class Work:
 class RoundContext(NamedTuple):
     """Where in a run something is executed: all that draws and rates depend on, but for the client.
 
-    Clients that received the model at different times have a row each in `round` and `stage_round`.
+    Clients that received the model at different times have a row each in `round` and `stage_round`, and those
+    of a cohort with stragglers one in `progress` (see `Group`; None: all do all of their work).
     """
 
     seed: int
@@ -175,10 +178,12 @@ class RoundContext(NamedTuple):
     stage_round: int | Tensor
     stage_rounds: int
     work: Work
+    progress: Tensor | None = None
 
     def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""
+        context = self if self.progress is None else self._replace(progress=self.progress[rows])
         if isinstance(self.round, int):
-            return self
+            return context
         assert isinstance(self.stage_round, Tensor)
-        return self._replace(round=self.round[rows], stage_round=self.stage_round[rows])
+        return context._replace(round=self.round[rows], stage_round=self.stage_round[rows])

@@ -17,6 +17,7 @@ from partita.engine.cohorts import (
     chunks_of,
     discounted,
     merged,
+    progress_of,
     rebased,
     refuse_twice,
 )
@@ -179,7 +180,7 @@ def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
     names, kept = list(uploads.metrics), (uploads.metrics, states)
     with state.timer("screening"):
         copy = HostCopy([*uploads.metrics.values(), *tree.lengths(uploads, kept)])
-    _prefetch(stage, state, n)
+    _prefetch(stage, state, cohort)
     with state.timer("steps"):  # a device may still be at work on them
         on_host = copy.read()
     with state.timer("screening"):
@@ -199,10 +200,11 @@ def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientS
 
 def _received(stage: Stage, state: State, cohort: Cohort) -> tuple[Group, RoundContext]:
     """Return the clients of a cohort as one group, and when they received what."""
-    if len(cohort.groups) == 1:
-        return cohort.groups[0], state.context(stage, cohort.groups[0])
     contexts = [state.context(stage, group) for group in cohort.groups]
-    return as_one_group(cohort.groups, contexts)
+    group, context = (
+        (cohort.groups[0], contexts[0]) if len(contexts) == 1 else as_one_group(cohort.groups, contexts)
+    )
+    return group, context._replace(progress=progress_of(cohort))
 
 
 def _with_sender(stage: Stage, uploads: Upload, clients: Sequence[int]) -> Upload:
@@ -223,15 +225,16 @@ def _read_ahead(stage: Stage, state: State, cohort: Cohort) -> None:
             state.store.prefetch([c for c in _upcoming(state) if c not in here])
 
 
-def _prefetch(stage: Stage, state: State, clients: int) -> None:
-    """Draw the next cohort's samples while a GPU works on this one."""
+def _prefetch(stage: Stage, state: State, cohort: Cohort) -> None:
+    """Draw the next cohort's samples while a GPU works on this one; nobody knows its stragglers yet."""
     version = state.server.version + 1
     last = version >= state.stage_start + (stage.plan.rounds or 0)
-    if last or stage.setup.data.x.device.type not in WORK_AHEAD:
+    straggling = any(group.progress for group in cohort.groups)
+    if last or straggling or stage.setup.data.x.device.type not in WORK_AHEAD:
         return
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)
-    if len(upcoming) == clients:
+    if len(upcoming) == len(cohort.clients):
         context = state.context(stage)._replace(round=version, stage_round=version - state.stage_start)
         with state.timer("steps"):
             stage.executor.prefetch(stage.programs["training"], upcoming, context)

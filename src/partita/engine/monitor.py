@@ -15,6 +15,7 @@ from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scored
+from partita.engine.cohorts import progress_of
 from partita.engine.execute.plan import client_steps, epochs_of
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
@@ -219,9 +220,10 @@ class Monitor:
         counters.bytes_down += cohort.bytes_down
         counters.training_seconds += done.seconds
         clients = np.asarray(cohort.clients, dtype=np.int64)
-        counters.client_steps += client_steps(stage.rule, clients, self.setup.data, state.context(stage))
+        context = state.context(stage)._replace(progress=progress_of(cohort))
+        counters.client_steps += client_steps(stage.rule, clients, self.setup.data, context)
         counters.clock.count(cohort, done.rejections.count(""))
-        epochs = epochs_of(stage.rule, clients, self.setup.data, state.context(stage))
+        epochs = epochs_of(stage.rule, clients, self.setup.data, context)
         np.add.at(counters.clock.turns.epochs, clients, epochs)
         diverged_before = self.diverged(state)
         for client, rejection in zip(cohort.clients, done.rejections):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
@@ -12,12 +12,13 @@ import numpy as np
 from partita.core import check, draws
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
-from partita.core.types import Cohort, ServerState
+from partita.core.types import Cohort, Group, ServerState
 from partita.schedule.base import StageSpec, TurnDelays, Until
 from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
-ORDERS, LATE = ("random", "turns"), ("drop", "apply")
+ORDERS, LATE = ("random", "turns"), ("drop", "apply", "partial")
+ROUNDING = 1e-9  # 0.3 of 10 clients are 3, though 0.3 * 10 may be a little less
 ALLOWED_QUORUM = "a number of clients from 1, or a share from 0.0 up to 1.0"
 
 
@@ -35,7 +36,8 @@ def _checked_quorum(field: str, value: Any) -> int | float:
 class Synchronous:
     """Rounds: a new cohort each time; the server acts when all of it has reported, or at a deadline.
 
-    Use it when clients are about equally fast, or with a deadline when few are slow.
+    Use it when clients are about equally fast, or with a deadline when few are slow. `stragglers=0.9` is the
+    protocol of FedProx's paper: FedAvg drops them, other methods use their partial work (`late="partial"`).
     """
 
     order: Annotated[
@@ -64,25 +66,40 @@ class Synchronous:
     late: Annotated[
         str,
         Option(
-            "what comes after that is dropped, and its client goes back to what it was; or it is applied in "
-            "the round in which it arrives",
+            "what is not there by then is dropped, and its client goes back to what it was; or it is applied "
+            "in the round in which it arrives; or stragglers send what they have: partial work",
             choices=LATE,
         ),
     ] = "drop"
+    stragglers: Annotated[
+        float,
+        Option(
+            "the share of a cohort that is not done in time, drawn anew in each round: of E passes (or steps) "
+            "a straggler has done 1 to E − 1, each equally likely",
+            low=0,
+            high=1,
+        ),
+    ] = 0.0
     staleness: OfSchedule = None
     until: Until = None
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.delays is None:
             raise check.fail("deadline", self.deadline, "None without delays=, such as delays(upload=2.0)")
-        for field, default in (("quorum", 1), ("late", "drop")):
-            value = getattr(self, field)
-            if self.deadline is None and value != default:
-                raise check.fail(
-                    field, value, f"{default!r} without deadline=: the server waits for everyone"
-                )
-        if self.late == "drop" and self.staleness is not None:
-            raise check.fail("staleness", self.staleness, "None with late='drop': nothing stale is applied")
+        if self.deadline is None:
+            waits = "without deadline=: the server waits for everyone"
+            if self.quorum != 1:
+                raise check.fail("quorum", self.quorum, f"1 {waits}")
+            if self.late == "apply":
+                raise check.fail("late", self.late, f"'drop' {waits}")
+        if self.deadline is not None and self.stragglers:
+            reason = "None with stragglers=: they are those who are not done in time"
+            raise check.fail("deadline", self.deadline, reason)
+        if self.late == "partial" and not self.stragglers:
+            raise check.fail("late", self.late, "'drop' or 'apply' without stragglers=")
+        if self.late != "apply" and self.staleness is not None:
+            allowed = f"None with late={self.late!r}: nothing stale is applied"
+            raise check.fail("staleness", self.staleness, allowed)
 
     def check(self, clients: int, cohort: int) -> None:
         if isinstance(self.quorum, int):
@@ -110,8 +127,14 @@ class Rounds(ClockedSchedule[Synchronous]):
         arrived = self.clock.land_until(self._end(sent, quorum))
         landed, lost = [f for f in arrived if not f.lost], [f for f in arrived if f.lost]
         late = self.clock.recall() if self.options.late == "drop" else []
+        progress = self._progress(server.version, sent)
+        if self.options.late == "drop":
+            late += [f for f in landed if f.client in progress]
+            landed = [f for f in landed if f.client not in progress]
         self.clock.free([*late, *lost])
         cohort = self.clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
+        if progress and self.options.late == "partial":
+            cohort = cohort._replace(groups=_with_progress(cohort, progress))
         return cohort._replace(quorum=quorum)
 
     def upcoming(self, server: ServerState) -> Sequence[int]:
@@ -127,6 +150,15 @@ class Rounds(ClockedSchedule[Synchronous]):
         chosen = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
         busy = set(self.clock.busy)
         return [c for c in chosen if c not in busy]
+
+    def _progress(self, round: int, sent: list[Flight]) -> dict[int, float]:
+        """Return the stragglers among those who were sent, and how far each of them gets: u from 0 to 1."""
+        count = int(self.options.stragglers * len(sent) + ROUNDING)
+        if not count:
+            return {}
+        rng = draws.generator(self.spec.seed, "stragglers", round)
+        chosen = rng.choice(len(sent), count, replace=False)
+        return {sent[i].client: float(u) for i, u in zip(chosen.tolist(), rng.random(count))}
 
     @property
     def _cohorts(self) -> int:
@@ -157,6 +189,14 @@ class Rounds(ClockedSchedule[Synchronous]):
             return quorum
         before = round % self._cohorts * self.spec.cohort
         return min(quorum, self.spec.clients - before)
+
+
+def _with_progress(cohort: Cohort, progress: Mapping[int, float]) -> tuple[Group, ...]:
+    """Return the groups of a cohort, each with the progress of its clients."""
+    return tuple(
+        group._replace(progress=tuple([progress.get(cohort.clients[i], 1.0) for i in group.positions]))
+        for group in cohort.groups
+    )
 
 
 @functools.lru_cache(maxsize=2)

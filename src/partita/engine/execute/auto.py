@@ -88,7 +88,8 @@ class Auto:
             if group.stacked:
                 shared, extra = tree.rows(download[:2], head)
                 download = download._replace(shared=shared, extra=extra)
-            short = context.of(head)._replace(work=replace(context.work, steps=steps, epochs=None))
+            work = replace(context.work, steps=steps, epochs=None)
+            short = context.of(head)._replace(work=work, progress=None)
             part = group._replace(download=download)
             return _seconds(executor, program, clients[head], part, tree.rows(states, head), short)
 

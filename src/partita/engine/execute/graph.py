@@ -60,7 +60,7 @@ class Graph(Vmap):
         if not phases or len(clients) <= self.chunk(program, clients, context):
             return np.arange(len(clients))
         work, n = self.bound.work(phases[0], clients, context)
-        return np.lexsort((-n, -count_steps(n, clients, work)))
+        return np.lexsort((-n, -count_steps(n, clients, work, context)))
 
     def _chunk(
         self,

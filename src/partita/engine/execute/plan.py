@@ -65,7 +65,7 @@ class BoundProblem:
         if not phases:
             return np.arange(len(clients))
         work, n = self.work(phases[0], clients, context)
-        return np.argsort(-count_steps(n, clients, work), kind="stable")
+        return np.argsort(-count_steps(n, clients, work, context), kind="stable")
 
 
 def work_of(phase: Phase, context: RoundContext) -> Work:
@@ -79,7 +79,7 @@ def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, cont
     for phase in rule.phases:
         work = work_of(phase, context)
         n = data.ranges(work.split)[clients, 1]
-        total += int(count_steps(n, clients, work).sum())
+        total += int(count_steps(n, clients, work, context).sum())
     return total
 
 
@@ -90,7 +90,7 @@ def epochs_of(rule: LocalRule, clients: np.ndarray, data: FederatedData, context
         work = work_of(phase, context)
         if work.split == "train":
             n = data.train[clients, 1]
-            total += count_steps(n, clients, work) / np.maximum(_batches(n, work), 1)
+            total += count_steps(n, clients, work, context) / np.maximum(_batches(n, work), 1)
     return total
 
 
@@ -124,14 +124,18 @@ def plans(
     return [draw(data, clients, work, number + (j << 16), context) for j in range(phase.batches)]
 
 
-def count_steps(n: np.ndarray, clients: np.ndarray, work: Work) -> np.ndarray:
-    """Return how many steps each client takes; one without data takes none."""
-    if work.steps is None:
-        steps = (work.epochs or 1) * _batches(n, work)
-    elif isinstance(work.steps, int):
-        steps = np.full(len(n), work.steps)
+def count_steps(n: np.ndarray, clients: np.ndarray, work: Work, context: RoundContext) -> np.ndarray:
+    """Return how many steps each client takes; one without data takes none.
+
+    A straggler with progress u does 1 + ⌊u (E − 1)⌋ of E passes, or of E steps where the work is in steps.
+    """
+    if isinstance(work.steps, tuple):
+        amount = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
     else:
-        steps = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
+        amount = np.full(len(n), work.steps if work.steps is not None else work.epochs or 1)
+    if context.progress is not None:
+        amount = np.minimum(amount, 1 + np.floor(context.progress.numpy() * (amount - 1)).astype(np.int64))
+    steps = amount * _batches(n, work) if work.steps is None else amount
     return np.where(n > 0, steps, 0)
 
 
@@ -142,7 +146,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
     """
     device = data.x.device
     start, n = data.ranges(work.split)[clients].T
-    steps = count_steps(n, clients, work)
+    steps = count_steps(n, clients, work, context)
     length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))
     per_pass = np.maximum(_batches(n, work), 1)
     which = np.arange(length)

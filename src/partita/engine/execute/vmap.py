@@ -77,7 +77,17 @@ class Vmap:
         """Return all that a plan depends on."""
         now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())
         work = work_of(phase, context)
-        return id(self.bound.data), clients.tobytes(), phase.batches, number, context.seed, now, work
+        progress = None if context.progress is None else tuple(context.progress.tolist())
+        return (
+            id(self.bound.data),
+            clients.tobytes(),
+            phase.batches,
+            number,
+            context.seed,
+            now,
+            work,
+            progress,
+        )
 
     def on(self, data: FederatedData) -> Vmap:
         """Return this executor bound to `data`."""

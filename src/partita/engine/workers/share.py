@@ -94,7 +94,7 @@ def cut(
     for phase in bound.bind(program).phases:
         amount = work_of(phase, context)
         samples = bound.data.ranges(amount.split)[clients, 1]
-        steps = count_steps(samples, clients, amount)
+        steps = count_steps(samples, clients, amount, context)
         work += steps * np.minimum(samples, amount.batch or samples)
     order = np.lexsort((np.arange(len(clients)), -work, classes))
     count = min(shares, len(clients))
