@@ -1,5 +1,6 @@
 """Who reports when. The loop asks the schedule for the next cohort until it is done."""
 
+from partita.schedule.activity import Activity, activity
 from partita.schedule.asynchronous import Asynchronous, asynchronous
 from partita.schedule.base import Running, Schedule, StageSpec
 from partita.schedule.clock import Clock, ClockedSchedule
@@ -20,6 +21,7 @@ from partita.schedule.staleness import hinge, polynomial
 from partita.schedule.synchronous import Synchronous, synchronous
 
 __all__ = [
+    "Activity",
     "Asynchronous",
     "Clock",
     "ClockedSchedule",
@@ -29,6 +31,7 @@ __all__ = [
     "Schedule",
     "StageSpec",
     "Synchronous",
+    "activity",
     "asynchronous",
     "classes",
     "constant",

@@ -293,13 +293,18 @@ class Delays:
 
     def length(self, seed: int, event: int, client: int, steps: int) -> float:
         """Return the time from a client's request to the arrival of its upload."""
+        download, compute, upload = self.parts(seed, event, client, steps)
+        return download + upload + compute
+
+    def parts(self, seed: int, event: int, client: int, steps: int) -> tuple[float, float, float]:
+        """Return how long a client downloads, computes and uploads in this turn."""
         download: float = self.download.at(seed, "download", event, client)
         upload: float = self.upload.at(seed, "upload", event, client)
         if not self.computes:
-            return download + upload
+            return download, 0.0, upload
         speed: float = self.speed.at(seed, "speed", 0, client)
         compute: float = self.compute.at(seed, "compute", event, client)
-        return download + upload + speed * compute * steps
+        return download, speed * compute * steps, upload
 
     def lost(self, seed: int, event: int, client: int) -> bool:
         """Return whether this upload never arrives."""
