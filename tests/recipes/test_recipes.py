@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,39 @@ def test_arrivals_are_ahead_of_rounds_in_the_same_time(monkeypatch: pytest.Monke
     assert (synchronous["rounds"], asynchronous["rounds"] > 15) == (1, True)
     assert asynchronous["clock"]["active"] > 3 * synchronous["clock"]["active"]
     assert all(s["clock"]["time"] <= 9.0 for s in (synchronous, asynchronous))
-    assert len(persafl._table(runs).rows) == 2
+    table = persafl._table(runs)
+    active, uploading = (table.columns.index(f"{what}, %") for what in ("active", "uploading"))
+    assert [row[active] for row in table.rows][1] == "100"  # nothing limits who is in flight
+    assert 60 < float(table.rows[1][uploading]) < 90
+    shares, scores = persafl._figure(runs, "mnist").panels
+    assert [s.name for s in scores.series] == ["fedavg", "fedasync"]
+    assert [s.name for s in shares.series][::2] == ["asynchronous, active", "synchronous, active"]
+    assert shares.series[0].y == pytest.approx([100.0])
+
+
+@NEEDS_DATA
+def test_the_step_of_each_method_is_picked_on_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persafl, "GRID", (1.0, 8.0))
+    study = RECIPES["persafl-mnist"](time=9.0, tuning=True)
+    assert isinstance(study, Study)
+    assert len(study.variants) == 2 * 8
+    steps = {k: v.experiment.algorithm.options.get("server_lr") for k, v in study.variants.items()}
+    assert (steps["fedasync-8"], steps["scaffold-8"]) == (8 / 30, 8.0)
+    assert study.variants["pfedme-1"].experiment.data.sizes("validation").min() > 0
+    found = {
+        "fedavg-1": [0.5, 0.7],
+        "fedavg-8": [None, 0.1],
+        "fedprox-1": [None, None],
+        "fedprox-8": [0.2, 0.3],
+    }
+    runs: Any = {
+        name: [
+            SimpleNamespace(metrics=[{"validation.personal": 0.9}, {"validation.personal": v}]) for v in last
+        ]
+        for name, last in found.items()
+    }
+    assert [(row[0], row[-1]) for row in persafl._tuning(runs).rows] == [("fedavg", "1"), ("fedprox", "8")]
+    assert persafl._tuning_chart(runs).panels[0].series[0].y[0] == pytest.approx(60.0)
 
 
 @NEEDS_DATA
@@ -108,6 +141,7 @@ def test_the_eight_methods_of_persafl() -> None:
         study = RECIPES[name](time=9.0)
         assert isinstance(study, Study)
         assert len(study.variants) == 8
+        assert study.variants["scaffold"].experiment.algorithm.options["option"] == 1  # footnote 5
         schedules = {k: v.experiment.schedule for k, v in study.variants.items()}
         assert [k for k, s in schedules.items() if isinstance(s, Asynchronous)] == [
             "fedasync",

@@ -2,21 +2,25 @@
 
 Thirty clients with some of the classes each, Q = 10 local steps of size 0.01. A client's upload takes 4 to 6
 times as long as its download; computing takes no time. Synchronously, `cohort` clients report in a round and
-the round lasts as long as the slowest of them; asynchronously, 24 clients are in flight at any time and the
-server acts on every arrival. All methods have the same virtual time.
+the round lasts as long as the slowest of them. Asynchronously, a client that has reported asks again at once,
+as in Algorithm 2, so that all of them are in flight unless `concurrency` says otherwise, and the server acts
+on every arrival. All methods have the same virtual time.
 
 All methods are evaluated after the same fine-tuning: ten steps of size 0.01 on the client's own data, from
-the server's model (pfedme: from the client's own, of its last turn). Asynchronous servers take a tenth or a
-fifth of each delta, whatever is best for each method, as in the paper; with β near 1, as there, the sum of
-the deltas of 24 clients that do not know of each other goes too far here.
+the server's model (pfedme: from the client's own, of its last turn). scaffold is its option I (footnote 5).
+
+Appendix D fixes η = 0.01 and picks β, the server's step, for each method. So does `tuning`, from one grid and
+on validation samples. Its unit is a mean of the deltas of those at work: β = `step` synchronously, and
+`step`/C asynchronously with C clients in flight, whose deltas do not know of each other and add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, NamedTuple, TypedDict, Unpack
 
+import numpy as np
 from torch import nn
 
 from partita import data, models
@@ -34,17 +38,26 @@ from partita.algorithms import (
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
+from partita.engine.record import Record
+from partita.optim import sgd
 from partita.recipes.experiment import Experiment
 from partita.recipes.sizes import by_size
 from partita.recipes.study import Study, Variant
 from partita.recipes.tables import Runs, Table, mean_std, score
-from partita.schedule import asynchronous, delays, scaled, synchronous, uniform
+from partita.report.charts import Chart, Panel, Series, curve
+from partita.schedule import Activity, activity, asynchronous, delays, scaled, synchronous, uniform
 
 CLIENTS, Q, ETA, K = 30, 10, 0.01, 10
 DELAYS = delays(download=uniform(0.5, 1.5), upload=scaled(uniform(0.5, 1.5), uniform(4, 6)))
 """On average a download takes 1, and an upload 4 to 6: a factor that each client keeps."""
+ASYNCHRONOUS = ("fedasync", "persafl_maml", "persafl_me")
 POINTS = 10  # evaluations
 MOST = 10**6  # server steps: time ends first
+
+
+GRID = (1.0, 2.0, 4.0, 8.0)
+"""Server steps among which `tuning` picks, for every method."""
+VALIDATION = 0.1  # of the training samples, while tuning
 
 
 class Images(NamedTuple):
@@ -53,7 +66,7 @@ class Images(NamedTuple):
     classes          those that each client has
     fraction         one in how many images is used at the small size
     mean, deviation  of its pixels in [0, 1]
-    beta             the server's step: picked among a few at the paper's size on seed 0; see docs/results.md
+    step             the server's step of each method where it is not 1; see docs/results.md
     """
 
     model: Callable[..., nn.Module]
@@ -61,15 +74,15 @@ class Images(NamedTuple):
     fraction: int
     mean: float
     deviation: float
-    beta: dict[str, float]
+    step: dict[str, float]
 
 
 IMAGES = {
     "mnist": Images(
-        models.mnist_cnn, 5, 10, 0.1307, 0.3081, {"fedasync": 0.1, "persafl_maml": 0.2, "persafl_me": 0.2}
+        models.mnist_cnn, 5, 10, 0.1307, 0.3081, {"fedasync": 4.0, "persafl_maml": 4.0, "persafl_me": 4.0}
     ),
     "cifar10": Images(
-        models.cifar_cnn, 3, 2, 0.473, 0.252, {"fedasync": 0.1, "persafl_maml": 0.1, "persafl_me": 0.2}
+        models.cifar_cnn, 3, 2, 0.473, 0.252, {"fedasync": 4.0, "persafl_maml": 4.0, "persafl_me": 4.0}
     ),
 }
 
@@ -92,16 +105,26 @@ class Options(TypedDict, total=False):
     alpha: Annotated[
         float, Option("α of perfedavg and persafl_maml; the paper picks 0.002, 0.005 or 0.01", default=0.01)
     ]
-    beta: Annotated[
+    step: Annotated[
         float | None,
         Option(
-            "server's step of asynchronous methods; default: the best of each; the paper picks 0.8 to 1.2"
+            "server's step β of synchronous methods, and β C of asynchronous ones with C clients in flight; "
+            "default: each method's own; the paper picks β from 0.8 to 1.2",
+            low=0,
+            open_low=True,
         ),
+    ]
+    tuning: Annotated[
+        bool, Option("run each method with several steps, scored on validation samples", default=False)
     ]
     inner_lr: Annotated[float, Option("step size of the inner steps of pfedme and persafl_me", default=0.03)]
     tune: Annotated[int, Option("steps of the fine-tuning before an evaluation", default=10)]
     cohort: Annotated[
         int, Option("clients in a round of the synchronous methods", low=1, high=CLIENTS, default=6)
+    ]
+    concurrency: Annotated[
+        int | None,
+        Option("clients in flight asynchronously; default: everyone", low=1, high=CLIENTS, default=None),
     ]
     batch: Annotated[int | None, Option("samples in a step; default: 16 for small, 32 for paper")]
 
@@ -122,31 +145,38 @@ def persafl_cifar(lam: Lam = 30.0, seed: int = 0, **options: Unpack[Options]) ->
 
 
 def methods(
-    lam: float, alpha: float, beta: Mapping[str, float], inner_lr: float, tune: int, mu: float = 0.1
+    lam: float, alpha: float, beta: Callable[[str], float], inner_lr: float, tune: int, mu: float = 0.1
 ) -> dict[str, Algorithm]:
-    """Return the eight methods of Figure 2; the last three run asynchronously."""
+    """Return the eight methods of Figure 2, with the server's step of each; the last three have no rounds."""
     rules = {
-        "fedavg": fedavg(ETA),
-        "fedprox": fedprox(ETA, mu=mu),
-        "scaffold": scaffold(ETA),
-        "perfedavg": perfedavg(ETA, alpha),
-        "pfedme": pfedme(ETA, lam, inner_lr, K),
-        "fedasync": fedasync(ETA, server_lr=beta["fedasync"]),
-        "persafl_maml": persafl_maml(ETA, alpha, server_lr=beta["persafl_maml"]),
-        "persafl_me": persafl_me(ETA, lam, inner_lr, K, server_lr=beta["persafl_me"]),
+        "fedavg": fedavg(ETA, server=sgd(beta("fedavg"))),
+        "fedprox": fedprox(ETA, mu=mu, server=sgd(beta("fedprox"))),
+        "scaffold": scaffold(ETA, option=1, server_lr=beta("scaffold")),
+        "perfedavg": perfedavg(ETA, alpha, server=sgd(beta("perfedavg"))),
+        "pfedme": pfedme(ETA, lam, inner_lr, K, beta=beta("pfedme")),
+        "fedasync": fedasync(ETA, server_lr=beta("fedasync")),
+        "persafl_maml": persafl_maml(ETA, alpha, server_lr=beta("persafl_maml")),
+        "persafl_me": persafl_me(ETA, lam, inner_lr, K, server_lr=beta("persafl_me")),
     }
     return {name: tuned(rule, lr=ETA, steps=tune) for name, rule in rules.items()}
 
 
 def _study(name: str, lam: float, seed: int, **options: Unpack[Options]) -> Study:
-    size, images, beta = options["size"], IMAGES[name], options["beta"]
-    steps = images.beta if beta is None else dict.fromkeys(images.beta, beta)
-    rules = methods(lam, options["alpha"], steps, options["inner_lr"], options["tune"])
+    size, images, step = options["size"], IMAGES[name], options["step"]
+    in_flight, tuning = options["concurrency"] or CLIENTS, options["tuning"]
     end = options["time"] or by_size(size, 150.0, 300.0)
+
+    def rules(step: float | None) -> dict[str, Algorithm]:
+        def beta(method: str) -> float:
+            unit = in_flight if method in ASYNCHRONOUS else 1
+            return (images.step.get(method, 1.0) if step is None else step) / unit
+
+        return methods(lam, options["alpha"], beta, options["inner_lr"], options["tune"])
+
     base = Experiment(
         model=images.model(10, width=by_size(size, 0.25, 1.0), seed=seed),
-        data=_dealt(name, by_size(size, images.fraction, 1), seed),
-        algorithm=rules["fedavg"],
+        data=_dealt(name, by_size(size, images.fraction, 1), VALIDATION if tuning else 0.0, seed),
+        algorithm=rules(step)["fedavg"],
         rounds=MOST,
         cohort=options["cohort"],
         steps=Q,
@@ -157,23 +187,36 @@ def _study(name: str, lam: float, seed: int, **options: Unpack[Options]) -> Stud
         baselines=False,
         checkpoint_every=0,
     )
-    arrivals = replace(base, schedule=asynchronous(concurrency=int(0.8 * CLIENTS), delays=DELAYS, until=end))
-    variants = {
-        key: Variant(replace(base if method.asynchronous is None else arrivals, algorithm=method))
-        for key, method in rules.items()
-    }
-    return Study(variants, tables=lambda runs: [_table(runs)])
+    arrivals = replace(base, schedule=asynchronous(concurrency=in_flight, delays=DELAYS, until=end))
+
+    def variants(step: float | None, suffix: str = "") -> dict[str, Variant]:
+        return {
+            key + suffix: Variant(replace(arrivals if key in ASYNCHRONOUS else base, algorithm=method))
+            for key, method in rules(step).items()
+        }
+
+    if tuning:
+        grid = {k: v for value in GRID for k, v in variants(value, f"-{value:g}").items()}
+        return Study(grid, tables=lambda runs: [_tuning(runs)], charts=lambda runs: [_tuning_chart(runs)])
+    return Study(
+        variants(step),
+        tables=lambda runs: [_table(runs)],
+        charts=lambda runs: [_figure(runs, name)],
+    )
 
 
-def _dealt(name: str, fraction: int, seed: int) -> FederatedData:
+def _dealt(name: str, fraction: int, validation: float, seed: int) -> FederatedData:
     """Deal the images to 30 clients; at the small size those are the first of more, about 190 images each."""
     images = IMAGES[name]
     clients = CLIENTS * fraction
     dealt = data.real(
-        name, clients=clients, partition=data.label_skew(images.classes), validation=0, seed=seed
+        name, clients=clients, partition=data.label_skew(images.classes), validation=validation, seed=seed
     )
     dealt = dealt.subset(range(CLIENTS)) if fraction > 1 else dealt
     return replace(dealt, x=(dealt.x.float() / 255 - images.mean) / images.deviation)
+
+
+# ---- Figure 2
 
 
 def _table(runs: Runs) -> Table:
@@ -181,6 +224,7 @@ def _table(runs: Runs) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, seeds in runs.items():
         clock = [run.summary()["clock"] for run in seeds]
+        uploading = [np.mean([part.uploading for part in _activity(run)]) for run in seeds]
         rows.append(
             (
                 name,
@@ -188,9 +232,85 @@ def _table(runs: Runs) -> Table:
                 score(seeds, "global"),
                 mean_std((run.summary()["rounds"] for run in seeds), digits=0),
                 mean_std([c["active"] or 0.0 for c in clock], 100, 0),
+                mean_std(uploading, 100, 0),
                 mean_std([c["staleness"]["mean"] or 0.0 for c in clock], digits=1),
             )
         )
-    columns = ("method", "tuned", "before", "steps", "active, %", "stale")
-    note = "Tuned: after the common fine-tuning; before: the server's model; steps: of the server."
+    columns = ("method", "tuned", "before", "steps", "active, %", "uploading, %", "stale")
+    note = (
+        "Tuned: after the common fine-tuning; before: the server's model; steps: of the server; active: mean "
+        "share of the clients in flight, that is not idle; uploading: of all clients."
+    )
     return Table("Test accuracy, %, in the same virtual time (Figure 2)", columns, rows, note)
+
+
+def _figure(runs: Runs, name: str) -> Chart:
+    """Return who is active, and the accuracy after the same fine-tuning, over virtual time."""
+    shares = list[Series]()
+    for kind, asynchronous_ones in (("asynchronous", True), ("synchronous", False)):
+        of_kind = next((seeds for k, seeds in runs.items() if (k in ASYNCHRONOUS) is asynchronous_ones), [])
+        played = [_activity(run) for run in of_kind]  # delays decide it: it is the same for all methods
+        for what in ("active", "uploading"):
+            values = 100 * np.array([[getattr(part, what) for part in parts] for parts in played])
+            spread = values.std(0, ddof=1).tolist() if len(played) > 1 else ()
+            if played:
+                times = [part.time for part in played[0]]
+                shares.append(Series(f"{kind}, {what}", times, values.mean(0).tolist(), spread))
+    scores = [
+        curve(k, seeds, lambda row: row["test.personal"], along="time", scale=100)
+        for k, seeds in runs.items()
+    ]
+    panels = [
+        Panel("(a) clients", "virtual time", "% of all clients", shares),
+        Panel(f"({'b' if name == 'mnist' else 'c'}) {name}", "virtual time", "test accuracy, %", scores),
+    ]
+    note = "Active: in flight, downloading or uploading. Accuracy: after the same fine-tuning of all methods."
+    return Chart("Clients at work, and accuracy in the same virtual time (Figure 2)", panels, note)
+
+
+def _activity(run: Record) -> list[Activity]:
+    """Return which share of the clients was active, from the delays of the run."""
+    settings, method = run.config["settings"], run.config["algorithm"]["name"]
+    clients, end = len(run.clients), run.config["schedule"]["until"]
+    schedule = asynchronous if method in ASYNCHRONOUS else synchronous
+    cohort = run.config["schedule"].get("concurrency") or settings["cohort"]
+    return activity(
+        schedule(delays=DELAYS), clients, end, cohort=cohort, seed=settings["seed"], points=POINTS
+    )
+
+
+# ---- the server's step of each method
+
+
+def _tuning(runs: Runs) -> Table:
+    """Return the validation accuracy at the end of time by the server's step; the best is picked."""
+    found = _validation(runs)
+    rows = []
+    for method, scores in found.items():
+        best = max(scores, key=lambda step: np.nan_to_num(np.mean(scores[step]), nan=-1.0))
+        rows.append((method, *(mean_std(scores[step], 100, 1) for step in scores), f"{best:g}"))
+    note = "Validation samples of the clients, after the common fine-tuning. Picked: `--set step=...` for it."
+    return Table(
+        "Validation accuracy, %, by the server's step", ("method", *map(str, GRID), "picked"), rows, note
+    )
+
+
+def _tuning_chart(runs: Runs) -> Chart:
+    series = [
+        Series(method, list(scores), [100 * float(np.mean(v)) for v in scores.values()])
+        for method, scores in _validation(runs).items()
+    ]
+    panel = Panel(
+        "", "server's step (times the clients in flight)", "validation accuracy, %", series, log="x"
+    )
+    return Chart("Server's step of each method, on validation samples", [panel])
+
+
+def _validation(runs: Runs) -> dict[str, dict[float, list[float]]]:
+    """Return by method and step the validation accuracy of each seed; that of a diverged run is NaN."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, seeds in runs.items():
+        method, _, step = name.rpartition("-")
+        last = [run.metrics[-1]["validation.personal"] for run in seeds]
+        found.setdefault(method, {})[float(step)] = [np.nan if v is None else v for v in last]
+    return found
