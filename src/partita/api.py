@@ -222,9 +222,17 @@ class Client:
         """What it remembers beside its part, such as a control variate; empty where clients keep nothing."""
         return self._state.memory if self._run.holdings.keeps else {}
 
-    def model(self) -> nn.Module:
-        """The model that this client is evaluated with, ready to use."""
+    def model(self, which: str = "personal") -> nn.Module:
+        """The model that this client is evaluated with, ready to use.
+
+        which   'personal': its own; 'global': the one that all clients are compared with; 'better': whichever
+                of the two is better on its validation samples, see `Run.better`
+        """
         run = self._run
+        if check.choice("which", which, ("personal", "global", "better")) == "better":
+            which = run.better()[self.number]
+        if which == "global":
+            return run.filled(run.global_model())
         self._warn()
         return run.filled(run.personalized(self.number), run.narrow and run.narrow(self.number))
 
@@ -277,6 +285,7 @@ class Models(Record):
     personalized: Callable[[int], Tensors]
     narrow: Callable[[int], nn.Module | None] | None
     holdings: Holdings
+    reference: Callable[[], Tensors]
 
     untouched: ClassVar[str] = "never had a turn"
     """Why a client has trained nothing."""
@@ -293,6 +302,18 @@ class Models(Record):
         if isinstance(which, str):
             return Client(self, self.names.index(check.choice("client", which, self.names)))
         return Client(self, check.integer("client", which, low=0, high=len(self.clients) - 1))
+
+    def global_model(self) -> Tensors:
+        """The tensors of the model that all clients are compared with: the server's, or fedavg's."""
+        if "global" in (self.facts.get("baselines") or {}):
+            if not (reference := self.reference()):
+                allowed = "a run with out=, which keeps the model of its fedavg baseline"
+                raise check.fail("which", "global", allowed)
+            return reference
+        if self.holdings.untrained:
+            names = ", ".join(self.holdings.untrained[:3])
+            raise check.fail("which", "global", f"'personal': the server has not trained {names}")
+        return {**self.base, **self.shared}
 
     def filled(self, tensors: Tensors, module: nn.Module | None = None) -> nn.Module:
         """A copy of the model, or of the narrow one that a client holds, with these tensors."""
@@ -339,6 +360,7 @@ class Personalized(Models):
             personalized=functools.partial(personal_model, stage, state),
             narrow=None,
             holdings=Holdings.of(stage, state),
+            reference=dict,
         )
         summary["hurt"] = {f"vs_{kind}": result.hurt(kind) for kind in ("global", "local")}
         return result
@@ -373,7 +395,7 @@ class Run(Models):
     @classmethod
     def of(cls, outcome: Outcome) -> Run:
         """Return the result of a finished run."""
-        record, stage, state, _ = outcome
+        record, stage, state, *_ = outcome
 
         def write(target: Path) -> None:
             folder = stage.setup.settings.folder
@@ -396,6 +418,7 @@ class Run(Models):
             narrow=stage.setup.devices.narrow_model,
             write=write,
             holdings=Holdings.of(stage, state),
+            reference=lambda: outcome.reference,
             outcome=outcome,
         )
 
@@ -624,6 +647,10 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
     def write(target: Path) -> None:
         copy_folder(folder, new_folder("folder", target, outside=folder))
 
+    def reference() -> Tensors:
+        baseline = folder / "baselines" / "global"
+        return load(baseline).shared if baseline.is_dir() else {}
+
     return Run(
         **vars(record),
         shared=shared,
@@ -634,6 +661,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         narrow=None,
         write=write,
         holdings=holdings,
+        reference=reference,
         outcome=None,
     )
 

@@ -50,6 +50,7 @@ SUMMARY: dict[str, Any] = {
     "intervals": {},
     "baselines": {ANY: _TRAINING},
     "hurt": {ANY: NUMBER},
+    "choice": {ANY: NUMBER},
     "phases": {ANY: NUMBER},
     "clock": {ANY: NUMBER, "staleness": _COUNTS, "delay": _COUNTS},
     "excluded": [TEXT],

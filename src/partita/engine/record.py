@@ -290,6 +290,40 @@ class Record:
         check.choice("reference", reference, ("global", "local"))
         return gain(self.scores("personal", split), self.scores(reference, split), self.higher_is_better)
 
+    def better(self) -> list[str]:
+        """Which model each client, in order, should deploy: 'personal', or 'global' where that is better.
+
+        Judged by the client's validation samples; where the two score the same, or one has no score, it is
+        the personal model. Refused where nobody has both scores.
+        """
+        gains = self.gains("global", "validation")
+        if np.isnan(gains).all():
+            allowed = "validation samples, and a global model beside the personal ones (baselines=True)"
+            raise check.fail("run", self.facts.get("algorithm"), f"one with {allowed}")
+        return ["global" if gain < 0 else "personal" for gain in gains]
+
+    def choice(self) -> dict[str, Any] | None:
+        """What comes of it, on test samples: {"global", "of", "test", "worse"}; None where nobody has both.
+
+        Of so many honest clients, how many would deploy the global model, the mean score then, and how many
+        would still do worse than with the global model.
+        """
+        gains = self.gains("global", "validation")
+        scored = self.honest & np.isfinite(gains)
+        if not scored.any():
+            return None
+        whole = np.isfinite(gains) & (gains < 0)
+        chosen = np.where(whole, self.scores("global"), self.scores("personal"))
+        weight = np.where(self.honest & np.isfinite(chosen), self.table.numbers("n_test"), 0.0)
+        worse = gain(chosen, self.scores("global"), self.higher_is_better)[self.honest] < 0
+        total = float((np.nan_to_num(chosen) * weight).sum() / weight.sum()) if weight.any() else None
+        return {
+            "global": int((whole & self.honest).sum()),
+            "of": int(scored.sum()),
+            "test": total,
+            "worse": int(worse.sum()),
+        }
+
     def hurt(self, reference: str = "global") -> int | None:
         """How many honest clients do worse with their personal model than with the 'global' or 'local' one.
 

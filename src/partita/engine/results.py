@@ -60,6 +60,7 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     config, newcomers = monitor.config(state.executor_choices), _newcomers(stage, state, references)
     record = Record(state.counters.rows, rows, config, summary, samples=samples, newcomers=newcomers)
     summary["hurt"] = _hurt(record)
+    summary["choice"] = record.choice() if results.get("personal") is not results.get("global") else None
     summary["newcomers"] = None
     if stage.setup.newcomers is not None:
         came = Record([], newcomers, config, summary)

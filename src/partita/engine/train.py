@@ -11,6 +11,7 @@ from typing import NamedTuple
 from partita.algorithms.baselines import baselines as baseline_methods
 from partita.core import check
 from partita.core.parts import Algorithm
+from partita.core.types import Tensors
 from partita.engine.callbacks import Callback
 from partita.engine.cautions import warn_about_abandoned, warn_about_untrained
 from partita.engine.description import configuration
@@ -30,12 +31,16 @@ LOG = logging.getLogger("partita")
 
 
 class Outcome(NamedTuple):
-    """A finished run: its figures, the stage and the state that it ended with, what it is compared with."""
+    """A finished run: its figures, the stage and the state that it ended with, what it is compared with.
+
+    `reference` is the global model of the baseline, where it is not the run's own.
+    """
 
     record: Record
     stage: Stage
     state: State
     baselines: Mapping[str, Record]
+    reference: Tensors
 
 
 def train(
@@ -55,8 +60,8 @@ def train(
         monitor = Monitor(setup, name, callbacks, folder)
         stage, state = _begin(monitor, before)
         _warn_about_untrained(stage, state)
-        earlier = {} if before is None else before.baselines
-        known = {**references, **_trained_baselines(setup, callbacks, interrupt, earlier)}
+        trained, reference = _trained_baselines(setup, callbacks, interrupt, before)
+        known = {**references, **trained}
         if "global" in known:
             monitor.reference = _by_round(known["global"], setup.rounds)
         with interrupt:
@@ -69,7 +74,8 @@ def train(
         record = figures(stage, state, monitor, known)
         folder.write_results(record)
         monitor.tell_summary(record)
-        return Outcome(record, stage, state, known)
+        reference = reference or getattr(references.get("global"), "shared", {})
+        return Outcome(record, stage, state, known, reference)
 
 
 def _rounds(stage: Stage, state: State, monitor: Monitor, interrupt: Interrupt) -> tuple[Stage, State]:
@@ -149,17 +155,22 @@ def _warn_about_untrained(stage: Stage, state: State) -> None:
 
 
 def _trained_baselines(
-    setup: Setup, callbacks: Sequence[Callback], interrupt: Interrupt, earlier: Mapping[str, Record]
-) -> dict[str, Record]:
-    """Train what the method is compared with, one after another, but for `earlier` ones of this length."""
-    trained = {}
+    setup: Setup, callbacks: Sequence[Callback], interrupt: Interrupt, before: Outcome | None
+) -> tuple[dict[str, Record], Tensors]:
+    """Train what the method is compared with, one after another, but for those `before` of this length.
+
+    The global one's model is returned, too.
+    """
+    trained = dict[str, Record]()
+    reference: Tensors = {} if before is None else before.reference
     for name, other in _baselines(setup):
-        record = earlier.get(name)
+        record = None if before is None else before.baselines.get(name)
         if record is None or record.config["settings"]["rounds"] != other.rounds:
             LOG.info("baseline %s: training %s", name, other.algorithm.name)
-            record = train(other, f"baseline {name}", callbacks, interrupt, {}).record
+            record, _, state, *_ = train(other, f"baseline {name}", callbacks, interrupt, {})
+            reference = state.server.shared if name == "global" else reference
         trained[name] = record
-    return trained
+    return trained, reference
 
 
 def _baselines(setup: Setup) -> Iterator[tuple[str, Setup]]:

@@ -181,6 +181,21 @@ def estimate(chance: object) -> str:
     return f"{_count(round(middle))} ({_count(low)} to {_count(high)})"
 
 
+def choice(facts: Mapping[str, Any]) -> str:
+    """Say what would come of deploying whichever model is better on validation samples; '' if nothing."""
+    found, test = facts.get("choice") or {}, facts.get("test") or {}
+    score, count = found.get("test"), found.get("global")
+    if not count or score is None or test.get("personal") is None:
+        return ""
+    hurt = (facts.get("hurt") or {}).get("vs_global")
+    before = f" instead of {_count(hurt)}" if hurt is not None else ""
+    return (
+        f"If each client kept whichever model is better on its validation samples, {_count(count)} of "
+        f"{_count(found.get('of'))} would take the global one: {facts.get('metric')} {score:.4f} instead of "
+        f"{test['personal']:.4f}, and {_count(found.get('worse'))}{before} worse than with the global model."
+    )
+
+
 # ---- imbalanced classes
 
 
@@ -246,6 +261,7 @@ def of_summary(facts: Mapping[str, Any]) -> list[str]:
             of_models(differences, {**dict.fromkeys(kinds, trainings["run"]), **trainings}, subject=subject)
         )
     lines += [f"{words}." for k in ("global", "local") if (words := losers(chance.get(f"vs_{k}"), k))]
+    lines += [words] if (words := choice(facts)) else []
     line = majority_line(metric, facts.get("majority"))
     return [*lines, *([line] if line and not first else [])]
 

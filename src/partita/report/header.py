@@ -157,7 +157,8 @@ def _said(runs: Runs, winner: Row, clients: Record) -> list[str]:
         sentence = _of_one(seeds, winner, clients)
         losses = [_losers(winner, kind) for kind in REFERENCES]
     start = [f"{first_of_all}.", sentence] if first_of_all else [sentence]
-    return [*start, *filter(None, [line, " ".join(filter(None, losses)), _undefined(runs)])]
+    choice = verdict.choice(facts) if len(runs) == len(seeds) == 1 else ""
+    return [*start, *filter(None, [line, " ".join(filter(None, losses)), choice, _undefined(runs)])]
 
 
 def _of_one(seeds: Sequence[Record], row: Row, clients: Record) -> str:
