@@ -13,9 +13,10 @@ from torch import nn
 
 import partita as pt
 from partita.engine.record import Record
-from partita.recipes import RECIPES, Study, similarity, weak
+from partita.recipes import RECIPES, Study, similarity, step_time, weak
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
+WAYS = ("depth", "width")
 FEW: dict[str, Any] = {"clients": 8, "rounds": 1}
 
 
@@ -241,3 +242,36 @@ def test_layers_of_other_models_stay_alike(task: str, layers: int) -> None:
     assert len(lines) == layers
     assert all(0 < line.y[-1] <= 1 for line in lines if line.y[-1] is not None)
     assert all(len(line.y) == 1 for line in lines)
+
+
+def test_frozen_blocks_take_no_time_backwards() -> None:
+    """Table 8: forwards all blocks are timed, backwards those after the cut, of a narrow model all."""
+    calls: list[str] = []
+
+    class Block(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name, self.weight = name, nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(f"{self.name} {'train' if torch.is_grad_enabled() else 'pass'}")
+            return self.weight * x
+
+    frozen, trained = Block("frozen"), nn.Sequential(Block("trained"), nn.Flatten())
+    times = step_time._timed(frozen, trained, torch.rand(2, 10), repeats=1)
+    assert calls == ["frozen pass", "trained train"] * (step_time.WARM + 1)
+    assert frozen.weight.grad is None
+    assert trained[0].weight.grad is not None
+    assert min(times) > 0
+    made = {
+        kind: [step_time.Times(2.0, 8.0), step_time.Times(2.0, 4.0), step_time.Times(2.0, 2.0)]
+        for kind in WAYS
+    }
+    rows = step_time._table(made, "cpu").rows
+    assert rows[1][:5] == ("forward", "moderate", "2.00", "1.00", "1.32")
+    assert rows[5] == ("backward", "weak", "2.00", "0.25", "0.20", "2.00", "0.25", "0.45")
+
+
+def test_times_are_measured_for_each_class() -> None:
+    (table,) = study("embracing-time", repeats=1, width=0.25, device="cpu").tables({})
+    assert [row[1] for row in table.rows] == ["strong", "moderate", "weak"] * 2

@@ -30,6 +30,7 @@ from partita.recipes.quadratic import (
 )
 from partita.recipes.real import ffgg_real
 from partita.recipes.similarity import embracing_svcca
+from partita.recipes.step_time import embracing_time
 from partita.recipes.study import Study, Variant
 from partita.recipes.tables import Table
 from partita.recipes.weak import embracing_mix, embracing_norm, embracing_scaling
@@ -59,6 +60,7 @@ RECIPES: dict[str, Recipe] = {
     "embracing-mix": embracing_mix,
     "embracing-norm": embracing_norm,
     "embracing-svcca": embracing_svcca,
+    "embracing-time": embracing_time,
 }
 
 TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
