@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import cli
 from partita.algorithms import METHODS
+from partita.algorithms.known import KNOWN, method
 from partita.cli import listing as commands
 from partita.cli.catalogue import KINDS, entries, facts, needed
 from partita.core.options import Option, checked, declared, signature, words
@@ -296,6 +297,31 @@ def test_every_name_can_be_shown(name: str) -> None:
 def test_an_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"name='fedaltt'.*did you mean 'fedalt'\?"):
         partita("show", "fedaltt")
+
+
+@each("name, full", [("embracing", "EmbracingFL"), ("HETEROFL", "HeteroFL"), ("fed-rep", "FedRep")])
+def test_methods_of_the_literature_are_found_by_their_names(name: str, full: str) -> None:
+    (page,) = facts(name)
+    assert page["name"] == full
+    assert full in partita("list", "methods")
+    assert KNOWN[full].expression in partita("show", name)
+    with pytest.raises(ValueError, match=rf"algorithm='{name}': expected {re.escape(KNOWN[full].here)}"):
+        method("algorithm", name)
+
+
+@each("name", [name for name in KNOWN if facts(name)[0]["command"]])
+def test_the_command_of_a_method_of_the_literature_is_its_expression(name: str) -> None:
+    line = shlex.split(facts(name)[0]["command"])
+    built = build(RECIPES["digits"], parse([text for text in line if "=" in text]))
+    known = KNOWN[name]
+    asked = eval(known.expression, {"pt": pt})
+    assert (built.algorithm.name, built.algorithm.options["lr"]) == (asked.name, asked.options["lr"])
+    assert built.algorithm.options.get("personal") == asked.options.get("personal")
+    for key, value in eval(f"dict({known.settings})", {"pt": pt}).items():
+        same = getattr(built, key)
+        assert (
+            (same.name, same.options) == (value.name, value.options) if key == "capacity" else same == value
+        )
 
 
 @pytest.mark.parametrize("command", ["list", "show"])

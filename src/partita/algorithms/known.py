@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from partita.algorithms.base import METHODS
+from partita.core import check
 
 
 class Known(NamedTuple):
@@ -12,6 +15,11 @@ class Known(NamedTuple):
     expression: str
     settings: str = ""
     note: str = ""
+
+    @property
+    def here(self) -> str:
+        """The expression, and the settings of `federate` that go with it."""
+        return f"{self.expression}{f' with {self.settings}' if self.settings else ''}"
 
 
 KNOWN = {
@@ -67,3 +75,22 @@ KNOWN = {
     ),
 }
 """kNN-Per is not among them: its personal part is a memory of samples, and not of parameters."""
+
+
+def find(name: Any) -> str | None:
+    """Return the method of the literature that a name means: 'embracing', 'embracing_fl' are EmbracingFL."""
+    text = _letters(str(name))
+    close = [known for known in KNOWN if len(text) > 4 and _letters(known).startswith(text)]
+    return next((known for known in KNOWN if _letters(known) == text), close[0] if close else None)
+
+
+def method(field: str, name: Any) -> str:
+    """Return the name of a method; the error for one of the literature says how that is written here."""
+    if name not in METHODS and (known := find(name)) is not None:
+        allowed = f"{KNOWN[known].here} for {known} ({KNOWN[known].note}); see `partita show {known}`"
+        raise check.fail(field, name, allowed)
+    return str(check.choice(field, name, METHODS))
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -6,6 +6,7 @@ description is of what is run.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -27,7 +28,7 @@ from partita import (
 )
 from partita.algorithms import METHODS, finetune, psi, stage, tuned
 from partita.algorithms.base import ABOUT
-from partita.algorithms.known import KNOWN, Known
+from partita.algorithms.known import KNOWN, Known, find
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import constructors, declared, signature, words
@@ -239,12 +240,9 @@ ELSEWHERE = "methods by other names"
 
 def known() -> list[Facts]:
     """Return methods of the literature, and the expressions under which they run here."""
-
-    def line(method: Known) -> str:
-        settings = f" with {method.settings}" if method.settings else ""
-        return f"{method.expression}{settings}: {method.note}. {method.paper}"
-
-    return [{"name": name, **method._asdict(), "line": line(method)} for name, method in KNOWN.items()]
+    return [
+        {"name": name, **m._asdict(), "line": f"{m.here}: {m.note}. {m.paper}"} for name, m in KNOWN.items()
+    ]
 
 
 def entries(kind: str | None = None) -> list[Facts]:
@@ -260,6 +258,8 @@ def entries(kind: str | None = None) -> list[Facts]:
 def facts(name: str) -> list[Facts]:
     """Return everything about a name: an entry for each kind that has it, most often one."""
     names = [entry["name"] for entry in entries()]
+    if name not in names and (elsewhere := find(name)) is not None:
+        return [_known_facts(elsewhere, KNOWN[elsewhere])]
     if name not in names:
         raise check.fail("name", name, f"a name that `partita list` prints{check.meant(name, names)}")
     chapters = [(kind, chapter, chapter.parts()) for kind, chapter in KINDS.items()]
@@ -332,6 +332,40 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
         "data": list(_data(kind, name, part)[1]),
         "get": _get(*_data(kind, name, part)),
     }
+
+
+def _known_facts(name: str, method: Known) -> Facts:
+    """Return everything about a method of the literature that is an expression of others here."""
+    word = method.expression.removeprefix("pt.").partition("(")[0]
+    written = [f"algorithm={word}", *(f"algorithm.{text}" for text in _arguments(method.expression))]
+    written += _arguments(f"dict({method.settings})")
+    line = " ".join(["partita run digits", *(f"--set {shlex.quote(text)}" for text in written)])
+    return {
+        "kind": "methods",
+        "name": name,
+        "line": f"{method.note[0].upper()}{method.note[1:]}.",
+        "about": f"Here it is {method.here}.",
+        "when": None,
+        "equation": None,
+        "paper": method.paper,
+        "options": [],
+        "file": "algorithms/known.py",
+        "python": _program(method.expression, method.settings),
+        "command": None if word in COMPOSED else line,
+        "data": [],
+        "get": None,
+    }
+
+
+def _arguments(call: str) -> list[str]:
+    """Return the named arguments of a call as `--set` takes them."""
+    parsed = ast.parse(call, mode="eval").body
+    texts = []
+    for keyword in parsed.keywords if isinstance(parsed, ast.Call) else ():
+        value = ast.get_source_segment(call, keyword.value) or ""
+        word = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        texts.append(f"{keyword.arg}={re.sub(r'pt[.](?:[a-z]+[.])?', '', value) if word is None else word}")
+    return texts
 
 
 def _data(kind: str, name: str, part: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:

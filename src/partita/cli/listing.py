@@ -25,7 +25,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON, an
 
 def complete_name(incomplete: str) -> list[str]:
     """Complete names for `partita show`."""
-    return sorted({e["name"] for e in catalogue.entries() if e["name"].startswith(incomplete)})
+    entries = [*catalogue.entries(), *catalogue.known()]
+    return sorted({e["name"] for e in entries if e["name"].startswith(incomplete)})
 
 
 def complete_kind(incomplete: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from partita.algorithms import METHODS, pipeline, stage, tuned
+from partita.algorithms import METHODS, known, pipeline, stage, tuned
 from partita.algorithms.by_name import EPOCHS, by_name
 from partita.api import Arguments, Run, federate
 from partita.core import check
@@ -117,7 +117,7 @@ def changed(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
         return _changed_stages(_pipeline(algorithm, written), new)
     if written:
         new = {**written[0][1], **new}
-    name = check.choice("algorithm", written[0][0] if written else options.get("", algorithm.name), METHODS)
+    name = known.method("algorithm", written[0][0] if written else options.get("", algorithm.name))
     if name == "pipeline":
         if not algorithm.stages:
             allowed = "the stages of the pipeline, such as fedavg(lr=0.1) > finetune(lr=0.01)"

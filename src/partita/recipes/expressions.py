@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from partita import aggregate, attack, capacity, measures, optim, schedule
-from partita.algorithms import METHODS, psi
+from partita.algorithms import known, psi
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import bind, constructors, signature
@@ -32,7 +32,11 @@ MODULES = {
     "schedule": constructors(schedule),
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
-TAKES = {"server": "optim", "optimizer": "optim"}  # options whose functions are those of another word
+TAKES = {
+    "server": "optim",
+    "optimizer": "optim",
+    "evaluate": "solver",
+}  # options whose functions are those of another word
 DEEPEST = 50  # nesting of what is written on the command line
 
 
@@ -109,7 +113,7 @@ def _method(node: ast.expr | None, text: str) -> tuple[str, dict[str, Any]]:
             "by '>', such as fedavg(lr=0.1) > finetune(lr=0.01, epochs=5)"
         )
         raise check.fail("algorithm", text, allowed)
-    name = check.choice("algorithm", call.func.id, METHODS)
+    name = known.method("algorithm", call.func.id)
     return name, {word.arg: literal(word.value, word.arg) for word in call.keywords if word.arg}
 
 
