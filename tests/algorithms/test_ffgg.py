@@ -15,6 +15,7 @@ from partita.data.quadratic import Quadratic
 from support import each
 
 both_executors = each("executor", ["loop", "vmap"])
+SYNCHRONOUS = {"schedule": pt.schedule.synchronous()}
 DIGITS = pt.data.digits(5, pt.data.label_skew(classes=3), seed=0)
 
 
@@ -64,6 +65,52 @@ def test_one_local_step_is_one_of_fedalt_as_well() -> None:
         other = federate(alt, state="reset")
     for name, value in other.shared.items():
         torch.testing.assert_close(one.shared[name], value, rtol=0, atol=1e-6)
+
+
+def test_with_a_server_step_the_upload_is_the_gradient_itself() -> None:
+    """γ_θ before or after the aggregation is the same for a mean, but not for a length to clip at."""
+    clip = pt.aggregate.centered_clipping(0.05)
+    for aggregate, alike in ((None, True), (clip, False)):
+        one, other = (
+            federate(pt.ffgg("output", lr, pt.cg(3), start="model", aggregate=aggregate, server=server))
+            for lr, server in ((0.3, None), (1.0, pt.optim.sgd(lr=0.3)))
+        )
+        close = [torch.allclose(v, other.shared[k], rtol=0, atol=1e-6) for k, v in one.shared.items()]
+        assert all(close) is alike
+
+
+@both_executors
+def test_a_gradient_over_one_batch(executor: str) -> None:
+    """All samples where the run has no batches, else some of them."""
+    full, batch = (pt.ffgg("none", 0.3, weighting="samples", gradient=g) for g in ("full", "batch"))
+    one, other = (federate(method, executor=executor) for method in (full, batch))
+    assert all(torch.equal(v, other.shared[k]) for k, v in one.shared.items())
+    sampled = federate(batch, executor=executor, batch=8, rounds=1)
+    assert sampled.metrics[-1]["train_loss"] != pytest.approx(one.metrics[0]["train_loss"], rel=1e-3)
+
+
+# ---- evaluation has a solver of its own
+
+
+@both_executors
+def test_evaluation_may_solve_more_exactly_than_training(executor: str) -> None:
+    """θ is that of the training solver, w that of the other one from the same start."""
+    few, many = pt.gd(2, 0.1), pt.gd(epochs=6, lr=0.2)
+    for method in (pt.ffgg, pt.ffgg_local, pt.ffgg_robust, pt.ffgg_async):
+        made = {
+            name: method("output", 0.3, solver=few, evaluate=other)
+            for name, other in {"same": None, "own": many}.items()
+        }
+        runs = {name: federate(m, executor=executor, rounds=2, **SYNCHRONOUS) for name, m in made.items()}
+        same, own = runs["same"], runs["own"]
+        assert all(torch.equal(v, own.shared[k]) for k, v in same.shared.items())
+        assert own.metrics[-1]["test.personal"] > same.metrics[-1]["test.personal"] + 0.1
+
+
+def test_a_large_part_is_refused_for_the_solver_of_evaluation() -> None:
+    model, method = pt.models.mlp(64, 40, 10), pt.ffgg("all", 0.1, pt.gd(1, 0.1), evaluate=pt.exact())
+    with pytest.raises(ValueError, match=r"up to 2000 parameters for exact\(\)"):
+        method.partition(model, list(model.state_dict()))
 
 
 # ---- clients keep nothing

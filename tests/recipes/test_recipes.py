@@ -213,6 +213,7 @@ def test_the_table_of_attacks() -> None:
 
 @NEEDS_DATA
 def test_ffgg_on_real_data_runs() -> None:
-    runs, _ = run("ffgg-real", "ffgg-output", clients=4, rounds=1, personal_rounds=1, epochs=1)
-    assert set(runs) == {"fedavg", "ffgg-output"}
-    assert runs["ffgg-output"][0].summary()["test"]["personal"] is not None
+    some = ("ffgg-output", "ffgg-output-random")
+    runs, _ = run("ffgg-real", *some, clients=4, rounds=1, personal_rounds=1, epochs=1)
+    assert set(runs) == {"fedavg", *some}
+    assert all(runs[name][0].summary()["test"]["personal"] is not None for name in some)

@@ -185,25 +185,28 @@ def ffgg(
     solver: Solver,
     start: str = "random",
     aggregate: Combine | None = None,
+    evaluate: Solver | None = None,
+    gradient: str = "full",
     **options: Any,
 ) -> World:
-    """Δ_m = γ_θ ∇₁f_m(θ, w_m) over all data of the client. Algorithm 1."""
+    """Δ_m = γ_θ ∇₁f_m(θ, w_m) over all data of the client, or over a batch after gd. Algorithms 1 and 5."""
     mine, rest = PARTS[personal], [k for k in ALL if k not in PARTS[personal]]
 
-    def solved(model: Params, now: Given, i: int) -> Params:
-        return solver(begin(model, mine, now, i, start), mine, now, i, options)
+    def solved(model: Params, now: Given, i: int, by: Solver) -> Params:
+        return by(begin(model, mine, now, i, start), mine, now, i, options)
 
     def client(i: int, model: Params) -> tuple[Params, float | None]:
         if not given.n[i]:
             return {}, None
         assert given.rows is not None
-        w = solved(model, given, i)
+        w = solved(model, given, i, solver)
+        seen = [given.rows(i)] if gradient == "full" else given.batches(i, 1, 1)
         once = {k: v for k, v in options.items() if k != "momentum"}
-        after, (loss,) = descend(w, given, [given.rows(i)], dict.fromkeys(rest, at(lr, given)), once)
+        after, (loss,) = descend(w, given, seen, dict.fromkeys(rest, at(lr, given)), once)
         return {k: w[k] - after[k] for k in rest}, loss
 
     def deployed(after: World, i: int) -> Params:
-        return solved(after.model, afterwards(given), i)
+        return solved(after.model, afterwards(given), i, evaluate or solver)
 
     return federated(world, given, client, deployed, mine, aggregate or mean(), options)
 
@@ -232,6 +235,7 @@ def ffgg_local(
     personal_lr: Rate | None = None,
     solver: Solver | None = None,
     start: str = "random",
+    evaluate: Solver | None = None,
     **options: Any,
 ) -> World:
     """Lines 5 to 9 of Algorithm 4."""
@@ -240,11 +244,11 @@ def ffgg_local(
     first = solver or gd(None, gamma_w)
     momentum = {k: v for k, v in options.items() if k != "momentum"}, options.get("momentum", 0.0)
 
-    def solved(model: Params, now: Given, i: int) -> Params:
-        return first(begin(model, mine, now, i, start), mine, now, i, options)
+    def solved(model: Params, now: Given, i: int, by: Solver) -> Params:
+        return by(begin(model, mine, now, i, start), mine, now, i, options)
 
     def client(i: int, model: Params) -> tuple[Params, float | None]:
-        w = solved(model, given, i)
+        w = solved(model, given, i, first)
         plainly, beta = momentum
         before, losses, last = w, [], {k: np.zeros_like(x) for k, x in w.items()}
         for rows in given.batches(i, 1, None):
@@ -257,6 +261,6 @@ def ffgg_local(
         return {k: before[k] - w[k] for k in rest}, float(np.mean(losses)) if losses else None
 
     def deployed(after: World, i: int) -> Params:
-        return solved(after.model, afterwards(given), i)
+        return solved(after.model, afterwards(given), i, evaluate or first)
 
     return federated(world, given, client, deployed, mine, mean(), options)

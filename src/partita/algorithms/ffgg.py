@@ -1,13 +1,21 @@
 """FFGG.
 
     client:  w⁰ drawn anew;   w ≈ argmin_w f_m(θ, w)               by a solver, θ fixed
-             ffgg             Δ_m = γ_θ ∇₁f_m(θ, w)                over all training data of the client
+             ffgg             Δ_m = γ_θ ∇₁f_m(θ, w)                over all training data of the client, or
+                                                                   an unbiased estimate, over one batch
              ffgg_local       K times   w ← w − γ_w ∇₂f_m(θ_m, w),   θ_m ← θ_m − γ_θ ∇₁f_m(θ_m, w)
                               Δ_m = θ − θ_m
     server:  θ ← θ − mean of Δ_m                                   ffgg_robust: a robust aggregate of Δ_m
                                                                    ffgg_async: on every arrival, θ ← θ − Δ_m
 
-Clients keep nothing: w is forgotten with the round. The model of a client is (θ, w), solved for once more.
+Clients keep nothing: w is forgotten with the round. The model of a client is (θ, w), solved for once more, by
+a solver of its own if `evaluate` names one.
+
+The paper's server multiplies with γ_θ what the clients of Algorithms 1, 3 and 5 send; here γ_θ is inside Δ_m,
+as it is in Algorithm 4, so that it can be a rate over the rounds. A mean, a median, Krum and buckets of them
+commute with γ_θ. Aggregators and transforms with a length of their own (centered_clipping, a smoothed median,
+clipping of uploads) do not: their lengths are those of γ_θ ∇₁f_m. With lr=1 and server=optim.sgd(γ_θ) clients
+send ∇₁f_m itself.
 """
 
 from __future__ import annotations
@@ -38,7 +46,16 @@ from partita.algorithms.partition import Personal, split
 from partita.core import tree
 from partita.core.options import Option
 from partita.core.parts import Algorithm, LocalRule, Optimizer, Personalize, Phase, Problem
-from partita.core.types import Batch, ClientState, Download, Partition, Tensors, Upload
+from partita.core.types import (
+    Batch,
+    ClientState,
+    Download,
+    Partition,
+    RoundContext,
+    Tensors,
+    Upload,
+    Work,
+)
 from partita.optim.rates import as_rate
 
 PAPER = "FFGG: Mishchenko et al., Partially Personalized Federated Learning (2023), Algorithms 1 to 5"
@@ -53,6 +70,19 @@ Start = Annotated[
     str,
     Option("where it begins: drawn anew each time, or the model's own part", choices=("random", "model")),
 ]
+Evaluate = Annotated[
+    Solver | None,
+    Option(
+        "how a client finds the personal part that it is evaluated with, or deploys (None: as in training)",
+        allowed=SOLVER,
+    ),
+]
+Gradient = Annotated[
+    str,
+    Option(
+        "∇₁f over all data of the client, or over one random batch of the run's", choices=("full", "batch")
+    ),
+]
 
 
 @method(
@@ -62,17 +92,24 @@ Start = Annotated[
     weighting="uniform",
 )
 def ffgg(
-    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
+    personal: Part,
+    lr: Lr,
+    solver: Solves = TEN_STEPS,
+    start: Start = "random",
+    evaluate: Evaluate = None,
+    gradient: Gradient = "full",
+    **options: Unpack[Common],
 ) -> Algorithm:
     """Fine-tuning followed by a global gradient: each client solves for its part, then sends one gradient."""
     common, gamma = settings(options), as_rate(lr)
+    work = sgd.one_pass if gradient == "full" else _one_batch
 
     def local(problem: Problem) -> LocalRule:
         begin, phases = fitting(problem, solver, common.optimizer, start)
-        step = Phase(_accumulate(problem), (gamma,), sgd.one_pass)
+        step = Phase(_accumulate(problem), (gamma,), work)
         return LocalRule(_measuring(problem, begin), (*phases, step), _finish(problem, common.optimizer))
 
-    return _stateless(local, common, personal, solver, start)
+    return _stateless(local, common, personal, (solver, evaluate or solver), start)
 
 
 @method(
@@ -91,6 +128,7 @@ def ffgg_local(
         ),
     ] = None,
     start: Start = "random",
+    evaluate: Evaluate = None,
     **options: Unpack[Common],
 ) -> Algorithm:
     """FFGG with local steps: each client solves for its part, then both parts take steps in turn."""
@@ -105,7 +143,7 @@ def ffgg_local(
             _alternating(problem, begin, common.optimizer), (*phases, step), _finish_local(problem)
         )
 
-    return _stateless(local, common, personal, first, start)
+    return _stateless(local, common, personal, (first, evaluate or first), start)
 
 
 @method(
@@ -114,14 +152,20 @@ def ffgg_local(
     weighting="uniform",
 )
 def ffgg_robust(
-    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
+    personal: Part,
+    lr: Lr,
+    solver: Solves = TEN_STEPS,
+    start: Start = "random",
+    evaluate: Evaluate = None,
+    gradient: Gradient = "full",
+    **options: Unpack[Common],
 ) -> Algorithm:
     """FFGG with a robust aggregator, bucketing(2, coordinate_median()) by default.
 
     Where the personal part fits every client, Byzantine clients cannot hide.
     """
     aggregate = options["aggregate"] or bucketing(2, coordinate_median())
-    return ffgg(personal, lr, solver, start, **having(options, aggregate=aggregate))
+    return ffgg(personal, lr, solver, start, evaluate, gradient, **having(options, aggregate=aggregate))
 
 
 @method(
@@ -130,10 +174,21 @@ def ffgg_robust(
     weighting="uniform",
 )
 def ffgg_async(
-    personal: Part, lr: Lr, solver: Solves = TEN_STEPS, start: Start = "random", **options: Unpack[Common]
+    personal: Part,
+    lr: Lr,
+    solver: Solves = TEN_STEPS,
+    start: Start = "random",
+    evaluate: Evaluate = None,
+    gradient: Gradient = "full",
+    **options: Unpack[Common],
 ) -> Algorithm:
-    """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives."""
-    return replace(ffgg(personal, lr, solver, start, **options), asynchronous={"buffer": 1})
+    """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives.
+
+    While one client computes, those of the M at work make M such steps: lr is about 1/M of what `ffgg` takes
+    along the mean of M gradients. Theorem 7 has a smaller one, `partita.theory.ffgg_async_step`.
+    """
+    method = ffgg(personal, lr, solver, start, evaluate, gradient, **options)
+    return replace(method, asynchronous={"buffer": 1})
 
 
 # ---- what they have in common
@@ -157,24 +212,37 @@ def fitting(
 
 
 def _stateless(
-    local: Callable[[Problem], LocalRule], common: Choices, personal: Personal, solver: Solver, start: str
+    local: Callable[[Problem], LocalRule],
+    common: Choices,
+    personal: Personal,
+    solvers: tuple[Solver, Solver],
+    start: str,
 ) -> Algorithm:
-    """Nothing is kept; who wants the client's model solves for w again."""
+    """Nothing is kept; who wants the client's model solves for w again.
+
+    The solvers are those of training and of evaluation.
+    """
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:
         parts = split(model, names, personal=personal)
         sizes = {name: p.numel() for name, p in model.named_parameters()}
-        solver.fits(sum(sizes.get(name, 0) for name in parts.personal))
+        for solver in solvers:
+            solver.fits(sum(sizes.get(name, 0) for name in parts.personal))
         return parts
 
     def personalize(problem: Problem) -> Personalize:
-        begin, phases = fitting(problem, solver, common.optimizer, start)
+        begin, phases = fitting(problem, solvers[1], common.optimizer, start)
         return Personalize(begin, phases, lambda fit, download, state: fit.params)  # noqa: ARG005
 
     return compose(local, common, partition=partition, personalize=personalize, stateful=False)
 
 
 # ---- one gradient
+
+
+def _one_batch(now: RoundContext) -> Work:
+    """A random batch of the run's size; all samples if it has none."""
+    return replace(now.work, steps=1, epochs=None)
 
 
 class Measured(NamedTuple):

@@ -99,6 +99,28 @@ def test_gd_takes_the_work_and_the_sgd_of_the_run(executor: str) -> None:
 
 
 @both_executors
+def test_epochs_are_passes_in_batches_of_the_run(executor: str) -> None:
+    """As many steps as a client has batches, and on full batches one for each pass."""
+    data = problem()
+    assert pt.gd(epochs=3, lr=0.4) == pt.gd(None, 0.4, epochs=3)
+    for w, other in zip(
+        solved(pt.gd(epochs=3, lr=0.4), data, executor), solved(pt.gd(3, 0.4), data, executor)
+    ):
+        np.testing.assert_array_equal(w, other)
+    small = {"batch": 4, "steps": 1}  # 20, 9 and 31 samples: 5, 3 and 8 batches
+    passes = solved(pt.gd(epochs=2, lr=0.1), data, executor, **small)
+    for i, steps in enumerate((10, 6, 16)):
+        np.testing.assert_array_equal(passes[i], solved(pt.gd(steps, 0.1), data, executor, **small)[i])
+
+
+def test_steps_or_epochs() -> None:
+    with pytest.raises(ValueError, match="epochs=2: expected nothing beside steps=3"):
+        pt.gd(3, 0.1, epochs=2)
+    assert repr(pt.adam(epochs=2)).startswith("pt.adam(steps=None, lr=0.001, epochs=2, beta1")
+    assert "epochs" not in repr(pt.gd(3, 0.1))
+
+
+@both_executors
 @pytest.mark.parametrize("options", [{}, {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3}])
 def test_adam_is_that_of_torch(executor: str, options: dict[str, float]) -> None:
     data = problem()

@@ -15,7 +15,7 @@ but for rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -84,8 +84,9 @@ class Solver:
         """Refuse a w that is too large."""
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
-        return f"pt.{type(self).__name__.lower()}({options})"
+        values = [(f, getattr(self, f.name)) for f in fields(self)]
+        options = [f"{f.name}={value!r}" for f, value in values if not (f.kw_only and value == f.default)]
+        return f"pt.{type(self).__name__.lower()}({', '.join(options)})"
 
 
 def solve(
@@ -116,8 +117,10 @@ def _phase(
     return Phase(carried, () if lr is None else (until_the_end(as_rate(lr)),), work, until=finished)
 
 
-def _work(steps: int | None) -> Callable[[RoundContext], Work] | None:
-    return None if steps is None else lambda now: replace(now.work, steps=steps, epochs=None)
+def _work(steps: int | None, epochs: int | None) -> Callable[[RoundContext], Work] | None:
+    if steps is None and epochs is None:
+        return None
+    return lambda now: replace(now.work, steps=steps, epochs=epochs)
 
 
 def _full(steps: int) -> Callable[[RoundContext], Work]:
@@ -127,9 +130,15 @@ def _full(steps: int) -> Callable[[RoundContext], Work]:
 # ---- gradient descent
 
 RATE = "a rate such as partita.optim.linear(0.1)"
-Steps = Annotated[int | None, Option("τ, how many steps (None: as the run says)", low=1, example=10)]
+Steps = Annotated[
+    int | None, Option("τ, how many steps (None: `epochs`, or as the run says)", low=1, example=10)
+]
 Lr = Annotated[
     float | Rate, Option("γ, the step size on the personal part", low=0, allowed=RATE, example=0.1)
+]
+Epochs = Annotated[
+    int | None,
+    Option("passes over the client's data in place of steps, in batches of the run (None: by steps)", low=1),
 ]
 
 
@@ -142,8 +151,13 @@ class Gd(Solver):
     Use it for any model: a few steps cost no more than those of fedalt.
     """
 
-    steps: Steps
-    lr: Lr
+    steps: Steps = None
+    lr: Lr = 0.1
+    epochs: Epochs = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise check.fail("epochs", self.epochs, f"nothing beside steps={self.steps}: one of the two")
 
     def optimizer(self, task: Task) -> Optimizer:
         """Return what takes the steps."""
@@ -162,7 +176,7 @@ class Gd(Solver):
             new, opt = update(params, g, opt, dict.fromkeys(task.names, lr[0]))
             return {**params, **new, **statistics}, opt
 
-        return (_phase(step, _work(self.steps), self.lr),)
+        return (_phase(step, _work(self.steps, self.epochs), self.lr),)
 
 
 @dataclass(frozen=True, repr=False)
@@ -172,6 +186,7 @@ class Adam(Gd):
     Use it where gradient descent needs a step size for each layer, as with adapters of a large model.
     """
 
+    lr: Lr = 1e-3
     beta1: Beta1 = 0.9
     beta2: Beta2 = 0.999
     eps: Eps = 1e-8
