@@ -59,31 +59,33 @@ def test_by_its_name_finetune_comes_after_fedavg() -> None:
 
 
 def test_its_options_go_where_they_belong() -> None:
-    rule = by_name("finetune", lr=0.1, l2=0.5, server=pt.optim.adam(lr=0.01), weighting="uniform")
+    rule = by_name("finetune", lr=0.1, personal_l2=0.5, server=pt.optim.adam(lr=0.01), weighting="uniform")
     first, last = (stage.algorithm.options for stage in rule.stages)
     assert (first["server"].name, first["weighting"]) == ("adam", "uniform")
-    assert (last["l2"], last["personal"]) == (0.5, "all")
+    assert (last["personal_l2"], last["personal"]) == (0.5, "all")
     with pytest.raises(ValueError, match="lr"):
         by_name("finetune")
-    again = changed(rule, {"l2": 0.25})  # as --set algorithm.l2=0.25 after --set algorithm=finetune
+    again = changed(
+        rule, {"personal_l2": 0.25}
+    )  # as --set algorithm.personal_l2=0.25
     assert [stage.algorithm.name for stage in again.stages] == ["fedavg", "finetune"]
-    assert again.stages[1].algorithm.options["l2"] == 0.25
+    assert again.stages[1].algorithm.options["personal_l2"] == 0.25
     assert again.stages[0].algorithm.options["weighting"] == "uniform"
 
 
 def test_compared_by_name() -> None:
-    study = versus(experiment(), ["finetune", "finetune(l2=0.1)", "finetune(personal=all)"])
-    assert list(study.variants)[2:] == ["finetune", "finetune-l2=0.1", "finetune-personal=all"]
+    study = versus(experiment(), ["finetune", "finetune(personal_l2=0.1)", "finetune(personal=all)"])
+    assert list(study.variants)[2:] == ["finetune", "finetune-personal_l2=0.1", "finetune-personal=all"]
     for label in list(study.variants)[2:]:
         stages = study.variants[label].experiment.algorithm.stages
         assert [stage.algorithm.name for stage in stages] == ["fedavg", "finetune"]
-    assert study.variants["finetune-l2=0.1"].experiment.algorithm.options["l2"] == 0.1
+    assert study.variants["finetune-personal_l2=0.1"].experiment.algorithm.options["personal_l2"] == 0.1
 
 
 def test_a_recipe_that_fine_tunes_a_model_of_its_own_goes_on_to_do_so() -> None:
     own = pt.finetune("output", lr=0.1)
     assert not changed(own, {"lr": 0.2}).stages
-    assert not changed(own, {"": "finetune", "l2": 0.2}).stages
+    assert not changed(own, {"": "finetune", "personal_l2": 0.2}).stages
     assert changed(own, {"": "fedavg"}).name == "fedavg"
 
 

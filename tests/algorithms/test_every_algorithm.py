@@ -109,8 +109,12 @@ LR, OUT, IN = 0.3, plain.PARTS["output"], plain.PARTS["input"]
 AVG, ADAPTIVE = pt.fedavg(LR), {"lr": LR, "server_lr": 0.03}
 STAGES = (
     ("fedavg", {"lr": LR}, {"rounds": 2}),
-    ("fedalt", {"personal": "output", "lr": LR, "personal_lr": 0.2}, {"rounds": 2, "cohort": 4}),
-    ("finetune", {"personal": "all", "lr": 0.1, "l2": 0.5}, {"epochs": 2}),
+    (
+        "fedalt",
+        {"personal": "output", "lr": LR, "personal_lr": 0.2, "personal_l2": 0.5},
+        {"rounds": 2, "cohort": 4},
+    ),
+    ("finetune", {"personal": "all", "lr": 0.1, "personal_l2": 0.5}, {"epochs": 2}),
 )
 MIXED = (
     ("fedalt", {"personal": "output", "lr": LR}, {"rounds": 2, "steps": 3, "batch": 5}),
@@ -161,7 +165,11 @@ _CASES = (
     Case(
         "fedadam",
         ADAPTIVE,
-        also=({"beta1": 0.5, "beta2": 0.9, "tau": 0.1},),
+        also=(
+            {"beta1": 0.5, "beta2": 0.9, "tau": 0.1},
+            {"eps": 1e-8},
+            {"beta1": 0.5, "beta2": 0.9, "eps": 0.1},
+        ),
         equal=((pt.fedadam(**ADAPTIVE), pt.fedavg(LR, server=pt.optim.adam(0.03))),),
     ),
     Case(
@@ -181,22 +189,38 @@ _CASES = (
         {"personal": "input", "lr": LR, "personal_lr": 0.2},
         up=OUT,
         down=OUT,
-        also=({"personal": "output"}, {"personal_lr": None}, {"personal": "*.bias"}),
-        equal=((pt.fedsim("none", LR), AVG),),
+        also=(
+            {"personal": "output"},
+            {"personal_lr": None},
+            {"personal": "*.bias", "personal_l2": 0.5},
+            {"personal_l2": 0.5},
+        ),
+        equal=(
+            (pt.fedsim("none", LR, personal_l2=0.5), AVG),
+            (pt.fedsim("all", LR, personal_l2=0.5), pt.finetune("all", LR, personal_l2=0.5)),
+        ),
     ),
     Case(
         "fedalt",
         {"personal": "output", "lr": LR, "personal_lr": 0.2},
         up=IN,
         down=IN,
-        also=({"personal": "input"}, {"personal_lr": None}, {"personal_steps": 4, "shared_steps": 2}),
-        equal=((pt.fedalt("none", LR), AVG),),
+        also=(
+            {"personal": "input"},
+            {"personal_lr": None},
+            {"personal_steps": 4, "shared_steps": 2},
+            {"personal_l2": 0.5},
+        ),
+        equal=(
+            (pt.fedalt("none", LR, personal_l2=0.5), AVG),
+            (pt.fedalt("all", LR, personal_l2=0.5), pt.finetune("all", LR, personal_l2=0.5)),
+        ),
     ),
     Case(
         "finetune",
-        {"personal": "output", "lr": LR, "l2": 0.02},
+        {"personal": "output", "lr": LR, "personal_l2": 0.02},
         up=(),
-        also=({"l2": 0.0}, {"l2": 0.5}, {"personal": "all"}),
+        also=({"personal_l2": 0.0}, {"personal_l2": 0.5}, {"personal": "all"}),
         equal=((pt.finetune("all", LR), pt.local(LR)),),
     ),
     Case(
@@ -241,6 +265,7 @@ _CASES = (
             {"solver": Solver("adam", (None, 0.1, 0.5, 0.9, 1e-3)), "weighting": "samples"},
             {"solver": Solver("cg", (3,)), "start": "model"},
             {"solver": Solver("exact"), "start": "model"},
+            {"evaluate": Solver("gd", (3, 0.2)), "gradient": "batch"},
         ),
         equal=(
             (
@@ -259,7 +284,7 @@ _CASES = (
             {"personal": "input", "personal_lr": None},
             {"solver": Solver("gd", (3, 0.4)), "weighting": "samples"},
             {"solver": Solver("adam", (3, 0.1)), "start": "model"},
-            {"lr": Rate("linear", (LR, 0.5)), "personal_lr": None},
+            {"lr": Rate("linear", (LR, 0.5)), "personal_lr": None, "evaluate": Solver("gd", (3, 0.2))},
         ),
     ),
     Case(
@@ -268,7 +293,7 @@ _CASES = (
         up=IN,
         down=IN,
         computed=True,
-        also=({"aggregate": None}, {"aggregate": Aggregator("mean")}),
+        also=({"aggregate": None}, {"aggregate": Aggregator("mean"), "gradient": "batch"}),
     ),
     Case(
         "ditto",

@@ -119,7 +119,7 @@ def descend(
     for rows in batches:
         loss, g = loss_and_gradient(w, given.x[rows], given.y[rows])
         losses.append(loss)
-        g = {k: g[k] + (pull * (w[k] - to[k]) if to else 0.0) for k in rates}
+        g = {k: g[k] + (pull * (w[k] - to[k]) if to and k in to else 0.0) for k in rates}
         if options.get("max_grad_norm"):
             length = np.sqrt(sum((v**2).sum() for v in g.values()))
             g = {k: v * min(1.0, options["max_grad_norm"] / length) for k, v in g.items()}
@@ -241,18 +241,34 @@ def fedadam(
     lr: Rate,
     server_lr: float,
     beta1: float = 0.9,
-    beta2: float = 0.99,
+    beta2: float | None = None,
     tau: float = 1e-3,
+    eps: float | None = None,
     **options: Any,
 ) -> World:
-    """v_t = β₂ v_{t−1} + (1 − β₂) Δ_t². Reddi et al. (2021), Algorithm 2."""
-    return fedavg(
-        world,
-        given,
-        lr,
-        _adaptive(lambda v, d: beta2 * v + (1 - beta2) * d**2, server_lr, beta1, tau),
-        **options,
-    )
+    """v_t = β₂ v_{t−1} + (1 − β₂) Δ_t². Reddi et al. (2021), Algorithm 2; with ε Kingma & Ba, Algorithm 1."""
+    if eps is None:
+        decay = 0.99 if beta2 is None else beta2
+        server = _adaptive(lambda v, d: decay * v + (1 - decay) * d**2, server_lr, beta1, tau)
+    else:
+        server = _kingma_ba(server_lr, beta1, 0.999 if beta2 is None else beta2, eps)
+    return fedavg(world, given, lr, server, **options)
+
+
+def _kingma_ba(alpha: float, beta1: float, beta2: float, eps: float) -> Server:
+    """θ_t = θ_{t−1} − α m̂_t / (√v̂_t + ε) with m̂_t = m_t / (1 − β₁ᵗ), v̂_t = v_t / (1 − β₂ᵗ); here g = −Δ."""
+
+    def server(x: Params, delta: Params, opt: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
+        zero = {k: 0.0 * x[k] for k in x}
+        before = opt or {"m": zero, "v": zero, "t": {"t": np.zeros(())}}
+        t = before["t"]["t"] + 1
+        m = {k: beta1 * before["m"][k] - (1 - beta1) * delta[k] for k in x}
+        v = {k: beta2 * before["v"][k] + (1 - beta2) * delta[k] ** 2 for k in x}
+        hats = {k: (m[k] / (1 - beta1**t), v[k] / (1 - beta2**t)) for k in x}
+        new = {k: x[k] - alpha * m_hat / (np.sqrt(v_hat) + eps) for k, (m_hat, v_hat) in hats.items()}
+        return new, {"m": m, "v": v, "t": {"t": t}}
+
+    return server
 
 
 def fedyogi(
@@ -304,15 +320,25 @@ def _adaptive(
 
 
 def fedsim(
-    world: World, given: Given, personal: str, lr: Rate, personal_lr: Rate | None = None, **options: Any
+    world: World,
+    given: Given,
+    personal: str,
+    lr: Rate,
+    personal_lr: Rate | None = None,
+    personal_l2: float = 0.0,
+    **options: Any,
 ) -> World:
-    """v_{k+1} = v_k − γ_v ∇_v F_i(u_k, v_k),  u_{k+1} = u_k − γ_u ∇_u F_i(u_k, v_k). Algorithm 3."""
+    """v_{k+1} = v_k − γ_v ∇_v F_i(u_k, v_k),  u_{k+1} = u_k − γ_u ∇_u F_i(u_k, v_k). Algorithm 3.
+
+    With μ, F_i(u, v) + (μ/2) ‖v − v⁰‖² is in place of F_i, v⁰ being where all clients began.
+    """
     mine, gamma_u = PARTS[personal], at(lr, given)
     gamma_v = gamma_u if personal_lr is None else at(personal_lr, given)
     rates = {k: gamma_v if k in mine else gamma_u for k in ALL}
+    first = {k: world.model[k] for k in mine}
 
     def client(i: int, w: Params) -> tuple[Params, list[float]]:
-        return descend(w, given, given.batches(i, 0, None), rates, options)
+        return descend(w, given, given.batches(i, 0, None), rates, options, personal_l2, first)
 
     return federated(world, given, client, options, personal=mine)
 
@@ -325,29 +351,36 @@ def fedalt(
     personal_lr: Rate | None = None,
     personal_steps: int | None = None,
     shared_steps: int | None = None,
+    personal_l2: float = 0.0,
     **options: Any,
 ) -> World:
-    """First v_{k+1} = v_k − γ_v ∇_v F_i(u, v_k), then u_{k+1} = u_k − γ_u ∇_u F_i(u_k, v⁺). Algorithm 2."""
+    """First v_{k+1} = v_k − γ_v ∇_v F_i(u, v_k), then u_{k+1} = u_k − γ_u ∇_u F_i(u_k, v⁺). Algorithm 2.
+
+    With μ, F_i(u, v) + (μ/2) ‖v − v⁰‖² is in place of F_i.
+    """
     mine, gamma_u = PARTS[personal], at(lr, given)
     gamma_v = gamma_u if personal_lr is None else at(personal_lr, given)
     rates_v = dict.fromkeys(mine, gamma_v)
     rates_u = {k: gamma_u for k in ALL if k not in mine}
 
     def client(i: int, w: Params) -> tuple[Params, list[float]]:
-        w, first = descend(w, given, given.batches(i, 0, personal_steps), rates_v, options)
+        batches = given.batches(i, 0, personal_steps)
+        w, first = descend(w, given, batches, rates_v, options, personal_l2, world.model)
         w, then = descend(w, given, given.batches(i, 1, shared_steps), rates_u, options)
         return w, first + then
 
     return federated(world, given, client, options, personal=mine)
 
 
-def finetune(world: World, given: Given, personal: str, lr: Rate, l2: float = 0.0, **options: Any) -> World:
+def finetune(
+    world: World, given: Given, personal: str, lr: Rate, personal_l2: float = 0.0, **options: Any
+) -> World:
     """SGD on F_i(u, v) + (λ/2) ‖v − v_g‖² over v alone, v_g of the global model. Appendix B.2, step (c)."""
     mine = PARTS[personal]
     rates = dict.fromkeys(mine, at(lr, given))
 
     def client(i: int, w: Params) -> tuple[Params, list[float]]:
-        return descend(w, given, given.batches(i, 0, None), rates, options, pull=l2, to=world.model)
+        return descend(w, given, given.batches(i, 0, None), rates, options, personal_l2, world.model)
 
     def fixed(x: Params, delta: Params, opt: dict[str, Params]) -> tuple[Params, dict[str, Params]]:
         assert not any(d.any() for d in delta.values())

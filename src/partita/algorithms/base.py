@@ -42,6 +42,14 @@ PersonalLr = Annotated[
     float | Rate | None,
     Option("the step size of the personal part (None: lr)", low=0, allowed=RATE, search=RATES, like="lr"),
 ]
+PersonalL2 = Annotated[
+    float,
+    Option(
+        "μ, the weight of the pull (μ/2)‖v_i − v⁰‖² of the personal part to where the stage began",
+        low=0,
+        search=Range(1e-3, 1.0, log=True, asked=True),
+    ),
+]
 
 
 Part = Annotated[

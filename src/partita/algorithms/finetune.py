@@ -1,23 +1,22 @@
 """Fine-tuning.
 
-    client:  v_i ← v_i − η (∇_v f_i(u, v_i) + λ (v_i − v))      u fixed; v is the global model's part
+    client:  v_i ← v_i − η (∇_v f_i(u, v_i) + μ (v_i − v⁰))     u fixed; v⁰ is the server's part
     server:  nothing changes
 
-With everything personal it is full fine-tuning; with λ > 0 (`l2`) it is the paper's "Ditto" baseline.
-The global model stays with the clients beside their own part, since the pull needs it.
+With everything personal it is full fine-tuning; with μ > 0 (`personal_l2`) also the paper's "Ditto" baseline.
+After a stage that trained v_i with the clients, the server still has the v⁰ that all of them began with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Unpack
+from typing import Unpack
 
 from torch import nn
 
-from partita.algorithms.base import Common, Lr, Part, compose, method, settings
+from partita.algorithms.base import Common, Lr, Part, PersonalL2, compose, method, settings
 from partita.algorithms.local.sgd import personal_only
 from partita.algorithms.partition import personal_names
-from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Problem
 from partita.core.types import Partition
 from partita.optim.rates import as_rate
@@ -30,14 +29,7 @@ from partita.optim.rates import as_rate
 def finetune(
     personal: Part,
     lr: Lr,
-    l2: Annotated[
-        float,
-        Option(
-            "λ, the weight of the pull to the global model",
-            low=0,
-            search=Range(1e-3, 1.0, log=True, asked=True),
-        ),
-    ] = 0.0,
+    personal_l2: PersonalL2 = 0.0,
     **options: Unpack[Common],
 ) -> Algorithm:
     """Each client adapts its personal part; the shared model is fixed and nothing is sent back.
@@ -52,6 +44,6 @@ def finetune(
         return Partition(shared=tuple(names), personal=personal_names(model, names, personal))
 
     def local(problem: Problem) -> LocalRule:
-        return personal_only(problem, eta, common.optimizer, pull=l2)
+        return personal_only(problem, eta, common.optimizer, personal_l2=personal_l2)
 
     return compose(local, common, partition=partition, synchronous_only="clients send nothing")

@@ -100,6 +100,11 @@ class Problem(Protocol):
     def partition(self) -> Partition: ...
 
     @property
+    def initial(self) -> Tensors:
+        """The model's tensors when the stage began, the same for all clients."""
+        ...
+
+    @property
     def clients(self) -> int:
         """How many clients there are in all."""
         ...

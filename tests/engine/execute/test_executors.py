@@ -417,7 +417,7 @@ def test_ragged_work(work, cohort) -> None:
         pt.fedavg(lr=0.1, momentum=0.9, weight_decay=0.01, max_grad_norm=0.5),
         pt.fedprox(lr=0.1, mu=1.0),
         pt.local(lr=0.1),
-        pt.finetune("output", lr=0.1, l2=0.1),
+        pt.finetune("output", lr=0.1, personal_l2=0.1),
     ],
     ids=lambda m: m.name,
 )

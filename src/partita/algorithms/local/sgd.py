@@ -1,6 +1,7 @@
 """Gradient steps on some of a client's tensors: the piece that most methods are made of.
 
 g ← ∇f(w; batch) + μ (w − w^t)            pull towards what was received, if any
+g_v ← g_v + μ_v (v − v⁰)                  pull of the personal part towards where the stage began, if any
 g ← g · min(1, G / ‖g‖)                   clipping at `max_grad_norm`, if any
 w ← optimizer(w, g, η)                    w − η g, or as `partita.optim` says; its state begins with the round
 """
@@ -41,7 +42,11 @@ def start(problem: Problem, optimizer: Optimizer) -> Callable[[Download, ClientS
 
 
 def move(
-    problem: Problem, *groups: Sequence[str], optimizer: Optimizer, pull: float = 0.0
+    problem: Problem,
+    *groups: Sequence[str],
+    optimizer: Optimizer,
+    pull: float = 0.0,
+    personal_l2: float = 0.0,
 ) -> Callable[[Carry, Batch, tuple[Tensor, ...]], Carry]:
     """A step on the groups of names, all gradients at the same point, one rate per group.
 
@@ -50,6 +55,7 @@ def move(
     names = {name for group in groups for name in group}
     moving = tuple(n for n in problem.trainable if n in names)
     statistics = tuple(n for n in problem.buffers if n in names)
+    anchored = set(problem.partition.personal) & set(moving) if personal_l2 else ()
     update = update_of(optimizer, problem)
 
     def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
@@ -57,6 +63,8 @@ def move(
         loss, g, buffers = problem.grad(w, batch, wrt=moving)
         if pull:  # ∇ (μ/2)‖w − w^t‖² = μ (w − w^t), where w^t was received
             g = {k: v + pull * (w[k] - carry.received[k]) if k in carry.received else v for k, v in g.items()}
+        if anchored:  # ∇ (μ/2)‖v − v⁰‖² = μ (v − v⁰), where v⁰ is every client's first personal part
+            g |= {k: g[k] + personal_l2 * (w[k] - problem.initial[k]) for k in anchored}
         rate = {k: lr[i] for i, group in enumerate(groups) for k in group}
         new, opt = update(w, g, carry.opt, rate)
         params = {**w, **new, **tree.pick(buffers, statistics)}
@@ -94,10 +102,12 @@ def personal_only(
     *,
     work: Callable[[RoundContext], Work] | None = None,
     pull: float = 0.0,
+    personal_l2: float = 0.0,
 ) -> LocalRule:
-    """v ← v − η (∇_v f(u, v) + μ (v − v^t)), with the received u fixed; nothing is sent."""
+    """v ← v − η (∇_v f(u, v) + a pull on v, if any), with the received u fixed; nothing is sent."""
     own = problem.partition.personal
-    phase = Phase(move(problem, own, optimizer=optimizer, pull=pull), (lr,), work)
+    step = move(problem, own, optimizer=optimizer, pull=pull, personal_l2=personal_l2)
+    phase = Phase(step, (lr,), work)
     return LocalRule(start(problem, optimizer), (phase,) if own else (), finish(problem, send=()))
 
 
@@ -107,9 +117,15 @@ def one_pass(now: RoundContext) -> Work:
 
 
 def together(
-    problem: Problem, lr: Rate, optimizer: Optimizer, *, personal_lr: Rate | None = None, pull: float = 0.0
+    problem: Problem,
+    lr: Rate,
+    optimizer: Optimizer,
+    *,
+    personal_lr: Rate | None = None,
+    pull: float = 0.0,
+    personal_l2: float = 0.0,
 ) -> LocalRule:
     """Simultaneous steps on all shared and personal tensors."""
     shared, personal = problem.partition
-    step = move(problem, shared, personal, optimizer=optimizer, pull=pull)
+    step = move(problem, shared, personal, optimizer=optimizer, pull=pull, personal_l2=personal_l2)
     return LocalRule(start(problem, optimizer), (Phase(step, (lr, personal_lr or lr)),), finish(problem))

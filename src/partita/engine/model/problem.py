@@ -57,6 +57,7 @@ class ModelProblem:
     evaluation: nn.Module
     differentiate: Callable[[ModelProblem, Tensors, Batch, Tensors], tuple[Tensor, Tensors, Tensors]]
     owns_gradients: bool
+    initial: Tensors = field(default_factory=dict)
     clients: int = 1
     change: Change | None = None
     measuring: nn.Module = field(default_factory=nn.Identity)
@@ -183,6 +184,7 @@ def make_problem(
     metrics: tuple[ClientMetric, ...],
     buffers: tuple[str, ...],
     *,
+    initial: Tensors | None = None,
     stacked: bool = False,
     clients: int = 1,
     change: Change | None = None,
@@ -209,6 +211,7 @@ def make_problem(
         evaluation=evaluation,
         differentiate=_functional if stacked else _autograd,
         owns_gradients=not stacked,
+        initial=initial or {},
         clients=clients,
         change=change,
         measuring=measuring,
