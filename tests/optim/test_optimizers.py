@@ -323,6 +323,21 @@ def test_adam_with_eps_at_the_server() -> None:
         np.testing.assert_allclose(x[k].numpy(), 1 - 0.1 * np.sign(d), rtol=1e-6)
 
 
+@each("options", [{}, {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3}])
+def test_adam_with_eps_at_the_server_is_that_of_torch(options) -> None:
+    given = {"eps": 1e-8, **options}
+    x = {k: torch.ones(s, dtype=torch.float64, requires_grad=True) for k, s in SHAPES.items()}
+    betas = (given.get("beta1", 0.9), given.get("beta2", 0.999))
+    theirs = torch.optim.Adam(x.values(), 0.1, betas, given["eps"])
+    for delta in deltas():
+        for k, d in tensors(delta).items():
+            x[k].grad = d
+        theirs.step()
+    ours = run(optim.adam(lr=0.1, **given), deltas())
+    for k, expected in x.items():
+        torch.testing.assert_close(ours[k], expected.detach(), rtol=0, atol=1e-12)
+
+
 def test_statistics_are_never_touched() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     one = {"rounds": 1, "steps": 1, "norm": "global", "executor": "loop", "baselines": False}

@@ -6,6 +6,7 @@
              v ← v + Δ²                                                    (fedadagrad)
              v ← v − (1 − β₂) Δ² sign(v − Δ²)                              (fedyogi)
              v ← β₂ v + (1 − β₂) Δ²                                        (fedadam)
+    fedadam with ε:  w ← w − η_s m̂ / (√v̂ + ε),  m̂ = m / (1 − β₁ᵗ),  v̂ = v / (1 − β₂ᵗ),  from v = 0
 
 Each is fedavg with another `server=`; the same optimizers compose with any other method through `server=`.
 """
@@ -47,12 +48,17 @@ def fedadam(
     lr: Lr,
     server_lr: optimizers.ServerLr = 0.1,
     beta1: optimizers.Beta1 = 0.9,
-    beta2: optimizers.Beta2 = 0.99,
-    tau: optimizers.Tau = 1e-3,
+    beta2: optimizers.AdamBeta2 = None,
+    tau: optimizers.AdamTau = None,
+    eps: optimizers.AdamEps = None,
     **options: Unpack[Common],
 ) -> Algorithm:
-    """fedavg with Adam at the server."""
-    return fedavg(lr, **having(options, server=optim.adam(server_lr, beta1, beta2, tau)))
+    """fedavg with Adam at the server: that of Reddi et al. with τ, or with `eps` that of Kingma & Ba.
+
+    With `eps` the first steps have the size of `server_lr` however small the deltas are, so that it takes
+    smaller rates.
+    """
+    return fedavg(lr, **having(options, server=optim.adam(server_lr, beta1, beta2, tau, eps)))
 
 
 @method(

@@ -72,6 +72,34 @@ Tau = Annotated[
         search=Range(1e-5, 1e-1, log=True, asked=True),  # the grid of Reddi et al.
     ),
 ]
+# those of adam, which has two forms
+AdamBeta2 = Annotated[
+    float | None,
+    Option(
+        "β₂, how slowly the mean v of the squares changes (None: 0.999 with ε, 0.99 with τ)",
+        low=0,
+        high=NEVER_ONE,
+        search=Range(0.9, 0.999, asked=True),
+    ),
+]
+AdamTau = Annotated[
+    float | None,
+    Option(
+        "τ, for the form of Reddi et al. (None: that with ε; at the server 1e-3)",
+        low=0,
+        open_low=True,
+        search=Range(1e-5, 1e-1, log=True, asked=True),
+    ),
+]
+AdamEps = Annotated[
+    float | None,
+    Option(
+        "ε, for the form of Kingma & Ba, with bias correction (None: 1e-8; at the server τ)",
+        low=0,
+        open_low=True,
+        search=Range(1e-8, 1e-3, log=True, asked=True),
+    ),
+]
 
 optimizer = checked("optimizer ")
 
@@ -107,24 +135,9 @@ def sgd(lr: Lr = None, momentum: Momentum = 0.0, weight_decay: Decay = 0.0) -> O
 def adam(
     lr: Lr = None,
     beta1: Beta1 = 0.9,
-    beta2: Annotated[
-        float | None,
-        Option(
-            "β₂, how slowly the mean v of the squares changes (None: 0.999 with ε, 0.99 with τ)",
-            low=0,
-            high=NEVER_ONE,
-        ),
-    ] = None,
-    tau: Annotated[
-        float | None,
-        Option(
-            "τ, for the form of Reddi et al. (None: that with ε; at the server 1e-3)", low=0, open_low=True
-        ),
-    ] = None,
-    eps: Annotated[
-        float | None,
-        Option("ε, for the form with bias correction (None: 1e-8; at the server τ)", low=0, open_low=True),
-    ] = None,
+    beta2: AdamBeta2 = None,
+    tau: AdamTau = None,
+    eps: AdamEps = None,
 ) -> Optimizer:
     """x ← x − η m̂ / (√v̂ + ε): steps along the mean of the gradients, by the size that they have had.
 
