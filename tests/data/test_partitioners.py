@@ -104,6 +104,25 @@ def test_label_skew_with_rare_labels_is_exact_or_refused(
     assert all(len(np.unique(y[p])) == classes for p in run(label_skew(classes), y, clients, 0))
 
 
+def test_label_skew_with_log_normal_sizes() -> None:
+    """Li et al. (2020): two classes each, `minimum` rows of each, and a tail as long as that of e^{2z}."""
+    y = labels(60_000, 10, 0)
+    parts = run(label_skew(2, sigma=2.0, minimum=5), y, 1000, 0)
+    sizes = np.array([len(p) for p in parts])
+    held = [np.unique(y[p], return_counts=True)[1] for p in parts]
+    assert all(len(counts) == 2 and counts.min() >= 5 for counts in held)
+    assert sorted(np.concatenate(parts)) == list(range(60_000))
+    above = np.log(np.concatenate(held) - 4.5)  # of what comes on top of the minimum, where it is not rounded
+    high = np.sort(above)[-1000:]  # the upper half
+    quartile = (high[500] - high[0]) / 0.6745  # ln p is normal: the deviation by the upper half alone
+    assert 1.7 < quartile < 2.3
+    assert sizes.max() > 20 * np.median(sizes)
+    even = run(label_skew(2), y, 1000, 0)
+    assert max(map(len, even)) < 1.2 * min(map(len, even))
+    with pytest.raises(ValueError, match="classes=2"):
+        run(label_skew(2, minimum=31), y, 1000, 0)  # 2000 holdings of 31 rows are more than there are
+
+
 def test_label_skew_names_labels_without_a_client() -> None:
     with pytest.warns(UserWarning, match=r"no client holds the labels \d(, \d){7}$"):
         parts = label_skew(2)(labels(100, 10, 0), 1, generator(0, "partition"))
@@ -182,6 +201,8 @@ def test_another_seed_is_another_partition() -> None:
         (lambda: dirichlet(float("nan")), "alpha=nan"),
         (lambda: dirichlet(1, minimum=-1), "minimum=-1"),
         (lambda: label_skew(0), "classes=0"),
+        (lambda: label_skew(1, sigma=-1.0), "sigma=-1"),
+        (lambda: label_skew(1, minimum=0), "minimum=0"),
         (lambda: power_law(exponent=-1), "exponent=-1"),
         (lambda: iid()(np.zeros(3), 0, generator(0, "")), "clients=0"),
         (lambda: dirichlet(1)(np.zeros(3), 2, generator(0, "")), "y of dirichlet='float64"),

@@ -85,20 +85,24 @@ def dirichlet(alpha: float, minimum: int = 1) -> Partitioner:
     return Partitioner("dirichlet", assign, {"alpha": alpha, "minimum": minimum}, minimum)
 
 
-def label_skew(classes: int) -> Partitioner:
+def label_skew(classes: int, sigma: float = 0.0, minimum: int = 1) -> Partitioner:
     """Give every client exactly `classes` classes; the rows of a class are split evenly among its holders.
 
-    All classes have about the same number of holders, and at least one if clients × classes suffices; a
-    class without holders is left out, and a warning names it.
+    With `sigma`, they are shared out in proportions p ~ LogNormal(0, σ²), after `minimum` rows for each
+    holder: σ = 2 and minimum 5 are those of Li et al. (2020), FedProx, who call such sizes a power law. All
+    classes have about the same number of holders, and at least one if clients × classes suffices; a class
+    without holders is left out, and a warning names it.
     """
     classes = check.integer("classes", classes, low=1)
+    sigma = check.number("sigma", sigma, low=0, high=10)
+    minimum = check.integer("minimum", minimum, low=1)
 
     def assign(y: Array, clients: int, rng: np.random.Generator) -> IntArray:
         names, which, counts = np.unique(labels("label_skew", y), return_inverse=True, return_counts=True)
         if classes > len(names):
             raise check.fail("classes", classes, f"at most {len(names)}, the number of labels")
-        # A class cannot have more holders than rows, nor twice the same one.
-        holders = _fill(np.minimum(counts, clients), clients * classes, rng)
+        # A class cannot have more holders than it has rows for, nor twice the same one.
+        holders = _fill(np.minimum(counts // minimum, clients), clients * classes, rng)
         if holders is None:
             raise check.fail(
                 "classes", classes, f"fewer, or fewer than {clients} clients: labels are too rare"
@@ -116,11 +120,17 @@ def label_skew(classes: int) -> Partitioner:
         owner = np.full(len(y), -1, dtype=np.int64)
         for c, clients_of_c in enumerate(held):
             if clients_of_c:
-                rows = rng.permutation(np.flatnonzero(which == c))
-                owner[rows] = np.resize(rng.permutation(clients_of_c), len(rows))
+                rows, order = rng.permutation(np.flatnonzero(which == c)), rng.permutation(clients_of_c)
+                if sigma:
+                    rank = _at_least(minimum, len(rows), rng.lognormal(0, sigma, len(order)))
+                else:
+                    rank = np.arange(len(rows)) % len(order)
+                owner[rows] = order[rank]
         return owner
 
-    return Partitioner("label_skew", assign, {"classes": classes})
+    options = {"classes": classes}
+    options |= {"sigma": sigma, "minimum": minimum} if sigma or minimum > 1 else {}
+    return Partitioner("label_skew", assign, options)
 
 
 def power_law(exponent: float = 1.0, minimum: int = 1) -> Partitioner:
@@ -129,9 +139,7 @@ def power_law(exponent: float = 1.0, minimum: int = 1) -> Partitioner:
     minimum = check.integer("minimum", minimum, low=0)
 
     def assign(y: Array, clients: int, rng: np.random.Generator) -> IntArray:
-        share = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
-        extra = deal(len(y) - clients * minimum, share / share.sum())
-        rank = np.concatenate([np.repeat(np.arange(clients), minimum), extra])
+        rank = _at_least(minimum, len(y), np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
         return rng.permutation(rng.permutation(clients)[rank])
 
     return Partitioner("power_law", assign, {"exponent": exponent, "minimum": minimum}, minimum)
@@ -170,6 +178,12 @@ def deal(rows: int, proportions: NDArray[np.float64]) -> IntArray:
     cuts = np.minimum(np.rint(np.cumsum(proportions) * rows), rows).astype(np.int64)
     cuts[-1] = rows
     return np.repeat(np.arange(len(proportions)), np.diff(cuts, prepend=0))
+
+
+def _at_least(minimum: int, rows: int, weights: NDArray[np.float64]) -> IntArray:
+    """Return the owner of each of some rows: everyone gets `minimum`, the rest goes by these weights."""
+    extra = deal(rows - minimum * len(weights), weights / weights.sum())
+    return np.concatenate([np.repeat(np.arange(len(weights)), minimum), extra])
 
 
 def _fill(most: IntArray, total: int, rng: np.random.Generator) -> IntArray | None:
