@@ -27,7 +27,7 @@ def partial(share: float = 0.9) -> Any:
 
 def cohorts(schedule: Any, rounds: int, cohort: int = 10, clients: int = 10) -> list[Cohort]:
     """Who reports in each round of a run with seed 3."""
-    spec = StageSpec(clients, cohort, 0, rounds, 3, 0.0, lambda client: 1)
+    spec = StageSpec(clients, cohort, 0, rounds, 3, 0.0, lambda _: 1)
     running = schedule.begin(spec)
     return [running.next(ServerState({"w": torch.zeros(1)}, {}, {}, version)) for version in range(rounds)]
 

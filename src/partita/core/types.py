@@ -114,7 +114,7 @@ class Group(NamedTuple):
     (clients that hold different versions); otherwise all of them read the same one. `event` is what their
     draws depend on (None: the round). `statistics` are those of BatchNorm, by class of devices, where the
     models of narrow devices have their own (norm="static"): evaluations look at them. `progress` says how
-    much of its work each client does, from 0 (one pass, or one step) to 1 (all of it; also where it is empty).
+    much of its work each client does, from 0 (one pass, or one step) to 1 (all; also where it is empty).
     """
 
     positions: tuple[int, ...]

@@ -11,11 +11,11 @@ import numpy as np
 from partita.core import check
 from partita.core.types import Upload
 from partita.engine.callbacks import Callback, Event
+from partita.engine.cohorts import progress_of
 from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scored
-from partita.engine.cohorts import progress_of
 from partita.engine.execute.plan import client_steps, epochs_of
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
@@ -165,6 +165,8 @@ class Monitor:
             "bytes_up": counters.bytes_up,
             "bytes_down": counters.bytes_down,
         }
+        if counters.share_unsolved is not None:
+            row["unsolved"] = counters.share_unsolved
         if done.notes:
             row["aggregation"] = {k: v.tolist() for k, v in done.notes.items()}
         if self.setup.settings.measures:
@@ -232,12 +234,12 @@ class Monitor:
         arrived = [i for i, c in enumerate(cohort.clients) if honest[c]]
         counters.uploads += len(arrived)
         usable = [i for i in arrived if not done.rejections[i]]
-        self._count_loss(state, cohort.clients, done.uploads, usable)
+        self._count_steps(state, cohort.clients, done.uploads, usable)
         if not diverged_before and self.diverged(state):  # who looks on need not wait for the end
             told = self.divergence(state)
             check.warn(f"{self.name}: {who(told)} {advice(told)}")
 
-    def _count_loss(self, state: State, clients: Sequence[int], uploads: Upload, usable: list[int]) -> None:
+    def _count_steps(self, state: State, clients: Sequence[int], uploads: Upload, usable: list[int]) -> None:
         if "loss" not in uploads.metrics:
             return
         steps, loss = (uploads.metrics[k].tolist() for k in ("steps", "loss"))  # on the host already
@@ -247,6 +249,11 @@ class Monitor:
         self._train_loss = weighted / total if total else None
         state.counters.loss_sum += weighted
         state.counters.loss_weight += total
+        if "unsolved" in uploads.metrics:
+            unsolved = uploads.metrics["unsolved"].tolist()
+            missed = round(sum([unsolved[i] for i in counted]))
+            state.counters.unsolved += missed
+            state.counters.solved += round(sum([steps[i] for i in counted])) - missed
 
     def diverged(self, state: State) -> list[int]:
         """The honest clients whose uploads were set aside."""

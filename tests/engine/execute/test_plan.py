@@ -143,7 +143,7 @@ def test_steps_of_each_client_go_by_its_number() -> None:
     data = federated([4, 4, 4])
     work = Work(steps=(3, 0, 5), batch=2)
     assert draw(data, np.array([2, 0, 1]), work, 0, MOMENT).steps.tolist() == [5, 3, 0]
-    assert count_steps(np.array([4, 4]), np.array([2, 1]), work).tolist() == [5, 0]
+    assert count_steps(np.array([4, 4]), np.array([2, 1]), work, MOMENT).tolist() == [5, 0]
 
 
 def test_test_split() -> None:

@@ -78,16 +78,8 @@ class Vmap:
         now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())
         work = work_of(phase, context)
         progress = None if context.progress is None else tuple(context.progress.tolist())
-        return (
-            id(self.bound.data),
-            clients.tobytes(),
-            phase.batches,
-            number,
-            context.seed,
-            now,
-            work,
-            progress,
-        )
+        moment = (context.seed, now, work, progress)
+        return id(self.bound.data), clients.tobytes(), phase.batches, number, moment
 
     def on(self, data: FederatedData) -> Vmap:
         """Return this executor bound to `data`."""
