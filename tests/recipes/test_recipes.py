@@ -90,6 +90,12 @@ def test_stale_gradients_converge_where_one_theta_fits_all(monkeypatch: pytest.M
     assert clock["same-async-5"]["time"] < clock["same-sync-5"]["time"] / 2
     assert clock["same-async-5"]["staleness"]["max"] > 10
     assert [row[0] for row in quadratic._directions(runs, clients=10).rows] == list(some)
+    pair = {name: runs[name] for name in some[:2]}
+    (first,), (second,) = (chart.panels for chart in quadratic._directions_charts(pair, clients=10))  # Fig. 3
+    for series, name in zip(first.series, some):
+        assert list(series.x) == list(range(0, 201, 50))  # gradients: 10 in a synchronous round
+        assert series.y == pytest.approx([1.0, *errors(runs[name][0])])
+    assert all(age is not None and age > 1 for age in second.series[0].y)
 
 
 @NEEDS_DATA
@@ -161,6 +167,41 @@ def test_few_steps_of_conjugate_gradients_do() -> None:
 def test_methods_run_side_by_side() -> None:
     runs, (table,) = run("ffgg-methods", rounds=1)
     assert len(runs) == len(table.rows) == 12
+    study = RECIPES["ffgg-methods"](rounds=1)
+    assert isinstance(study, Study)
+    (chart,) = study.charts(runs)
+    assert [panel.title for panel in chart.panels] == ["τ = 10", "τ = 20", "τ = 50"]
+    assert all([s.name for s in panel.series] == list(quadratic.RIVALS.values()) for panel in chart.panels)
+
+
+def test_what_diverged_is_not_drawn() -> None:
+    """Figures 1, 2 and 4 draw the geometric mean of the seeds, where all of them are finite."""
+
+    config = {"data": {"source": {"gradient_norm_at_start": 2.0}}}
+    seeds: Any = []
+    for norms in ((2.0, 0.2, None), (0.5, 0.8)):
+        measured = [{"gradient_norm": {"total": norm}} for norm in norms]
+        rows = [{"round": 5 * t, "measures": values} for t, values in enumerate(measured, start=1)]
+        seeds.append(SimpleNamespace(config=config, metrics=rows))
+    series = quadratic._descent("name", seeds, 3)
+    assert list(series.x) == [0, 15, 30]
+    assert series.y == pytest.approx([1.0, 0.5, 0.2])
+
+
+@pytest.mark.parametrize("name", ["ffgg-solver", "ffgg-heterogeneity", "ffgg-byzantine"])
+def test_charts_draw_all_variants(name: str) -> None:
+    study = RECIPES[name]()
+    assert isinstance(study, Study)
+    drawn: list[str] = []
+
+    class Seen(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            drawn.append(key)
+            return ()
+
+    (chart,) = study.charts(Seen())
+    assert sorted(drawn) == sorted(study.variants)
+    assert all(panel.log == "y" for panel in chart.panels)
 
 
 def test_fed_plus_makes_no_step_to_the_aggregate() -> None:

@@ -9,7 +9,7 @@ slower).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,22 @@ from partita.recipes.experiment import Experiment
 from partita.recipes.sizes import by_size
 from partita.recipes.study import Study, Variant
 from partita.recipes.tables import Runs, Table, mean_std
+from partita.report.charts import Chart, Panel, Series, curve
 from partita.schedule import asynchronous, delays, gamma, lognormal, synchronous
 
 ZETAS, TAUS = (20, 40, 80), (100, 200, 500)
 STEPS = (2, 5, 10, 20, 30, 40)
 LAM = 0.1  # of L2GD
 POINTS = 100  # evaluations
+RIVALS = {"ffgg": "FFGG", "scaffold": "Scaffold", "local-gd": "Local GD", "l2gd": "L2GD"}
+INSTANCES = {"same": "one θ* for all", "own": "a θ* for each"}
+SENT = {"honest": "none Byzantine", "flip": "flip", "flip4": "flip, four times as long"}
+ERROR = "‖F(θ)‖ / ‖F(θ⁰)‖"
+L2GD_AXIS = (
+    "A round of L2GD is a meeting and the local steps until the next one; the authors count each local step."
+)
+Panels = Mapping[str, Mapping[str, str]]
+"""For each panel of a chart, by its title, the variants that are drawn, by their labels."""
 
 
 def ffgg_solver(size: str = "small", rounds: int | None = None, seed: int = 0) -> Study:
@@ -49,7 +59,8 @@ def ffgg_solver(size: str = "small", rounds: int | None = None, seed: int = 0) -
         f"cg-{tau}": _variant(problem, ffgg("w", problem.constants.gamma_theta, cg(tau)), rounds, seed)
         for tau in STEPS
     }
-    return _study(variants, "FFGG by steps of conjugate gradients (Figure 1a)")
+    panels = {"": {f"τ = {tau}": f"cg-{tau}" for tau in STEPS}}
+    return _study(variants, "FFGG by steps of conjugate gradients (Figure 1a)", panels)
 
 
 def ffgg_methods(size: str = "small", rounds: int | None = None, seed: int = 0) -> Study:
@@ -60,12 +71,13 @@ def ffgg_methods(size: str = "small", rounds: int | None = None, seed: int = 0) 
     """
     problem = _problem(size, "uniform", seed)
     rounds = rounds or by_size(size, 30, 150)
+    taus = [by_size(size, tau // 10, tau) for tau in TAUS]
     variants = {}
-    for tau in TAUS:
-        steps = by_size(size, tau // 10, tau)
-        for name, (method, work) in rivals(problem, steps).items():
-            variants[f"{name}-{steps}"] = _variant(problem, method, rounds, seed, **work)
-    return _study(variants, "Methods by local steps (Figure 1b-d)")
+    for tau in taus:
+        for name, (method, work) in rivals(problem, tau).items():
+            variants[f"{name}-{tau}"] = _variant(problem, method, rounds, seed, **work)
+    panels = {f"τ = {tau}": {label: f"{name}-{tau}" for name, label in RIVALS.items()} for tau in taus}
+    return _study(variants, "Methods by local steps (Figure 1b-d)", panels, L2GD_AXIS)
 
 
 def ffgg_heterogeneity(size: str = "small", rounds: int = 150, tau: int = 20, seed: int = 0) -> Study:
@@ -83,7 +95,9 @@ def ffgg_heterogeneity(size: str = "small", rounds: int = 150, tau: int = 20, se
         methods = {**rivals(problem, tau), f"ffgg-tau{2 * tau}": (_descending(problem, 2 * tau), {})}
         for name, (method, work) in methods.items():
             variants[f"{name}-zeta{zeta}"] = _variant(problem, method, rounds, seed, **work)
-    return _study(variants, f"Error by heterogeneity, τ = {tau} (Figure 2)")
+    drawn = {**RIVALS, f"ffgg-tau{2 * tau}": f"FFGG, τ = {2 * tau}"}
+    panels = {f"ζ = {z}": {label: f"{name}-zeta{z}" for name, label in drawn.items()} for z in ZETAS}
+    return _study(variants, f"Error by heterogeneity, τ = {tau} (Figure 2)", panels, L2GD_AXIS)
 
 
 def ffgg_byzantine(size: str = "small", rounds: int | None = None, seed: int = 0) -> Study:
@@ -113,7 +127,16 @@ def ffgg_byzantine(size: str = "small", rounds: int | None = None, seed: int = 0
             for rule, aggregator in aggregators.items():
                 method = ffgg_robust("w", problem.constants.gamma_theta, exact(), aggregate=aggregator)
                 variants[f"{name}-{flip}-{rule}"] = _variant(problem, method, rounds, seed, **attacked)
-    return _study(variants, "Ten of 42 clients flip signs (Figure 4)")
+    panels = {
+        label: {
+            f"{SENT[flip]}, {rule}": f"{name}-{flip}-{rule}"
+            for flip in scales
+            for rule in aggregators
+            if f"{name}-{flip}-{rule}" in variants
+        }
+        for name, label in INSTANCES.items()
+    }
+    return _study(variants, "Ten of 42 clients flip signs (Figure 4)", panels)
 
 
 def ffgg_async(
@@ -150,7 +173,11 @@ def ffgg_async(
             variants[f"{name}-async-{tau}"] = _variant(
                 problem, stale, count, seed, schedule=asynchronous(delays=lengths)
             )
-    return Study(variants, tables=lambda runs: [_directions(runs, clients)])
+    return Study(
+        variants,
+        tables=lambda runs: [_directions(runs, clients)],
+        charts=lambda runs: _directions_charts(runs, clients),
+    )
 
 
 # ---- problems and methods
@@ -208,8 +235,12 @@ def _variant(problem: Quadratic, method: Algorithm, rounds: int, seed: int, **se
     )
 
 
-def _study(variants: dict[str, Variant], title: str) -> Study:
-    return Study(variants, tables=lambda runs: [error_table(runs, title)])
+def _study(variants: dict[str, Variant], title: str, panels: Panels, note: str = "") -> Study:
+    return Study(
+        variants,
+        tables=lambda runs: [error_table(runs, title)],
+        charts=lambda runs: [_errors(runs, title, panels, note)],
+    )
 
 
 # ---- tables
@@ -269,3 +300,52 @@ def _directions(runs: Runs, clients: int) -> Table:
 
 def _short(value: float) -> str:
     return f"{value:.1e}" if value < 1e100 else "diverged"
+
+
+# ---- charts
+
+
+def _errors(runs: Runs, title: str, panels: Panels, note: str) -> Chart:
+    """Return the errors over the rounds."""
+    drawn = [
+        Panel(
+            name,
+            "communication rounds",
+            ERROR,
+            [_descent(label, runs[variant]) for label, variant in labels.items()],
+            log="y",
+        )
+        for name, labels in panels.items()
+    ]
+    return Chart(title, drawn, note)
+
+
+def _descent(name: str, seeds: Sequence[Record], gradients: int = 1) -> Series:
+    """Return the error from its start at 1, over rounds or gradients: the geometric mean over the seeds."""
+    by_round: dict[int, list[float]] = {0: [1.0]}
+    for run in seeds:
+        for row, error in zip(run.metrics, errors(run)):
+            by_round.setdefault(row["round"] * gradients, []).append(float(error))
+    usable = {t: v for t, v in sorted(by_round.items()) if min(v) > 0 and max(v) < np.inf}
+    return Series(name, list(usable), [float(np.exp(np.log(v).mean())) for v in usable.values()])
+
+
+def _directions_charts(runs: Runs, clients: int) -> list[Chart]:
+    """Return both lines of Figure 3: errors by the gradients received, and the delays of the updates."""
+    first, second = [], []
+    for name in runs:
+        instance, how, tau = name.split("-")
+        if how == "async":
+            title, stale = f"τ = {tau}, {INSTANCES[instance]}", runs[name]
+            pair = [
+                _descent("synchronous", runs[f"{instance}-sync-{tau}"], clients),
+                _descent("asynchronous", stale),
+            ]
+            first.append(Panel(title, "update directions", ERROR, pair, log="y"))
+            ages = curve("asynchronous", stale, lambda row: row["staleness"])
+            second.append(Panel(title, "update directions", "delay, server steps", [ages]))
+    note = f"The mean delay of the updates between two evaluations; {clients} clients are at work."
+    return [
+        Chart("Synchronously and asynchronously (Figure 3, first line)", first),
+        Chart("Delays of updates (Figure 3, second line)", second, note),
+    ]
