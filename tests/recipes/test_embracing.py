@@ -51,7 +51,7 @@ def test_weak_clients_are_added_to_the_same_strong_ones() -> None:
 
 @NEEDS_DATA
 def test_mixes_have_the_papers_shares() -> None:
-    made = study("embracing-mix", cases=(1, 8), narrow=(7,), clients=32, rounds=5)
+    made = study("embracing-mix", cases=(1, 8), narrow=7, clients=32, rounds=5)
     assert list(made.variants) == ["depth-1", "depth-8", "width-7"]
     found = {}
     for name, variant in made.variants.items():
@@ -133,6 +133,13 @@ def test_all_cases_at_the_size_of_the_paper() -> None:
         *(f"depth-{c}" for c in range(1, 11)),
         *(f"width-{c}" for c in range(2, 11)),
     ]
+
+
+def test_wrong_cases_and_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^cases=11: expected a whole number from 1 up to 10$"):
+        study("embracing-mix", cases=[1, 11])
+    with pytest.raises(ValueError, match=r"^task='cifar': expected"):
+        study("embracing-svcca", task="cifar")
 
 
 @NEEDS_DATA

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from partita import measures
 from partita.algorithms import fedavg, fedsim
 from partita.algorithms.alone import local
-from partita.core.options import checked
+from partita.core.options import Option, checked
 from partita.core.parts import Algorithm, LocalRule, Personalize, Problem
 from partita.core.types import ClientState, Download, Partition, Tensors
 from partita.engine.record import Record, lookup
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, under
 from partita.recipes.tables import Runs, Table, mean_std
-from partita.recipes.weak import BATCH, POINTS, SGD, TAU, Options, model_and_data, settled
+from partita.recipes.weak import BATCH, POINTS, SGD, TAU, Options, TaskName, model_and_data, settled
 from partita.report.charts import Chart, Panel, Series, curve
 
 SHOWN = {  # the layers that are compared, and the paper's names of them
@@ -41,13 +41,14 @@ ROUNDS = (10, 100)  # small and of the paper: 1000 local steps
 
 @checked()
 def embracing_svcca(
-    task: str = "cifar10", images: int = 64, seed: int = 0, **options: Unpack[Options]
+    task: TaskName = "cifar10",
+    images: Annotated[int, Option("samples on which the layers are compared", low=2)] = 64,
+    seed: int = 0,
+    **options: Unpack[Options],
 ) -> Study:
     """Which layers stay alike across clients? Alone, and with half of the model averaged (Figures 1 and 3).
 
-    task    cifar10 (ResNet-20), femnist (two writers for each client) or imdb (bidirectional LSTM); with the
-            last two every client is alone (Figure 1)
-    images  samples on which the layers are compared
+    On femnist and imdb every client is alone (Figure 1).
     """
     setup = settled(task, options, ROUNDS)
     model, source = model_and_data(setup, seed)

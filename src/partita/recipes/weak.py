@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple, TypedDict, Unpack
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from torch import Tensor, nn
@@ -161,7 +161,7 @@ class Setup(NamedTuple):
 
 def settled(task: str, options: Options, rounds: tuple[int, int] | None = None) -> Setup:
     """Return the options of a task with those of the size where none is given; `rounds` are small, paper."""
-    size, chosen = options["size"], TASKS[check.choice("task", task, TASKS)]
+    size, chosen = options["size"], TASKS[task]
     sizes = {
         "clients": by_size(size, 16, CLIENTS),
         "width": by_size(size, 0.25, 1.0),
@@ -173,6 +173,21 @@ def settled(task: str, options: Options, rounds: tuple[int, int] | None = None) 
     if made.clients not in (128, 64, 32, 16, 8):
         raise check.fail("clients", made.clients, "128, 64, 32, 16 or 8")
     return made
+
+
+TaskName = Annotated[
+    str,
+    Option(
+        "cifar10 (ResNet-20), femnist (two writers for each client) or imdb (bidirectional LSTM)",
+        choices=tuple(TASKS),
+    ),
+]
+
+
+def _cases(field: str, value: Any) -> tuple[int, ...]:
+    """Return numbers of the paper's mixes; one alone need not be a list."""
+    numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return tuple(check.integer(field, number, low=1, high=len(CASES)) for number in numbers)
 
 
 @checked()
@@ -192,18 +207,24 @@ def embracing_scaling(seed: int = 0, **options: Unpack[Options]) -> Study:
 
 @checked()
 def embracing_mix(
-    task: str = "cifar10",
-    cases: Sequence[int] | None = None,
-    narrow: Sequence[int] | None = None,
+    task: TaskName = "cifar10",
+    cases: Annotated[
+        Sequence[int] | None,
+        Option(
+            "of the paper's ten mixes, for the last blocks (default: 1, 5, 7, 8, or all by size)",
+            check=_cases,
+        ),
+    ] = None,
+    narrow: Annotated[
+        Sequence[int] | None,
+        Option(
+            "of them, for narrow models, cifar10 only (default: 5 and 7, or 2 to 10 by size)", check=_cases
+        ),
+    ] = None,
     seed: int = 0,
     **options: Unpack[Options],
 ) -> Study:
-    """How many clients may be weak? Mixes of devices, a quarter of the clients in each round (Tables 3 to 7).
-
-    task    cifar10 (ResNet-20), femnist (two writers for each client) or imdb (bidirectional LSTM)
-    cases   of the paper's ten mixes, for the last blocks; default: 1, 5, 7, 8, or all by size
-    narrow  of them, for narrow models (cifar10 only); default: 5 and 7, or 2 to 10 by size
-    """
+    """How many clients may be weak? Mixes of devices, a quarter of all in each round (Tables 3 to 7)."""
     setup = settled(task, options)
     deep = by_size(options["size"], (1, 5, 7, 8), tuple(CASES)) if cases is None else cases
     if task != "cifar10":
@@ -214,7 +235,6 @@ def embracing_mix(
     variants = {}
     for kind, numbers in (("depth", deep), ("width", narrow)):
         for case in numbers:
-            check.choice("case", str(case), [str(c) for c in CASES])
             counts = {k: n // setup.fewer for k, n in zip(WIDTHS, CASES[case]) if n // setup.fewer}
             norm = NORMS[kind] if task == "cifar10" else None  # the other models have no BatchNorm
             held = _capacity(task, kind, counts)
