@@ -307,7 +307,7 @@ _CASES = (
     Case(
         "pfedme",
         {"lr": 0.1, "lam": 5.0, "inner_lr": 0.05, "inner_steps": 3},
-        also=({"beta": 1.5}, {"inner_steps": 1, "weighting": "samples"}),
+        also=({"beta": 1.5}, {"inner_steps": 1, "weighting": "samples"}, {"inner_steps": 9, "nu": 0.5}),
         alike=(
             Alike(pt.pfedme(0.1, 5.0, 0.4, 1), pt.fedavg(0.1 * 5.0 * 0.4, **UNIFORM), "server", {}, 1e-6),
         ),
@@ -373,17 +373,21 @@ _CASES = (
     Case(
         "fedasync",
         {"lr": LR, "server_lr": 0.8},
-        also=({"server_lr": 1.2, "staleness": "inverse"}, UNIFORM),
+        also=({"server_lr": 1.2, "staleness": "inverse"}, UNIFORM, {"mixing": True, "rho": 0.3}),
         equal=(
             (pt.fedasync(LR), AVG),
+            (pt.fedasync(LR, mixing=True, rho=0.2), pt.fedprox(LR, 0.2)),
             (pt.fedasync(LR, 0.7), pt.fedavg(LR, server=pt.optim.sgd(0.7))),
         ),
     ),
     Case(
         "fedbuff",
         {"lr": LR, "buffer": 3},
-        also=({"server_lr": 0.7, "staleness": None}, UNIFORM),
-        equal=((pt.fedbuff(LR), AVG), (pt.fedbuff(LR, 0.7, 1, None), pt.fedasync(LR, 0.7))),
+        also=({"server_lr": 0.7, "staleness": None}, BY_SAMPLES),
+        equal=(
+            (pt.fedbuff(LR), pt.fedavg(LR, **UNIFORM)),
+            (pt.fedbuff(LR, 0.7, 1, None, **BY_SAMPLES), pt.fedasync(LR, 0.7)),
+        ),
     ),
     Case(
         "persafl_maml",

@@ -17,6 +17,7 @@ from partita.cli.catalogue import needed
 from partita.core.options import declared
 from partita.core.parts import Algorithm
 from partita.engine.store import durable
+from reference.plain_persafl import in_order_of_arrival
 from support import each
 
 LAM, INNER, LR = 4.0, 0.1, 0.05
@@ -65,6 +66,53 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def normed() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4)).double()
+
+
+# ---- option A, and Xie et al.
+
+
+@both_executors
+@each("mixing", [False, True])
+def test_stale_models_are_mixed_as_xie_et_al_do(executor: str, mixing: bool) -> None:
+    """Against the paper's two threads, written plainly: clients of different speed, on all of their data."""
+    turn, steps, eta, rho, alpha = (1.0, 1.7, 2.9, 4.3, 0.61, 7.1), 3, 0.3, 0.5, 0.6
+    method = pt.fedasync(eta, alpha, "inverse", mixing, rho)
+    schedule = pt.schedule.asynchronous(order="same", delays=pt.schedule.delays(upload=turn))
+    run = federate(method, smooth(), rounds=25, steps=steps, batch=None, schedule=schedule, executor=executor)
+    assert run.summary()["clock"]["staleness"]["max"] > 5
+
+    def solve(i: int, received: np.ndarray) -> np.ndarray:
+        """A few steps on f_i(x) + (ρ/2) ‖x − x_τ‖², from x_τ."""
+        x = received
+        for _ in range(steps):
+            x = x - eta * (slope(x, i) + rho * (x - received))
+        return x
+
+    first = np.concatenate([p.detach().numpy().ravel() for p in smooth().parameters()])
+    plainly = in_order_of_arrival(first, solve, turn, 25, alpha, lambda age: 1 / (1 + age), mixing)
+    found = np.concatenate([run.shared[k].numpy().ravel() for k in ("weight", "bias")])
+    np.testing.assert_allclose(found, plainly, atol=1e-12)
+
+
+def slope(theta: np.ndarray, client: int) -> np.ndarray:
+    """∇f_i over all training data of the client, of the weights of `smooth` in a row."""
+    x, y = (t.numpy() for t in DATA.client(client, "train"))
+    weight, bias = theta[:24].reshape(4, 6), theta[24:]
+    z = np.exp(x @ weight.T + bias)
+    dz = (z / z.sum(1, keepdims=True) - np.eye(4)[y]) / len(y)
+    return np.concatenate([(dz.T @ x).ravel(), dz.sum(0)])
+
+
+def test_what_is_not_stale_is_not_mixed_otherwise() -> None:
+    schedule = pt.schedule.asynchronous(concurrency=1)
+    runs = [federate(pt.fedasync(0.2, 0.5, mixing=m), rounds=6, schedule=schedule) for m in (False, True)]
+    assert apart(*map(models, runs)) == 0.0
+
+
+def test_a_device_that_holds_a_part_cannot_mix() -> None:
+    halves = pt.capacity.width({"strong": 1.0, "weak": 0.5})
+    with pytest.raises(ValueError, match="mixing=True"):
+        federate(pt.fedasync(0.2, mixing=True), capacity=halves, **STALE)
 
 
 # ---- option B
@@ -122,11 +170,8 @@ def smooth() -> nn.Module:
 
 def length(theta: dict[str, Tensor], w: dict[str, Tensor], client: int) -> float:
     """‖∇f_i(θ) + λ (θ − w)‖ over all training data of the client."""
-    x, y = (t.numpy() for t in DATA.client(client, "train"))
-    z = np.exp(x @ theta["weight"].numpy().T + theta["bias"].numpy())
-    dz = (z / z.sum(1, keepdims=True) - np.eye(4)[y]) / len(y)
-    g = {"weight": dz.T @ x, "bias": dz.sum(0)}
-    return float(np.sqrt(sum(((g[k] + LAM * (theta[k] - w[k]).numpy()) ** 2).sum() for k in g)))
+    at, near = (np.concatenate([p[k].numpy().ravel() for k in ("weight", "bias")]) for p in (theta, w))
+    return float(np.linalg.norm(slope(at, client) + LAM * (at - near)))
 
 
 @both_executors
@@ -164,6 +209,30 @@ def test_inner_steps_bound_the_accuracy() -> None:
     stays = federate(me(nu=1e9), **STALE)  # any θ will do, w itself as well
     start = pt.models.mlp(6, 5, 4, seed=1).double().state_dict()
     assert apart(stays.shared, start) == 0.0
+
+
+UNREACHED = "nu=1e-09 was not reached in 100% of the local steps"
+
+
+@both_executors
+@each("build", [pt.pfedme, pt.persafl_me])
+def test_who_misses_the_accuracy_is_counted(build: Any, executor: str) -> None:
+    """Of each client's three steps, those that took all inner steps."""
+    schedule = pt.schedule.synchronous()
+
+    def share(nu: float | None, inner_steps: int) -> Any:
+        method = build(LR, LAM, INNER, inner_steps, nu=nu)
+        run = federate(method, smooth(), rounds=2, schedule=schedule, executor=executor, evaluate_every=1)
+        return [row.get("unsolved") for row in run.metrics]
+
+    assert share(None, 3) == [None, None]
+    with pytest.warns(UserWarning, match=UNREACHED):
+        assert share(1e-9, 3) == [1.0, 1.0]
+    assert share(1e9, 3) == [0.0, 0.0]
+    assert share(1e-3, 100) == [0.0, 0.0]
+    some = share(0.65, 2)  # of six clients with three steps each
+    assert all(0 < s < 1 for s in some)
+    assert some[0] * 18 == pytest.approx(round(some[0] * 18))
 
 
 def test_stacked_clients_stop_where_single_ones_do() -> None:
@@ -230,7 +299,8 @@ def test_what_methods_want_of_a_schedule() -> None:
 
 TWINS = (
     (pt.fedasync(0.2, 0.7), pt.fedavg(0.2, server=pt.optim.sgd(0.7))),
-    (pt.fedbuff(0.2), pt.fedavg(0.2)),
+    (pt.fedasync(0.2, 0.7, mixing=True, rho=0.3), pt.fedprox(0.2, 0.3, server=pt.optim.sgd(0.7))),
+    (pt.fedbuff(0.2), pt.fedavg(0.2, weighting="uniform")),
     (pt.persafl_maml(0.2, 0.1), pt.perfedavg(0.2, 0.1)),
     (pt.ffgg_async("output", 0.2, pt.gd(3, 0.2)), pt.ffgg("output", 0.2, pt.gd(3, 0.2))),
 )

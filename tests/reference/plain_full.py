@@ -146,6 +146,7 @@ def pfedme(
     inner_lr: float,
     inner_steps: int,
     beta: float = 1.0,
+    nu: float = 0.0,
     **options: Any,
 ) -> World:
     """θ̃ ≈ argmin h_i(θ; w, D);  w ← w − η λ (w − θ̃);  w^{t+1} = (1 − β) w^t + β Σ w_i / S. Algorithm 1."""
@@ -159,6 +160,8 @@ def pfedme(
             losses.append(loss_and_gradient(w, x, y)[0])
             for _ in range(inner_steps):
                 g = plus(loss_and_gradient(theta, x, y)[1], lam, plus(theta, -1.0, w))
+                if np.sqrt(sum((v**2).sum() for v in g.values())) <= nu:
+                    break
                 theta, m = moved(theta, g, m, inner_lr, options)
             w = plus(w, -eta * lam, plus(w, -1.0, theta))
         return Done(w, theta, {}, losses)

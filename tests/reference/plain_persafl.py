@@ -5,7 +5,7 @@ Here a server step is one of a whole cohort that has just downloaded: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,33 @@ def arrived(
     return together(world, given, client, options, server, weighting=weighting, keeps_models=False)[0]
 
 
+# ---- Xie, Koyejo & Gupta (2019), Algorithm 1, with stale clients
+
+
+def in_order_of_arrival(
+    w: np.ndarray,
+    solve: Callable[[int, np.ndarray], np.ndarray],
+    turn: Sequence[float],
+    updates: int,
+    alpha: float,
+    s: Callable[[int], float],
+    mixing: bool,
+) -> np.ndarray:
+    """Client i works for turn[i], and asks again at once: x_new ← solve(i, x_τ) on its own.
+
+    Server: α_t ← α s(t − τ);  x_t ← (1 − α_t) x_{t−1} + α_t x_new. Without mixing, as Toghani et al. do:
+    x_t ← x_{t−1} + α_t (x_new − x_τ).
+    """
+    at_work = [(length, i, 0, w) for i, length in enumerate(turn)]  # arrival, client, τ, what it received
+    for t in range(updates):
+        now, i, tau, received = min(at_work, key=lambda job: job[0])
+        at_work = [job for job in at_work if job[1] != i]
+        new, share = solve(i, received), alpha * s(t - tau)
+        w = (1 - share) * w + share * new if mixing else w + share * (new - received)
+        at_work.append((now + turn[i], i, t + 1, w))
+    return w
+
+
 # ---- option A, Algorithm 2, step 7
 
 
@@ -44,18 +71,23 @@ def fedasync(
     lr: Rate,
     server_lr: float = 1.0,
     staleness: Any = None,  # noqa: ARG001
-    buffer: int = 1,  # noqa: ARG001
+    mixing: bool = False,  # noqa: ARG001
+    rho: float = 0.0,
+    weighting: str = "samples",
     **options: Any,
 ) -> World:
-    """w ← w − η ∇f̃_i(w, D)."""
+    """w ← w − η (∇f̃_i(w, D) + ρ (w − w^t))."""
 
     def local(i: int, w: Params) -> tuple[Params, list[float]]:
-        return descend(w, given, given.batches(i, 0, None), dict.fromkeys(w, at(lr, given)), options)
+        rates = dict.fromkeys(w, at(lr, given))
+        return descend(w, given, given.batches(i, 0, None), rates, options, pull=rho, to=w)
 
-    return arrived(world, given, local, server_lr, "samples", options)
+    return arrived(world, given, local, server_lr, weighting, options)
 
 
-fedbuff = fedasync  # in step there is nothing to wait for
+def fedbuff(world: World, given: Given, lr: Rate, buffer: int = 1, **options: Any) -> World:  # noqa: ARG001
+    """The mean of the buffer; in step there is nothing to wait for."""
+    return fedasync(world, given, lr, **{"weighting": "uniform", **options})
 
 
 # ---- option B, steps 8 and 9

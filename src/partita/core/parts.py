@@ -292,6 +292,8 @@ class Algorithm:
     stateful     whether clients keep a state between rounds, if the run lets them
     asynchronous what it wants of an asynchronous schedule: 'buffer', 'staleness'. A method that has it (it
                  may be empty) runs under one unless the run says otherwise
+    mixes        whether stale uploads count as models: w − w_i, from what the server has now, in place of the
+                 client's own delta w^{t−τ} − w_i
     synchronous_only  why it cannot run under an asynchronous schedule ('': it can)
     needs_full_model  why every client must hold the whole model ('': it need not)
     """
@@ -306,6 +308,7 @@ class Algorithm:
     newcomer: Callable[[Problem], LocalRule] | None = None
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
+    mixes: bool = False
     synchronous_only: str = ""
     needs_full_model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -252,9 +252,13 @@ def _forged(stage: Stage, state: State, cohort: Cohort, uploads: Upload) -> dict
 
 
 def _discounted(stage: Stage, state: State, cohort: Cohort, uploads: Upload) -> Upload:
-    """Scale each delta by how much its age lets it count; count statistics from where they are now."""
+    """Scale each delta by how much its age lets it count; count statistics from where they are now.
+
+    A method that mixes counts everything so.
+    """
     if any(cohort.staleness):
-        uploads = rebased(uploads, cohort.groups, state.server.shared, stage.problem.buffers)
+        names = list(uploads.delta) if stage.algorithm.mixes else stage.problem.buffers
+        uploads = rebased(uploads, cohort.groups, state.server.shared, names)
     factors = {age: state.schedule.discount(age) for age in set(cohort.staleness)}
     if all(factor == 1.0 for factor in factors.values()):
         return uploads
