@@ -19,16 +19,15 @@ central difference by δ, which is twice the product; ours is divided by 2 δ.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
 from partita.algorithms.base import Common, Lr, ServerLr, as_is, compose, having, method, settings
-from partita.algorithms.local.prox import Solve, descent, proximal
-from partita.algorithms.local.sgd import Carry, finish, start
+from partita.algorithms.local.prox import Solve, counted, descent, proximal
+from partita.algorithms.local.sgd import finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
-from partita.algorithms.pfedme import INNER, INNER_STEPS, InnerLr, Lam
-from partita.core.options import Option, Range
+from partita.algorithms.pfedme import InnerLr, InnerSteps, Lam, Nu, most_steps
 from partita.core.parts import Algorithm, LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, Tensors, Work
 from partita.optim import sgd
@@ -36,9 +35,6 @@ from partita.optim.rates import as_rate, until_the_end
 from partita.schedule.staleness import OfMethod as Stale
 
 PAPER = "PersA-FL: Toghani, Lee & Uribe, Personalized Asynchronous Federated Learning (2022), Algorithms 1, 2"
-
-MOST = 100
-"""Inner steps with `nu` alone, where ν is not reached before."""
 
 
 @method(
@@ -71,22 +67,8 @@ def persafl_me(
     lr: Lr,
     lam: Lam = 5.0,
     inner_lr: InnerLr = None,
-    inner_steps: Annotated[
-        int | None,
-        Option(
-            f"K, gradient steps to find θ̃; with nu, at most (None: {INNER_STEPS}, or {MOST} with nu)",
-            low=1,
-            search=INNER,
-        ),
-    ] = None,
-    nu: Annotated[
-        float | None,
-        Option(
-            "ν: θ̃ is found where the gradient of h̃ is no longer than this (None: after K steps)",
-            low=0,
-            search=Range(1e-4, 1.0, log=True, asked=True),
-        ),
-    ] = None,
+    inner_steps: InnerSteps = None,
+    nu: Nu = None,
     server_lr: ServerLr = 1.0,
     staleness: Stale = None,
     **options: Unpack[Common],
@@ -94,24 +76,20 @@ def persafl_me(
     """Asynchronous pfedme without a state: a client's model is its minimizer near the shared one."""
     common = settings(options, server=sgd(server_lr))
     eta, inner = as_rate(lr), as_rate(lr if inner_lr is None else inner_lr)
-    most = inner_steps or (INNER_STEPS if nu is None else MOST)
 
     def solver(problem: Problem) -> Solve:
-        return proximal(problem, lam, most, common.optimizer, nu)
+        return proximal(problem, lam, most_steps(inner_steps, nu), common.optimizer, nu)
 
     def local(problem: Problem) -> LocalRule:
-        down = descent(problem, lam, solver(problem))
-
-        def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
-            return down(carry, batch, lr)[0]
-
-        return LocalRule(start(problem, common.optimizer), (Phase(step, (eta, inner)),), finish(problem))
+        step = descent(problem, lam, solver(problem))
+        rule = LocalRule(start(problem, common.optimizer), (Phase(step, (eta, inner)),), finish(problem))
+        return counted(rule, nu)
 
     def personalize(problem: Problem) -> Personalize:
         solve = solver(problem)
 
         def step(w: Tensors, batch: Batch, lr: tuple[Tensor, ...]) -> Tensors:
-            return solve(w, batch, lr[0])[0]
+            return solve(w, batch, lr[0]).theta
 
         once = Phase(step, (until_the_end(inner),), lambda now: Work(steps=1, batch=None))  # noqa: ARG005
         return as_is(problem)._replace(phases=(once,))

@@ -14,6 +14,7 @@ from partita.data.scale import scale_hint
 from partita.schedule import Running
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
+MOST_UNSOLVED = 0.5  # of the local steps
 
 
 def warn_about_buffers(buffers: Sequence[str], norm: str | None) -> None:
@@ -65,6 +66,15 @@ def warn_about_abandoned(abandoned: int, rounds: int) -> None:
         check.warn(
             f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
             "a smaller quorum or dropout, or a longer deadline",
+        )
+
+
+def warn_about_unsolved(unsolved: float | None, nu: float | None) -> None:
+    """Warn of an accuracy that most inner problems did not reach."""
+    if unsolved is not None and nu is not None and unsolved > MOST_UNSOLVED:
+        check.warn(
+            f"nu={nu:g} was not reached in {unsolved:.0%} of the local steps, which took all of their inner "
+            "steps; use more inner_steps, another inner_lr, or a larger nu",
         )
 
 

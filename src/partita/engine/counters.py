@@ -233,6 +233,7 @@ class Counters:
     rows                 the rows of metrics so far
     uploads              uploads of honest clients that arrived
     loss_sum, loss_weight  the training loss since the last row, and the samples that it is of
+    solved, unsolved     local steps whose inner problem reached the accuracy ν, and that missed it
     excluded             clients whose uploads were set aside
     clock                what the virtual clock has shown
     endings              how each stage that is over has ended
@@ -248,6 +249,8 @@ class Counters:
         self.training_seconds = 0.0
         self.loss_sum = 0.0
         self.loss_weight = 0.0
+        self.solved = 0
+        self.unsolved = 0
         self.excluded = Tally()
         self.clock = Timing(ClientCounters(clients))
         self.global_scored: dict[str, Scored] = {}
@@ -258,6 +261,12 @@ class Counters:
     def elapsed(self) -> float:
         """Seconds of computing, over all resumptions."""
         return self._elapsed_before + time.perf_counter() - self._begin
+
+    @property
+    def share_unsolved(self) -> float | None:
+        """The share of local steps so far whose inner problem missed ν (None: no method asked for one)."""
+        solves = self.solved + self.unsolved
+        return self.unsolved / solves if solves else None
 
     def start(self) -> None:
         """Begin to count seconds, behind those of the run before it was interrupted."""
@@ -300,4 +309,6 @@ _NUMBERS = (
     "training_seconds",
     "loss_sum",
     "loss_weight",
+    "solved",
+    "unsolved",
 )

@@ -13,7 +13,7 @@ from partita.core import check
 from partita.core.parts import Algorithm
 from partita.core.types import Tensors
 from partita.engine.callbacks import Callback
-from partita.engine.cautions import warn_about_abandoned, warn_about_untrained
+from partita.engine.cautions import warn_about_abandoned, warn_about_unsolved, warn_about_untrained
 from partita.engine.description import configuration
 from partita.engine.evaluate import scores
 from partita.engine.folder import RunFolder, check_same
@@ -71,6 +71,7 @@ def train(
             interrupt.check(name, state.server.version, setup.rounds, over=True, save=lambda: None)
         if not monitor.diverged(state):  # that has been said, with another reason
             warn_about_abandoned(state.counters.clock.abandoned, state.server.version)
+            warn_about_unsolved(state.counters.share_unsolved, stage.algorithm.options.get("nu"))
         record = figures(stage, state, monitor, known)
         folder.write_results(record)
         monitor.tell_summary(record)
