@@ -71,7 +71,7 @@ PAPER_ADDED = {"depth": (60.15, 66.62, 72.60, 74.79, 77.34), "width": (60.15, 61
 PAPER_NORM = {"width-static": 64.01, "width-global": 19.21, "depth-static": 74.49, "depth-global": 77.34}
 NOTE = "Numbers of clients are the paper's, of 128; with fewer clients there are as many times fewer of each."
 WIDTHS = {"strong": 1.0, "moderate": 0.45, "weak": 0.2}
-SGD: dict[str, float] = {"momentum": 0.9, "weight_decay": 1e-4}
+SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 NORMS = {"width": "static", "depth": "global"}  # as in the paper: narrow models diverge with another
 
 
