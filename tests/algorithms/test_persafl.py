@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,38 @@ def test_refusals(given: dict[str, Any], start: str) -> None:
     with pytest.raises(ValueError) as error:
         me(**given)
     assert str(error.value).startswith(start)
+
+
+# ---- how far the server goes
+
+
+@each(
+    ("method", "options", "step"),
+    [
+        (pt.fedasync(0.01), {}, "server_lr from 1 to about 0.17"),
+        (pt.fedbuff(0.01, 3.0, 1, "constant"), {}, "server_lr from 3 to about 0.17"),
+        (pt.fedavg(0.01, server=pt.optim.sgd(2.0)), {"buffer": 2}, "step of server= from 2 to about 0.33"),
+        (pt.pfedme(0.01), {}, "beta from 1 to about 0.17"),
+        (pt.fedasync(0.01, 0.5), {}, None),
+        (pt.fedasync(0.01), {"staleness": "inverse"}, None),
+        (pt.fedasync(0.01), {"concurrency": 2}, None),
+        (pt.fedasync(0.01), {"buffer": 6}, None),
+        (pt.fedasync(0.01, mixing=True), {}, None),
+        (pt.ffgg_async("output", 0.1, pt.exact()), {}, None),
+        (pt.fedadam(0.01, 0.01), {}, None),
+    ],
+)
+def test_too_long_a_step_of_the_server_is_told(
+    method: Algorithm, options: dict[str, Any], step: str | None
+) -> None:
+    """With six clients in flight."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        schedule = pt.schedule.asynchronous(**options)
+        federate(method, rounds=1, steps=1, schedule=schedule, norm="global", evaluate_every=10)
+    told = [str(w.message) for w in caught if "do not know of each other" in str(w.message)]
+    assert len(told) == (step is not None)
+    assert step is None or step in told[0]
 
 
 # ---- who runs how

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partita.core import check
-from partita.core.parts import StagePlan
+from partita.core.parts import Algorithm, StagePlan
 from partita.core.types import Partition, ServerState, Tensors
 from partita.data import FederatedData
 from partita.data.scale import scale_hint
@@ -15,6 +15,9 @@ from partita.schedule import Running
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
 MOST_UNSOLVED = 0.5  # of the local steps
+MOST_ADDED_UP = 4.0
+"""Deltas of clients that do not know of each other, added up in full: with 4 most runs are worse than with 2,
+and with 8 all diverge (docs/methods/asynchronous.md)."""
 
 
 def warn_about_buffers(buffers: Sequence[str], norm: str | None) -> None:
@@ -57,6 +60,26 @@ def warn_about_time(schedule: Running, server: ServerState, stage: int) -> None:
         check.warn(
             f"until={schedule.until:g}: stage {stage + 1} ends before anyone can report, so that the server "
             "takes no step; use a later time, shorter delays or a smaller dropout",
+        )
+
+
+def warn_about_server_step(algorithm: Algorithm, schedule: Running) -> None:
+    """Warn of an asynchronous server that adds up too many deltas of the same model: β s(τ) C / K.
+
+    Gradient steps of a solved problem (ffgg) have a step size of their own, and mixing is no sum.
+    """
+    options, steps = algorithm.options, getattr(schedule, "steps_in_flight", 1.0)
+    server = options.get("server")
+    if algorithm.mixes or "solver" in options or (server is not None and server.name != "sgd"):
+        return
+    rate = server.options["lr"] if server is not None else options.get("server_lr", options.get("beta", 1.0))
+    total = rate * steps * schedule.discount(int(steps) - 1) if steps > 1 else rate
+    if steps > 1 and total > MOST_ADDED_UP:
+        name = next((k for k in ("server_lr", "beta") if k in options), "the step of server=")
+        check.warn(
+            f"the deltas of {steps:g} server steps come from clients that do not know of each other, and "
+            f"{total:.3g} times their mean is added up, where a synchronous round takes it once; if training "
+            f"diverges, lower {name} from {rate:g} to about {rate / total:.2g}, or use a larger buffer",
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
-from partita.engine.cautions import warn_about_time
+from partita.engine.cautions import warn_about_server_step, warn_about_time
 from partita.engine.convergence import Convergence
 from partita.engine.counters import Counters, Timer
 from partita.engine.execute.plan import client_steps
@@ -197,6 +197,7 @@ def _begin(
         shutil.rmtree(folder, ignore_errors=True)
     state = _open(stage, start, time, counters, timer, choices)
     warn_about_time(state.schedule, state.server, stage.number)
+    warn_about_server_step(stage.algorithm, state.schedule)
     return state
 
 

@@ -79,6 +79,11 @@ class Asynchronous:
 class Arrivals(ClockedSchedule[Asynchronous]):
     """An asynchronous schedule that runs."""
 
+    @property
+    def steps_in_flight(self) -> float:
+        """Return how many server steps the uploads of those in flight make: the mean staleness, and one."""
+        return (self.options.concurrency or self.spec.cohort) / (self.options.buffer or 1)
+
     def next(self, server: ServerState) -> Cohort:
         """Advance virtual time until the buffer is full; who has reported is replaced when time goes on.
 
@@ -106,8 +111,7 @@ class Arrivals(ClockedSchedule[Asynchronous]):
 
     def _fill(self, server: ServerState) -> None:
         """Send clients until as many as wanted are in flight: idle ones, or those who have just reported."""
-        wanted = self.options.concurrency or self.spec.cohort
-        free = wanted - len(self.clock.flights)
+        free = (self.options.concurrency or self.spec.cohort) - len(self.clock.flights)
         if free <= 0:
             return
         if self.options.order == "same" and self.clock.sent:
