@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import partita as pt
 from partita.engine.record import Record, Summary, read
 from partita.recipes import Experiment, Study, Variant
 from partita.recipes.memory import memory_tables
-from partita.recipes.partial import harm_tables, splits_tables
+from partita.recipes.partial import SPLITS
+from partita.recipes.partial_charts import harm_charts, splits_charts
+from partita.recipes.partial_tables import harm_tables, splits_tables
 from partita.recipes.study import read_study, run_study
 from partita.recipes.tables import Table, mean_std
 from partita.recipes.tasks import with_dropout
@@ -305,6 +308,7 @@ def record(sizes: list[int], before: list[float], after: list[float], train: lis
         {
             "client": str(i),
             "n_train": n,
+            "n_test": 1 + i,
             "global": b,
             "personal": a,
             "global_train": 0.5,
@@ -313,7 +317,8 @@ def record(sizes: list[int], before: list[float], after: list[float], train: lis
         for i, (n, b, a, t) in enumerate(zip(sizes, before, after, train))
     ]
     metrics = [{"test.personal": 0.5}, {"test.personal": 0.6}]
-    return Record(metrics, rows, {}, Summary(test={"personal": float(np.mean(after))}))
+    facts = Summary(test={"personal": float(np.mean(after))}, personal_part={"parameters": 7})
+    return Record(metrics, rows, {}, facts)
 
 
 def test_harm_by_hand() -> None:
@@ -329,12 +334,60 @@ def test_harm_by_hand() -> None:
 
 def test_splits_by_hand() -> None:
     one = record([10], [0.5], [0.9], [0.1])
-    names = ["fedavg", "finetune", "ditto"]
-    names += [f"{m}-{p}" for p in ("input", "output", "adapter") for m in ("finetune", "fedalt", "fedsim")]
-    whole, methods, gain = splits_tables({n: [one] for n in names}, stateless=False)
-    assert whole.rows == [("90.00",) * 6]
-    assert methods.rows[1] == ("output", "90.00", "90.00", "90.00")
+    runs = {n: [one] for n in ("fedavg", "finetune", "ditto", "pfedme")}
+    runs |= {f"{m}-{p}": [one] for p in SPLITS for m in ("finetune", "fedalt", "fedsim")}
+    whole, methods, gain = splits_tables(runs, SPLITS, stateless=False)
+    assert whole.rows == [("90.00",) * 7]
+    assert methods.rows[1] == ("output", "90.00", "90.00", "90.00", "0.00")
     assert gain.rows[2] == ("adapter", "10.00", "10.00")
+    ((figure,),) = [chart.panels for chart in splits_charts(runs)]
+    assert [(s.name, s.x, s.y) for s in figure.series[:2]] == [
+        ("Finetune", [7], [0.0]),
+        ("Input", [7], [0.0]),
+    ]
+    assert figure.log == "x"
+
+
+def test_fedalt_and_fedsim_are_compared_on_the_same_clients() -> None:
+    scores = np.random.default_rng(0).uniform(0.2, 0.8, 40)  # clients spread far more than methods differ
+    sizes = [10] * 40
+
+    def seeds(ahead: float) -> list[Record]:
+        return [record(sizes, scores, scores + ahead + 0.001 * seed, [0.0] * 40) for seed in range(3)]
+
+    runs = {n: seeds(0.0) for n in ("fedavg", "finetune", "ditto", "pfedme")}
+    runs |= {f"{m}-{p}": seeds(0.0) for p in SPLITS for m in ("finetune", "fedsim")}
+    runs |= {f"fedalt-{p}": seeds(0.01) for p in SPLITS}
+    _, methods, _ = splits_tables(runs, SPLITS, stateless=False)
+    assert methods.rows[0][-1] == "1.00 (1.00 to 1.00)"
+    noise = np.random.default_rng(1).normal(0, 0.2, 40)
+    runs["fedalt-input"] = [record(sizes, scores, scores + noise, [0.0] * 40)] * 3
+    cell = splits_tables(runs, SPLITS, False)[1].rows[0][-1]
+    mean, low, high = map(float, re.findall(r"-?\d+\.\d+", cell))
+    assert low < 0 < high
+    assert low < mean < high
+    assert mean == pytest.approx(100 * np.average(noise - 0.001, weights=1 + np.arange(40)), abs=0.01)
+
+
+def test_figures_of_harm_by_hand() -> None:
+    some = record([10, 20, 30, 40], [0.5] * 4, [0.4, 0.6, 0.7, 0.9], [0.1, 0.1, 0.2, 0.2])
+    other = record([10, 20, 30, 40], [0.5] * 4, [0.6, 0.6, 0.7, 0.9], [0.1, 0.1, 0.2, float("nan")])
+    names = ["fedavg", "finetune", "fedalt-output", "fedalt-adapter"]
+    names += ["fedalt-adapter-l2-0.1", "fedalt-output-dropout-0.3"]
+    scatter, sizes, violins, regularized, order = harm_charts({n: [some, other] for n in names})
+    assert [p.title for p in scatter.panels][:2] == ["Finetune, train", "Output, train"]
+    assert scatter.panels[3].series[0].x == [10, 20, 30, 40]
+    assert scatter.panels[3].series[0].y == pytest.approx([0, 10, 20, 40])  # the mean over seeds
+    assert scatter.panels[0].series[0].y == pytest.approx([10, 10, 20, 20])  # of the seeds that have one
+    assert sum(sizes.panels[0].series[0].y) == 4
+    assert [[s.name for s in p.series] for p in violins.panels[2:]] == [
+        ["No reg.", "μ = 0.1"],
+        ["No d/o", "d/o 0.3"],
+    ]
+    assert len(regularized.panels) == 4
+    assert {s.name: s.y for s in order.panels[0].series}["worst seed"] == pytest.approx([-10, 10, 20, 40])
+    (alone,) = harm_charts({n: [some] for n in names})[-1].panels[0].series
+    assert alone.name == "mean"
 
 
 @pytest.mark.slow
@@ -363,6 +416,9 @@ def test_dropout_for_a_trained_model(make: Any) -> None:
         else torch.ones(2, 5).long()
     )
     dropped = with_dropout(model, 0.5)
+    active = [name for name, m in dropped.named_modules() if isinstance(m, torch.nn.Dropout) and m.p]
+    assert active
+    assert {name.split(".")[0] for name in active} == set(model.output_part)
     assert [n for n, _ in dropped.named_parameters()] == [n for n, _ in model.named_parameters()]
     assert torch.equal(dropped.eval()(x), model.eval()(x))
     assert not torch.equal(dropped.train()(x), dropped.train()(x))
@@ -381,7 +437,7 @@ def test_the_recipes_run(recipe: str, data: str, tmp_path: Path) -> None:
         pytest.skip("PARTITA_DATA is not set to a folder with the data")
     make = getattr(partial, recipe)
     runs, tables = run_study(
-        lambda seed: make(data, clients=3, rounds=1, personal_rounds=1, epochs=1, seed=seed),
+        lambda seed: make(data=data, clients=3, rounds=1, personal_rounds=1, epochs=1, seed=seed),
         [0],
         out=tmp_path / "s",
         announce=quiet,

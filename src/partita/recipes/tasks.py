@@ -2,7 +2,7 @@
 
 | task | in the paper | here |
 | --- | --- | --- |
-| femnist | EMNIST, 1114 writers, ResNet-18 | 272 writers with at least 100 images, ResNet-18 |
+| femnist | EMNIST, 1114 writers, ResNet-18 | 300 writers, ResNet-18 |
 | shakespeare | StackOverflow, next word, 1000 users, transformer | next character, 266 roles, transformer |
 | free_spoken_digits | LibriSpeech, 902 narrators, transformer + CTC | ten digits, 6 speakers, ResNet-20 |
 """
@@ -20,6 +20,7 @@ from partita import data, models, optim
 from partita.core.options import Option, checked
 from partita.core.parts import Optimizer, Rate
 from partita.data import FederatedData
+from partita.models import Blocks
 from partita.recipes.sizes import SIZES, by_size
 
 ADAPTERS = {"femnist": "residual", "shakespeare": "bottleneck", "free_spoken_digits": "residual"}
@@ -37,6 +38,9 @@ class TaskOptions(TypedDict, total=False):
             default="small",
         ),
     ]
+    data_seed: Annotated[
+        int, Option("draws the clients and their splits, the same for all seeds of a study", low=0, default=0)
+    ]
     clients: Annotated[int | None, Option("number of clients; default: that of the task", low=1)]
     rounds: Annotated[int | None, Option("rounds of stage (a); default: those of the task", low=1)]
     personal_rounds: Annotated[int | None, Option("rounds of stage (b); default: those of the task", low=1)]
@@ -49,10 +53,11 @@ class Task:
 
     Stages: (a) a global model, (b) shared and personal parts, (c) fine-tuning of the personal parts.
     `lr` and `server` have a value for each stage that uses one; `adapters` is the kind of adapter.
+    `ditto` and `pfedme` are the weights λ of these baselines, as tuned in the paper (appendix B.3).
     """
 
     data: FederatedData
-    model: nn.Module
+    model: Blocks
     adapters: str
     rounds: tuple[int, int]
     epochs: int
@@ -61,17 +66,22 @@ class Task:
     lr: tuple[Rate, Rate, float]
     server: tuple[Optimizer, ...]
     max_grad_norm: float | None = None
-    ditto: float = 0.1  # ℓ2 pull of the "Ditto" baseline
+    ditto: float = 0.1
+    pfedme: float = 0.1
 
 
-def with_dropout(model: nn.Module, p: float) -> nn.Module:
-    """Return a copy with dropout p in its dropout layers or, if it has none, before its last layer."""
+def with_dropout(model: Blocks, p: float) -> Blocks:
+    """Return a copy with dropout p in its output part, and nowhere else.
+
+    It acts in the dropout layers of that part or, if it has none, before its last dense layer.
+    """
     model = copy.deepcopy(model)
-    layers = [m for m in model.modules() if isinstance(m, nn.Dropout)]
+    part = [m for name in model.output_part for m in model.get_submodule(name).modules()]
+    layers = [m for m in part if isinstance(m, nn.Dropout)]
     for layer in layers:
         layer.p = p
     if not layers:
-        last = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+        last = [m for m in part if isinstance(m, nn.Linear)][-1]
         last.add_module("dropout", nn.Dropout(p))
         last.register_forward_pre_hook(_drop_input)
     return model
@@ -84,7 +94,7 @@ def _drop_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
 @checked()
 def task(seed: int = 0, **options: Unpack[TaskOptions]) -> Task:
     """Return a task; its number of clients, rounds and epochs may be replaced."""
-    made = TASKS[options["data"]](options["size"], seed, options["clients"])
+    made = TASKS[options["data"]](options["size"], seed, options["clients"], options["data_seed"])
     first, second = made.rounds
     return replace(
         made,
@@ -94,7 +104,7 @@ def task(seed: int = 0, **options: Unpack[TaskOptions]) -> Task:
     )
 
 
-def network(name: str, size: str, seed: int) -> nn.Module:
+def network(name: str, size: str, seed: int) -> Blocks:
     """Return the model of a task; smaller sizes have fewer channels."""
     if name == "femnist":
         return models.resnet18(62, width=by_size(size, 0.125, 0.5, 1.0), seed=seed)
@@ -105,8 +115,12 @@ def network(name: str, size: str, seed: int) -> nn.Module:
     return models.transformer(76, length=80, width=width, hidden=4 * width, depth=depth, seed=seed)
 
 
-def _femnist(size: str, seed: int, clients: int | None) -> Task:
-    """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01."""
+def _femnist(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
+    """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01.
+
+    At size paper all writers take part, the smallest with one image to learn from and one to be tested on.
+    """
+    least = by_size(size, 100, 100, 0)
     clients = clients or by_size(size, 30, 100, None)
     rates: tuple[Rate, ...] = (
         optim.constant(0.2),
@@ -114,7 +128,7 @@ def _femnist(size: str, seed: int, clients: int | None) -> Task:
         optim.halving(0.5, every=500),
     )
     return Task(
-        data=data.real("femnist", min_samples=100, validation=0, clients=clients, seed=seed),
+        data=data.real("femnist", min_samples=least, validation=0, clients=clients, seed=data_seed),
         model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
         rounds=by_size(size, (50, 10), (400, 100), (2000, 500)),
@@ -126,11 +140,14 @@ def _femnist(size: str, seed: int, clients: int | None) -> Task:
     )
 
 
-def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
-    """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay."""
+def _shakespeare(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
+    """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay.
+
+    Its server rates are those of Adam with bias correction and ε = 1e-8.
+    """
     clients = clients or by_size(size, 30, 100, None)
     return Task(
-        data=data.real("shakespeare", min_characters=5000, validation=0, clients=clients, seed=seed),
+        data=data.real("shakespeare", min_characters=5000, validation=0, clients=clients, seed=data_seed),
         model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
         rounds=by_size(size, (50, 10), (300, 100), (1000, 500)),
@@ -138,16 +155,17 @@ def _shakespeare(size: str, seed: int, clients: int | None) -> Task:
         cohort=by_size(size, 10, 20, 50),
         batch=by_size(size, 16, 32, 64),
         lr=(optim.linear(1.0, warmup=0.1), optim.linear(0.1, warmup=0.1), 0.1),
-        server=tuple(optim.adam(lr * by_size(size, 10, 10, 1)) for lr in (5e-4, 5e-5)),
+        server=(optim.adam(5e-4, eps=1e-8), optim.adam(5e-5, eps=1e-8)),
         max_grad_norm=0.1,
         ditto=1e-3,
+        pfedme=1e-4,
     )
 
 
-def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
+def _free_spoken_digits(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
     """Spoken digits by speaker: 6 clients, all of them in every round."""
     return Task(
-        data=data.real("free_spoken_digits", validation=0, clients=clients, seed=seed),
+        data=data.real("free_spoken_digits", validation=0, clients=clients, seed=data_seed),
         model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
         rounds=by_size(size, (15, 8), (60, 20), (200, 100)),
@@ -159,7 +177,7 @@ def _free_spoken_digits(size: str, seed: int, clients: int | None) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[str, int, int | None], Task]] = {
+TASKS: dict[str, Callable[[str, int, int | None, int], Task]] = {
     "femnist": _femnist,
     "shakespeare": _shakespeare,
     "free_spoken_digits": _free_spoken_digits,
