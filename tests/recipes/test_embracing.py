@@ -94,14 +94,15 @@ def test_two_writers_to_a_client() -> None:
     assert paired.names == tuple(f"{a}+{b}" for a, b in zip(writers.names[::2], writers.names[1::2]))
 
 
-def test_weak_readers_see_the_second_half_of_the_words() -> None:
-    model = pt.models.bilstm(20, embedding=4, hidden=3)
+def test_weak_readers_train_the_second_half_of_the_words() -> None:
+    model = pt.models.bilstm(20, embedding=4, hidden=3).eval()
     held = weak._capacity("imdb", "depth", {"strong": 1, "moderate": 1, "weak": 1})
     x = torch.randint(0, 20, (2, 6))
-    shares = {s.name: s for s in held.shares(model, x)}
+    shares = {s.name: s for s in held.shares(model, x, 1)}
     assert [len(shares[k].pieces) for k in ("strong", "moderate", "weak")] == [0, 1, 2]
+    assert shares["weak"].model.words == 3
     seen = nn.Sequential(*shares["weak"].pieces)(x)
-    assert torch.equal(seen, model.embedding(x[:, 3:]))
+    torch.testing.assert_close(shares["weak"].model.eval()(seen), model(x))
 
 
 def options(**given: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,14 +76,17 @@ def block_names(model: nn.Module, declared: Sequence[str] | None = None) -> tupl
     return tuple(names)
 
 
-def part(model: nn.Module, names: Sequence[str]) -> nn.Module:
+P = TypeVar("P", bound=Part)
+
+
+def part(model: nn.Module, names: Sequence[str], kind: type[P] = Part) -> P:  # type: ignore[assignment]
     """Return blocks of a model, applied one after another: the model's tensors, under their full names.
 
     What the model declares as its `input_part` and `output_part` stays that, as far as it is here; else it is
     the first and the last of the blocks that own parameters. No blocks give the identity.
     """
     _check_names(model, names)
-    blocks = Part(model, names)
+    blocks = kind(model, names)
     owners = [n for n in names if any(True for _ in model.get_submodule(n).parameters())]
     for field, default in (("input_part", owners[:1]), ("output_part", owners[-1:])):
         if parts := getattr(model, field, None):

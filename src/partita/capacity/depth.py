@@ -9,6 +9,12 @@ A weak device never holds the whole model: it receives the input-side blocks in 
 through each one, records what comes out, drops the piece, and trains the rest on the record. What is frozen
 runs in evaluation mode: no dropout, and normalization by the running statistics that came with it (with
 norm="static", which has none, by those of the client's own data).
+
+A recurrent model can be cut in time, too (the last row of Table 1): of T words, each direction reads the
+first k forwards only, with the received weights, and trains from the recorded state on.
+
+    h_k  = the state after k of its words        recorded, no gradient
+    z_i  ← z_i − η ∇f(z_i; h_k, words k+1 … T)
 """
 
 from __future__ import annotations
@@ -18,8 +24,10 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from partita.capacity import words as in_time
 from partita.capacity.assign import ALLOWED, Assign, assigned, check_assign
 from partita.capacity.blocks import block_names, check_sequence, is_words, part
+from partita.capacity.memory import Measured, measured
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
@@ -47,6 +55,27 @@ def _cuts(field: str, value: Any) -> dict[str, int]:
     return {str(k): check.integer(f"{field}[{k!r}]", n, low=0) for k, n in value.items()}
 
 
+def _budgets(field: str, value: Any) -> dict[str, int | str]:
+    value = by_class(field, value, "the memory of each class's devices, such as {'weak': '1MB'}")
+    for k, size in value.items():
+        check.size(f"{field}[{k!r}]", size)
+    return {str(k): size for k, size in value.items()}
+
+
+def _words(field: str, value: Any) -> dict[str, float]:
+    value = by_class(
+        field, value, "the share of the words that each class does not train, such as {'weak': 0.5}"
+    )
+    return {
+        str(k): check.number(f"{field}[{k!r}]", n, low=0, high=1, open_low=True) for k, n in value.items()
+    }
+
+
+def _pieces(field: str, value: Any) -> int | str:
+    check.size(field, value)
+    return value  # type: ignore[no-any-return]
+
+
 def _blocks(field: str, value: Any) -> tuple[str, ...]:
     if not value or not is_words(value):
         raise check.fail(field, value, "names of modules, in order: ['features', 'head']")
@@ -56,18 +85,32 @@ def _blocks(field: str, value: Any) -> tuple[str, ...]:
 @checked("capacity ")
 def depth(
     cuts: Annotated[
-        Mapping[str, int],
+        Mapping[str, int] | None,
         Option(
-            "how many of the model's first blocks each class does not train",
+            "how many of the model's first blocks a class does not train (None: {'strong': 0} with budget=)",
             allowed=CUTS,
             check=_cuts,
             example={"strong": 0, "weak": 1},
         ),
-    ],
+    ] = None,
     assign: Assigned = None,
     *,
+    budget: Annotated[
+        Mapping[str, int | str] | None,
+        Option(
+            "the memory of a class's devices, for classes whose cut and pieces are found from it",
+            allowed="{'weak': '1MB'}",
+            check=_budgets,
+        ),
+    ] = None,
     pieces: Annotated[
-        int | None, Option("frozen blocks that a device holds at a time (None: as many as it trains)", low=1)
+        int | str | None,
+        Option(
+            "frozen blocks that a device holds at a time, as a number of them or by their bytes (None: what "
+            "its budget allows, or as many blocks as it trains)",
+            allowed="2, '20MB'",
+            check=_pieces,
+        ),
     ] = None,
     blocks: Annotated[
         Sequence[str] | None,
@@ -77,6 +120,22 @@ def depth(
             check=_blocks,
         ),
     ] = None,
+    words: Annotated[
+        Mapping[str, float] | None,
+        Option(
+            "the share of the words, those read first, that a class does not train: for recurrent models",
+            allowed="{'weak': 0.5}",
+            check=_words,
+        ),
+    ] = None,
+    state: Annotated[
+        str,
+        Option(
+            "where training on the other words begins: in the state that the first ones left, or in a new "
+            "one, as if they were not there",
+            choices=in_time.STATES,
+        ),
+    ] = "recorded",
     record: Annotated[
         str, Option("where the output of the frozen blocks waits during a round", choices=RECORDS)
     ] = "memory",
@@ -86,20 +145,58 @@ def depth(
     Use it when some devices cannot hold the whole model: all clients see the same model, and each parameter
     is averaged over those that train it.
     """
+    given = dict(cuts or {})
+    budgets = dict(budget or {})
+    if cuts is None and "strong" not in budgets:
+        given = {"strong": 0}
+    both = sorted(given.keys() & budgets.keys())
+    if both or (cuts is None and not budgets):
+        allowed = f"classes with a cut, {CUTS}, and others with a budget, {{'weak': '1MB'}}"
+        raise check.fail("capacity cuts", cuts, allowed, f"{both[0]!r} has both" if both else "")
+    classes = (*given, *budgets)
+    for name in words or ():
+        check.choice("capacity words", name, classes)
 
-    def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:
+    def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:
         names = block_names(model, blocks)
         check_sequence(model, names, x)
-        return tuple(_share(model, name, names, cut, pieces) for name, cut in cuts.items())
+        sizes = measured(model, x[0], batch, blocks) if budgets or isinstance(pieces, str) else None
+        found = []
+        for name in classes:
+            limit, cut = budgets.get(name), given.get(name)
+            if cut is None:
+                assert sizes is not None
+                assert limit is not None
+                cut = sizes.fit(f"capacity budget[{name!r}]", limit)
+            by_bytes = pieces if isinstance(pieces, str) else limit if pieces is None else None
+            share = _share(model, name, names, cut, pieces, by_bytes, sizes)
+            found.append(in_time.cut(share, model, names[cut:], x, (words or {}).get(name, 0.0), state))
+        return tuple(found)
 
-    classes = tuple(cuts)
-    options = {"cuts": dict(cuts), "assign": assign, "pieces": pieces, "blocks": blocks, "record": record}
+    options = {
+        "cuts": given,
+        "assign": assign,
+        "pieces": pieces,
+        "blocks": blocks,
+        "record": record,
+        **({"budget": budgets} if budgets else {}),
+        **({"words": dict(words), "state": state} if words else {}),
+    }
     return Capacity(
         "depth", classes, shares, lambda n, seed: assigned(assign, classes, n, seed), options, record
     )
 
 
-def _share(model: nn.Module, name: str, names: Sequence[str], cut: int, pieces: int | None) -> Share:
+def _share(
+    model: nn.Module,
+    name: str,
+    names: Sequence[str],
+    cut: int,
+    pieces: int | str | None,
+    limit: int | str | None,
+    sizes: Measured | None,
+) -> Share:
+    """Return what a class trains after this cut; its frozen pieces are of at most `limit` bytes, if given."""
     if cut == 0:
         return Share(name, model)
     if cut >= len(names):
@@ -108,6 +205,9 @@ def _share(model: nn.Module, name: str, names: Sequence[str], cut: int, pieces: 
     trained = part(model, names[cut:])
     if not any(p.requires_grad for p in trained.parameters()):
         raise check.fail(f"capacity cuts[{name!r}]", cut, "a cut that leaves parameters to train")
-    size = pieces or len(names) - cut
-    frozen = [part(model, names[a : min(a + size, cut)]) for a in range(0, cut, size)]
-    return Share(name, trained, tuple(frozen))
+    if limit is not None and sizes is not None:
+        frozen = sizes.pieces("capacity pieces", cut, limit)
+    else:
+        size = pieces if isinstance(pieces, int) else len(names) - cut
+        frozen = tuple(tuple(names[a : min(a + size, cut)]) for a in range(0, cut, size))
+    return Share(name, trained, tuple(part(model, piece) for piece in frozen))

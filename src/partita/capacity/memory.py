@@ -123,7 +123,7 @@ def memory(
     2               8           20                0.384             224     340
     all            23           50
     """
-    return _measured(model, input_shape, batch, blocks).memory
+    return measured(model, input_shape, batch, blocks).memory
 
 
 def fit(
@@ -138,20 +138,7 @@ def fit(
     Both must fit: 2p + 2a of what it trains, and each frozen block on its own while samples pass (`pieces`).
     The budget is a number of bytes, '500MB' or '1MiB'; for the other arguments see `memory`.
     """
-    limit = check.size("budget", budget)
-    measured = _measured(model, input_shape, batch, blocks)
-    needs = {cut: measured.memory.needed(cut) for cut in measured.cuts}
-    fitting = [cut for cut, need in needs.items() if need <= limit]
-    if fitting:
-        return fitting[0]
-    cut = min(needs, key=lambda c: needs[c])
-    frozen, most = measured.largest(cut)
-    raise check.fail(
-        "budget",
-        budget,
-        f"at least {needs[cut]} bytes, for cut={cut}: {measured.memory.bytes(cut)} to train the rest"
-        + (f", {most} to pass the frozen block {frozen!r}" if cut else ""),
-    )
+    return measured(model, input_shape, batch, blocks).fit("budget", budget)
 
 
 def pieces(
@@ -169,20 +156,7 @@ def pieces(
     Forwards only, without gradients; all parameters are there, whether or not they require any. As many
     blocks go into a piece as the budget allows; None is what the trained part takes, 2p + 2a.
     """
-    measured = _measured(model, input_shape, batch, blocks)
-    trained = measured.memory.bytes(cut)
-    limit = trained if budget is None else check.size("budget", budget)
-    name, most = measured.largest(cut)
-    if most > limit:
-        told = f" (the trained part takes {trained})" if budget is None else ""
-        raise check.fail("budget", budget, f"at least {most} bytes to pass the frozen block {name!r}{told}")
-    consecutive: list[list[_Block]] = []
-    for block in measured.blocks[:cut]:
-        if consecutive and measured.passing([*consecutive[-1], block]) <= limit:
-            consecutive[-1].append(block)
-        else:
-            consecutive.append([block])
-    return tuple(tuple(block.row.name for block in piece) for piece in consecutive)
+    return measured(model, input_shape, batch, blocks).pieces("budget", cut, budget)
 
 
 def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
@@ -194,7 +168,7 @@ def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
 
 def passing(piece: nn.Module, x: Any, batch: int) -> tuple[int, Any]:
     """Return the numbers that a device holds while a batch passes a frozen piece, and what x becomes."""
-    names = piece._names if isinstance(piece, Part) else ("",)
+    names = piece._names if type(piece) is Part else ("",)
     piece, most = still(piece), 0
     with torch.no_grad():
         for name in names:
@@ -216,7 +190,7 @@ class _Block(NamedTuple):
     flow: int
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """All blocks of a model, and the size of a number in bytes."""
 
     blocks: tuple[_Block, ...]
@@ -231,6 +205,38 @@ class _Measured(NamedTuple):
     def cuts(self) -> range:
         """The cuts that leave parameters to train."""
         return range(1 + max(i for i, block in enumerate(self.blocks) if block.row.parameters))
+
+    def fit(self, field: str, budget: int | str) -> int:
+        """Return the smallest cut for a device of so many bytes."""
+        limit = check.size(field, budget)
+        needs = {cut: self.memory.needed(cut) for cut in self.cuts}
+        fitting = [cut for cut, need in needs.items() if need <= limit]
+        if fitting:
+            return fitting[0]
+        cut = min(needs, key=lambda c: needs[c])
+        frozen, most = self.largest(cut)
+        raise check.fail(
+            field,
+            budget,
+            f"at least {needs[cut]} bytes, for cut={cut}: {self.memory.bytes(cut)} to train the rest"
+            + (f", {most} to pass the frozen block {frozen!r}" if cut else ""),
+        )
+
+    def pieces(self, field: str, cut: int, budget: int | str | None) -> tuple[tuple[str, ...], ...]:
+        """Return the frozen blocks in consecutive pieces of at most so many bytes."""
+        trained = self.memory.bytes(cut)
+        limit = trained if budget is None else check.size(field, budget)
+        name, most = self.largest(cut)
+        if most > limit:
+            told = f" (the trained part takes {trained})" if budget is None else ""
+            raise check.fail(field, budget, f"at least {most} bytes to pass the frozen block {name!r}{told}")
+        consecutive: list[list[_Block]] = []
+        for block in self.blocks[:cut]:
+            if consecutive and self.passing([*consecutive[-1], block]) <= limit:
+                consecutive[-1].append(block)
+            else:
+                consecutive.append([block])
+        return tuple(tuple(block.row.name for block in piece) for piece in consecutive)
 
     def passing(self, piece: Sequence[_Block]) -> int:
         """Return the bytes of a piece while samples pass it, forwards only."""
@@ -247,20 +253,21 @@ class _Measured(NamedTuple):
         return max(each, key=lambda named: named[1], default=("", 0))
 
 
-def _measured(model: nn.Module, input_shape: Shape, batch: int, declared: Sequence[str] | None) -> _Measured:
+def measured(model: nn.Module, input_shape: Shape, batch: int, declared: Sequence[str] | None) -> Measured:
+    """Return all blocks of a model as they were run on one sample."""
     check.integer("batch", batch, low=1)
     names = block_names(model, declared)
     if not any(p.requires_grad for p in model.parameters()):
         raise check.fail("model", type(model).__name__, "a model with parameters that require gradients")
     runs = _run(model, names, _sample(model, names, input_shape))
     last = {id(p): name for name in names for p in model.get_submodule(name).parameters()}
-    measured = []
+    rows = []
     for name, (activations, flow) in zip(names, runs):
         parameters = list(model.get_submodule(name).parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad and last[id(p)] == name)
         row = Row(name, trained, batch * activations)
-        measured.append(_Block(row, {id(p): p.numel() for p in parameters}, batch * flow))
-    return _Measured(tuple(measured), max(p.element_size() for p in model.parameters()))
+        rows.append(_Block(row, {id(p): p.numel() for p in parameters}, batch * flow))
+    return Measured(tuple(rows), max(p.element_size() for p in model.parameters()))
 
 
 def _sample(model: nn.Module, names: Sequence[str], shape: Any) -> Tensor:

@@ -80,7 +80,7 @@ def _capacity(
     *,
     ordered: bool,
 ) -> Capacity:
-    def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:
+    def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
         models = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
         for narrow in models.values() if ordered else ():
             _check_masked(model, narrow, x)

@@ -203,14 +203,14 @@ class Share(NamedTuple):
 class Capacity(NamedTuple):
     """What devices can hold: a few classes of them, and which client is in which.
 
-    shares  (model, a batch of samples) -> what each class holds
+    shares  (model, some samples, samples in a training step) -> what each class holds
     assign  (clients, seed) -> for each client the number of its class
     record  where what a piece put out waits for the next one: 'memory' or 'disk'
     """
 
     name: str
     classes: tuple[str, ...]
-    shares: Callable[[nn.Module, Tensor], tuple[Share, ...]]
+    shares: Callable[[nn.Module, Tensor, int], tuple[Share, ...]]
     assign: Callable[[int, int], Sequence[int]]
     options: Mapping[str, Any]
     record: str = "memory"

@@ -97,6 +97,8 @@ class Setup:
             refuse_own_statistics(module, data)
         names = names_of(module, data, profile.buffers)
         trial = origin.trial if origin else tried(profile, module, data, settings.seed)
+        plans = settings.stages(algorithm)
+        batch = max(plan.batch or int(data.train[:, 1].max()) for plan in plans)
         setup = cls(
             settings=settings,
             algorithm=algorithm,
@@ -108,8 +110,8 @@ class Setup:
             names=names,
             initial={k: v.detach().clone() for k, v in tensors_of(module, names).items()},
             origin=origin or Origin.of(module, names, computed, trial),
-            plans=settings.stages(algorithm),
-            devices=Devices.of(settings.capacity, module, names, data, settings.seed),
+            plans=plans,
+            devices=Devices.of(settings.capacity, module, names, data, settings.seed, batch),
         )
         setup._check_plans()
         if origin is None:  # not for each baseline again

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,7 @@ def bilstm(
         return Blocks(
             {
                 "embedding": words,
-                "lstm": layers(dropout=nn.Dropout(dropout), both=BiLSTM(embedding, hidden)),
+                "lstm": Reader(OrderedDict(dropout=nn.Dropout(dropout), both=BiLSTM(embedding, hidden))),
                 "output": layers(dropout=nn.Dropout(dropout), linear=nn.Linear(2 * hidden, outputs)),
             }
         )
@@ -64,23 +66,54 @@ class BiLSTM(nn.Module):
         self.recurrent = nn.Parameter(torch.stack(orthogonal))
         self.bias = nn.Parameter(bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time, _ = x.shape
+    def forward(self, x: Tensor, words: int = 0, state: Tensor | None = None) -> Tensor:
+        """Return the last h of both directions; from a `state` on, after so many words of each direction."""
+        h, _ = self.read(x, words, x.shape[1], state)
+        return torch.cat((h[0], h[1]), -1)
+
+    def read(self, x: Tensor, first: int, last: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return h and c of both directions, [2, B, H] each, after the words `first` to `last` of each."""
         x = x.transpose(0, 1)
-        x = torch.stack((x, x.flip(0))).flatten(1, 2)  # [2, T·B, E], the second direction reads backwards
+        x = torch.stack((x, x.flip(0)))[:, first:last]  # the second direction reads backwards
+        _, time, batch, _ = x.shape
         # what the input adds to the gates needs no recurrence: one product for all time steps
-        projected = x @ self.input.mT + self.bias.unsqueeze(1)
+        projected = x.flatten(1, 2) @ self.input.mT + self.bias.unsqueeze(1)
         recurrent = self.recurrent.mT
         h = c = x.new_zeros(2, batch, recurrent.shape[1])
+        if state is not None:
+            h, c = state.unbind(0)
         for step in projected.view(2, time, batch, -1).unbind(1):
             i, f, g, o = (step + h @ recurrent).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
-        return torch.cat((h[0], h[1]), -1)
+        return h, c
 
-    def activations(self, x: Tensor) -> int:
+    def activations(self, x: Tensor, words: int = 0, state: Tensor | None = None) -> int:  # noqa: ARG002
         """Return what `partita.capacity.memory` counts: 10 values for each word, direction and unit.
 
         Four gates before and after their nonlinearity, c and h.
         """
-        return 10 * 2 * x.shape[0] * x.shape[1] * self.recurrent.shape[-1]
+        return 10 * 2 * x.shape[0] * (x.shape[1] - words) * self.recurrent.shape[-1]
+
+
+class Reader(nn.Sequential):
+    """Dropout, then the LSTM, which can stop after some words of each direction and go on from its state.
+
+    A record is a row for each sample: its words, [T, E], then h and c of both directions, [2, 2, H].
+    """
+
+    dropout: nn.Module
+    both: BiLSTM
+
+    def begin(self, x: Tensor, words: int) -> Tensor:
+        """Return the record after so many words."""
+        state = torch.stack(self.both.read(self.dropout(x), 0, words))  # [2, 2, B, H]
+        return torch.cat((x.flatten(1), state.permute(2, 0, 1, 3).flatten(1)), 1)
+
+    def resume(self, record: Tensor, words: int) -> Tensor:
+        """Return the output from a record on."""
+        hidden, inputs = self.both.recurrent.shape[-1], self.both.input.shape[-1]
+        x, state = record[:, : -4 * hidden], record[:, -4 * hidden :]
+        x = x.unflatten(1, (-1, inputs))
+        state = state.unflatten(1, (2, 2, hidden)).permute(1, 2, 0, 3)
+        return self.both(self.dropout(x), words, state)  # type: ignore[no-any-return]

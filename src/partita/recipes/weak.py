@@ -19,14 +19,14 @@ from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from partita import capacity, data, models
 from partita.algorithms import fedavg
 from partita.algorithms.base import WEIGHTINGS
 from partita.core import check
 from partita.core.options import Option, checked
-from partita.core.parts import Capacity, Share
+from partita.core.parts import Capacity
 from partita.data import FederatedData
 from partita.engine.record import Record
 from partita.optim import rates
@@ -290,28 +290,8 @@ def _sixteen_strong(setup: Setup) -> list[str]:
 def _capacity(task: str, kind: str, assign: Mapping[str, int] | Sequence[str]) -> Capacity:
     if kind == "width":
         return capacity.width({k: w for k, w in WIDTHS.items() if k in assign}, assign)
-    held = capacity.depth({k: c for k, c in TASKS[task].cuts.items() if k in assign}, assign)
-    return held if task != "imdb" else _half_of_the_words(held)
-
-
-class SecondHalf(nn.Module):
-    """Pass on the second half of the words."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the second half."""
-        return x[:, x.shape[1] // 2 :]
-
-
-def _half_of_the_words(held: Capacity) -> Capacity:
-    """Let weak devices read the second half of the words only, as in the last row of Table 1."""
-
-    def shares(model: nn.Module, x: Tensor) -> tuple[Share, ...]:
-        return tuple(
-            share._replace(pieces=(*share.pieces, SecondHalf())) if share.name == "weak" else share
-            for share in held.shares(model, x)
-        )
-
-    return held._replace(shares=shares, options={**held.options, "words": "half for weak"})
+    words = {"weak": 0.5} if task == "imdb" and "weak" in assign else None  # the last row of Table 1
+    return capacity.depth({k: c for k, c in TASKS[task].cuts.items() if k in assign}, assign, words=words)
 
 
 # ---- data

@@ -70,13 +70,17 @@ class Devices:
         names: Sequence[str],
         data: FederatedData,
         seed: int,
+        batch: int = 1,
     ) -> Devices:
-        """Find the classes of these clients, and the shapes that each of them holds."""
+        """Find the classes of these clients, and the shapes that each of them holds.
+
+        batch  samples in a training step, of which a device's memory must be enough
+        """
         class_of, (_, rows) = np.zeros(data.clients, dtype=np.int64), rows_of_largest(data, SAMPLES)
         sample = data.gather(rows)[0]
         shares: tuple[Share, ...] = (Share("", model),)
         if capacity is not None:
-            shares = capacity.shares(model, sample)
+            shares = capacity.shares(model, sample, batch)
             class_of = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
         return cls(
             capacity=capacity,
@@ -242,7 +246,7 @@ class Devices:
     def bytes_down(self, kind: int, server: ServerState) -> int:
         """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
         frozen = [k for piece in self.shares[kind].pieces for k, _ in named(piece)]
-        pieces = {k: server.shared[k] for k in frozen if k in server.shared}
+        pieces = {k: server.shared[k] for k in frozen if k in server.shared and k not in self.shapes[kind]}
         return self._bytes(kind, server.shared) + self._bytes(kind, server.extra) + tree.nbytes(pieces)
 
     def bytes_up(self, kind: int, upload: Upload) -> int:
