@@ -188,7 +188,15 @@ def test_a_command_and_its_settings_are_there(command: Block, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-STORED = ("partial-", "persafl-", "ffgg-real", "fedplus-mnist", "byzantine", "embracing-")
+STORED = (
+    "partial-",
+    "persafl-",
+    "ffgg-real",
+    "fedplus-mnist",
+    "fedplus-stragglers",
+    "byzantine",
+    "embracing-",
+)
 
 
 @functools.cache

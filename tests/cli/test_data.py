@@ -32,7 +32,7 @@ def test_list_says_what_there_is_and_what_is_here(files: Path, partita: Command)
     rows = {row["name"]: row for row in json.loads(partita("data", "list", "--json").stdout)}
     assert list(rows) == list(SOURCES)
     assert not any(row["here"] for row in rows.values())
-    assert rows["mnist"]["recipes"] == ["persafl-mnist", "fedplus-mnist"]
+    assert rows["mnist"]["recipes"] == ["persafl-mnist", "fedplus-mnist", "fedplus-stragglers"]
     assert partita("data", "get", "heart_disease", "--from", str(files)).returncode == 0
     (row,) = json.loads(partita("data", "list", "heart_disease", "--json").stdout)
     assert row["here"]

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from partita.recipes import RECIPES, Study, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
-from partita.recipes.fedplus import stragglers, table_methods
+from partita.recipes.fedplus import table_methods
 from partita.recipes.quadratic import error_table, errors
 from partita.recipes.study import run_study
 from partita.recipes.tables import Runs, Table
@@ -221,17 +222,51 @@ def test_regression_has_a_column_for_each_method() -> None:
     assert "/ 2764" in table.rows[0][1]
 
 
-def test_stragglers_do_less() -> None:
+def test_fedavg_drops_stragglers_and_the_others_use_their_work() -> None:
     study = RECIPES["fedplus-synthetic"](epochs=5)
     assert isinstance(study, Study)
-    experiment = study.variants["fedavg-N30"].experiment
-    steps = np.array(experiment.steps)
-    full = 5 * -(-experiment.data.sizes() // 10)
-    assert (steps <= full).all()
-    assert 20 <= (steps < full).sum() <= 30
-    assert tuple(steps) == stragglers(experiment.data, 5, 0)
-    runs, _ = run("fedplus-synthetic", "fedavg_plus-N3", rounds=1, epochs=1)
-    assert 0 < runs["fedavg_plus-N3"][0].summary()["test"]["personal"] <= 1
+    late = {
+        name: getattr(variant.experiment.schedule, "late", None) for name, variant in study.variants.items()
+    }
+    assert late.pop("fedavg-N30") == "drop"
+    assert set(late.values()) == {"partial"}
+    whole, part = (study.variants[f"fedavg_plus-N{n}"].experiment.data for n in (30, 15))
+    assert torch.equal(whole.client(14)[0], part.client(14)[0])
+    runs, _ = run("fedplus-synthetic", "fedavg_plus-N3", rounds=1, epochs=2)
+    (found,) = runs["fedavg_plus-N3"]
+    assert sorted(row["epochs"] for row in found.clients) == [1, 1, 2]  # of three parties two straggle
+
+
+def test_figure_4_has_a_curve_for_each_method() -> None:
+    study = RECIPES["fedplus-synthetic"](rounds=2, epochs=1)
+    assert isinstance(study, Study)
+    found, _ = run("fedplus-synthetic", "fedavg_plus-N3", rounds=2, epochs=1)
+    runs = dict.fromkeys(study.variants, found["fedavg_plus-N3"])
+    (chart,) = study.charts(runs)
+    learning, parties = chart.panels
+    assert [s.name for s in learning.series] == [
+        *("fedavg", "fedprox", "rfa", "coordinate_median", "fedavg_plus", "fedgeomed_plus", "fedcomed_plus"),
+        "local",
+    ]
+    assert all(list(s.x) == [1, 2] for s in learning.series)
+    assert [list(s.x) for s in parties.series] == [["3", "15", "30"]] * 3
+    table = study.tables(runs)[1]
+    assert [row[0] for row in table.rows] == ["3", "15", "30"]
+    assert [row[2] for row in table.rows] == ["70.2", "90.7", "98.0"]
+
+
+@NEEDS_DATA
+@pytest.mark.parametrize(("data", "parties", "classes"), [("mnist", 100, 1), ("femnist", 20, 5)])
+def test_handwriting_with_few_classes(data: str, parties: int, classes: int) -> None:
+    study = RECIPES["fedplus-stragglers"](data=data)
+    assert isinstance(study, Study)
+    source = study.variants[f"fedavg-N{parties}"].experiment.data
+    assert source.clients == parties
+    held = [set(source.client(i)[1].tolist()) | set(source.client(i, "test")[1].tolist()) for i in range(10)]
+    assert all(len(labels) == classes and labels <= set(range(10)) for labels in held)
+    few = f"fedgeomed_plus-N{parties // 10}"
+    runs, _ = run("fedplus-stragglers", few, data=data, rounds=2, epochs=2)
+    assert runs[few][0].summary()["test"]["personal"] > 0.1
 
 
 @NEEDS_DATA

@@ -16,7 +16,13 @@ from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
 from partita.recipes.experiment import Experiment, blamed
-from partita.recipes.fedplus import fedplus_collapse, fedplus_mnist, fedplus_regression, fedplus_synthetic
+from partita.recipes.fedplus import (
+    fedplus_collapse,
+    fedplus_mnist,
+    fedplus_regression,
+    fedplus_stragglers,
+    fedplus_synthetic,
+)
 from partita.recipes.memory import partial_memory
 from partita.recipes.offices import offices
 from partita.recipes.partial import partial_harm, partial_splits
@@ -54,6 +60,7 @@ RECIPES: dict[str, Recipe] = {
     "fedplus-mnist": fedplus_mnist,
     "fedplus-regression": fedplus_regression,
     "fedplus-synthetic": fedplus_synthetic,
+    "fedplus-stragglers": fedplus_stragglers,
     "fedplus-collapse": fedplus_collapse,
     "embracing-capacity": embracing_capacity,
     "embracing-scaling": embracing_scaling,
@@ -72,6 +79,7 @@ NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persafl-mnist": ("", ("mnist",)),
     "persafl-cifar": ("", ("cifar10",)),
     "fedplus-mnist": ("", ("mnist",)),
+    "fedplus-stragglers": ("data", ("mnist", "femnist")),
     "embracing-scaling": ("", ("cifar10",)),
     "embracing-mix": ("task", ("cifar10", "femnist", "imdb")),
     "embracing-norm": ("", ("cifar10",)),

@@ -1,13 +1,13 @@
 """Robustness and personalization by regularization: Kundu et al., Fed+ (2022), Table 2 and Figures 1 to 4.
 
-`fedplus-mnist` and `fedplus-regression` compare seven methods as Table 2 does, `fedplus-synthetic` the family
-with the methods that it extends (Figure 4), and `fedplus-collapse` looks at what aggregation does to clients
-(Figures 1 to 3).
+`fedplus-mnist` and `fedplus-regression` compare seven methods as Table 2 does, `fedplus-synthetic` and
+`fedplus-stragglers` the family with the methods that it extends (Figure 4), and `fedplus-collapse` looks at
+what aggregation does to clients (Figures 1 to 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from partita.algorithms import (
     scaffold,
 )
 from partita.algorithms.alone import local
-from partita.core import draws
+from partita.core import check
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
 from partita.engine.record import Record
@@ -39,8 +39,11 @@ from partita.recipes.experiment import Experiment
 from partita.recipes.sizes import by_size
 from partita.recipes.study import Study, Variant, under
 from partita.recipes.tables import Runs, Table, mean_std, score
+from partita.report.charts import Chart, Panel, Series, curve
+from partita.schedule import synchronous
 
-NAMES = ("scaffold", "pfedme", "perfedavg", "apfl", "fedavg_plus", "fedgeomed_plus", "fedcomed_plus")
+PLUS = ("fedavg_plus", "fedgeomed_plus", "fedcomed_plus")
+NAMES = ("scaffold", "pfedme", "perfedavg", "apfl", *PLUS)
 PAPER = {  # Table 2, in the order of NAMES
     "robust-N10": (81.4, 89.4, 87.3, 88.3, 87.0, 91.5, 80.5),
     "robust-N50": (82.3, 85.5, 85.7, 81.3, 86.7, 91.4, 79.4),
@@ -48,6 +51,13 @@ PAPER = {  # Table 2, in the order of NAMES
     "personal-N50": (63.8, 66.3, 68.9, 72.7, 69.4, 76.2, 52.3),
     "regression": (2764, 4268, 2780, 1606, 1966, 1048, 1074),
 }
+PARTIES = {  # the accuracy of Fed+ by the number of parties, the mean of its three variants (section 5.2)
+    "synthetic": {3: 70.22, 15: 90.73, 30: 98.03},
+    "mnist": {100: 69.80, 500: 81.34, 1000: 83.36},
+    "femnist": {20: 25.16, 100: 68.71, 200: 78.66},
+}
+STRAGGLERS = 0.9
+FIRST_LETTER = 36  # the class of 'a' in FEMNIST
 NOISE = 1.0  # scale of the Laplacian noise on pixels in [0, 1]; the paper does not say it
 
 
@@ -98,34 +108,47 @@ def fedplus_synthetic(
 ) -> Study:
     """Very different softmax parties, most of them stragglers: Fed+ and what it extends (Figure 4).
 
-    Nine of ten parties are stragglers, who do fewer than `epochs` passes, a number that is drawn once for
-    each of them. The Fed+ methods also run with 3 and 15 parties.
+    In each round nine of ten parties are stragglers, who do fewer than `epochs` passes. FedAvg drops them,
+    the others use what they have done. The Fed+ methods also run with 3 and 15 parties.
 
     size    small (40 rounds of up to 2 epochs) or paper (200 rounds of up to 20)
     rounds  number of rounds; default: by size
     epochs  most epochs of a party; default: by size
     """
+    source = data.synthetic(1000.0, 10.0, clients=30, validation=0, seed=seed)
     most, count = epochs or by_size(size, 2, 20), rounds or by_size(size, 40, 200)
-    plus = {
-        "fedavg_plus": fedavg_plus(0.01, 0.01, 0.001),
-        "fedgeomed_plus": fedgeomed_plus(0.01, 0.01, 0.1),
-        "fedcomed_plus": fedcomed_plus(0.01, 0.01, 0.1),
-    }
-    everything = {
-        "fedavg": fedavg(0.01),
-        "fedprox": fedprox(0.01, mu=1.0),
-        "rfa": rfa(0.01),
-        "coordinate_median": coordinate_median_fedavg(0.01),
-        **plus,
-        "local": local(0.01),
-    }
-    variants: dict[str, Variant] = {}
-    for parties, methods in ((30, everything), (15, plus), (3, plus)):
-        source = data.synthetic(1000.0, 10.0, clients=parties, validation=0, seed=seed)
-        steps = stragglers(source, most, seed)
-        base = _experiment(zeros(models.logistic(60, 10)), source, count, seed, batch=10, steps=steps)
-        variants |= under(base, {f"{name}-N{parties}": method for name, method in methods.items()})
-    return Study(variants, tables=lambda runs: [_scores(runs)])
+    model = zeros(models.logistic(60, 10))
+    return _figure_4("synthetic", source, (30, 15, 3), model, 0.01, count, most, seed)
+
+
+def fedplus_stragglers(
+    data: str = "mnist",
+    size: str = "small",
+    classes: int | None = None,
+    letters: bool = False,
+    rounds: int | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+) -> Study:
+    """Many parties with few classes, most of them stragglers: Fed+ and what it extends (Figure 4).
+
+    As `fedplus-synthetic`, on handwriting: parties have samples of few classes, in numbers with a long tail.
+    The Fed+ methods also run with a half and a tenth of the parties.
+
+    data     mnist (1000 parties) or femnist (200)
+    size     small (a tenth of the parties, up to 5 epochs) or paper (all of them, up to 20)
+    classes  classes of each party; default: 1 for mnist, 5 for femnist
+    letters  of femnist: the letters a to j, as the paper, of which there are 2,505; default: the ten digits
+    rounds   number of rounds; default: 100 for mnist, 200 for femnist
+    epochs   most epochs of a party; default: by size
+    """
+    check.choice("data", data, ("mnist", "femnist"))
+    parties, held, count, lr = (1000, 1, 100, 0.03) if data == "mnist" else (200, 5, 200, 0.003)
+    source = _handwriting(data, parties, classes or held, letters, seed)
+    everyone = by_size(size, parties // 10, parties)
+    numbers = (everyone, everyone // 2, everyone // 10)
+    most, model = epochs or by_size(size, 5, 20), zeros(models.logistic(784, 10))
+    return _figure_4(data, source, numbers, model, lr, rounds or count, most, seed)
 
 
 def fedplus_collapse(size: str = "small", rounds: int | None = None, seed: int = 0) -> Study:
@@ -167,12 +190,58 @@ def table_methods(lr: float, sigma: float, delta: float = 0.1) -> dict[str, Algo
     }
 
 
-def stragglers(source: FederatedData, epochs: int, seed: int, share: float = 0.9) -> tuple[int, ...]:
-    """Return the steps of each party: `epochs` passes in batches of ten, of stragglers 1 to epochs − 1."""
-    rng = draws.generator(seed, "stragglers")
-    slow = rng.random(source.clients) < share
-    passes = np.where(slow, rng.integers(1, max(epochs, 2), source.clients), epochs)
-    return tuple(int(p * -(-n // 10)) for p, n in zip(passes, source.sizes()))
+def _figure_4(
+    name: str,
+    source: FederatedData,
+    numbers: tuple[int, int, int],
+    model: nn.Module,
+    lr: float,
+    rounds: int,
+    epochs: int,
+    seed: int,
+) -> Study:
+    """Return all methods on the most parties, and Fed+ on smaller numbers: the first of the same parties."""
+    plus = {
+        "fedavg_plus": fedavg_plus(lr, 0.01, 0.001),
+        "fedgeomed_plus": fedgeomed_plus(lr, 0.01, 0.1),
+        "fedcomed_plus": fedcomed_plus(lr, 0.01, 0.1),
+    }
+    others = {
+        "fedprox": fedprox(lr, mu=1.0),
+        "rfa": rfa(lr),
+        "coordinate_median": coordinate_median_fedavg(lr),
+        **plus,
+        "local": local(lr),
+    }
+    variants: dict[str, Variant] = {}
+    for parties in numbers:
+        some = source if parties == source.clients else source.subset(range(parties))
+        work = {"batch": 10, "steps": None, "epochs": epochs, "evaluate_every": max(1, rounds // 20)}
+        schedule = synchronous(stragglers=STRAGGLERS, late="partial")
+        base = _experiment(model, some, rounds, seed, **work, schedule=schedule)
+        methods = plus
+        if parties == numbers[0]:
+            dropping = replace(base, algorithm=fedavg(lr), schedule=synchronous(stragglers=STRAGGLERS))
+            variants[f"fedavg-N{parties}"], methods = Variant(dropping), others
+        variants |= under(base, {f"{method}-N{parties}": rule for method, rule in methods.items()})
+    return Study(
+        variants,
+        tables=lambda runs: [_scores(runs), _by_parties(runs, name, numbers)],
+        charts=lambda runs: [_learning(runs, name, numbers)],
+    )
+
+
+def _handwriting(name: str, parties: int, classes: int, letters: bool, seed: int) -> FederatedData:
+    """Return images dealt to parties with few classes each, in numbers with a long tail (Li et al., 2020)."""
+    partition = data.label_skew(classes, sigma=2.0, minimum=1 if letters else 5)
+    if name == "mnist":
+        return data.real("mnist", clients=parties, partition=partition, test=0.2, validation=0, seed=seed)
+    writers = data.real("femnist", validation=0)
+    first = FIRST_LETTER if letters else 0
+    rows = (writers.y >= first) & (writers.y < first + 10)
+    source = {"name": "femnist", "first": first}
+    x, y = writers.x[rows].numpy(), (writers.y[rows] - first).numpy()
+    return data.split(x, y, parties, partition, test=0.2, validation=0, seed=seed, source=source)
 
 
 def zeros(model: nn.Module) -> nn.Module:
@@ -195,9 +264,8 @@ def _experiment(
         cohort=min(10, source.clients),
         seed=seed,
         baselines=False,
-        evaluate_every=rounds,
         checkpoint_every=0,
-        **{"steps": 20, **settings},
+        **{"steps": 20, "evaluate_every": rounds, **settings},
     )
 
 
@@ -222,6 +290,49 @@ def _scores(runs: Runs) -> Table:
         parties = [float(np.nanmean(run.scores("personal"))) for run in seeds]
         rows.append((name, score(seeds), mean_std(parties, 100, 1)))
     return Table("Test accuracy, % (Figure 4)", ("method", "over samples", "mean over parties"), rows)
+
+
+def _by_parties(runs: Runs, name: str, numbers: Sequence[int]) -> Table:
+    """Return the accuracy of Fed+ by the number of parties, as section 5.2 does: the mean of the three."""
+    rows: list[tuple[str, ...]] = []
+    for parties in sorted(numbers):
+        three = zip(*(runs[f"{method}-N{parties}"] for method in PLUS))
+        means = [float(np.mean([_accuracy(run) for run in of])) for of in three]
+        paper = PARTIES[name].get(parties)
+        rows.append((str(parties), mean_std(means, 100, 1), "-" if paper is None else f"{paper:.1f}"))
+    return Table("Accuracy of Fed+ by number of parties, %", ("parties", "ours", "the paper's"), rows)
+
+
+def _learning(runs: Runs, name: str, numbers: Sequence[int]) -> Chart:
+    """Return test accuracy over rounds, a curve for each method (Figure 4), and Fed+ by number of parties."""
+
+    def accuracy(row: Mapping[str, Any]) -> Any:
+        return row["test.personal"]
+
+    most, ordered = f"-N{numbers[0]}", sorted(numbers)
+    curves = [
+        curve(variant.removesuffix(most), seeds, accuracy, scale=100)
+        for variant, seeds in runs.items()
+        if variant.endswith(most)
+    ]
+    bars = []
+    for method in PLUS:
+        ends = [np.array([100 * _accuracy(run) for run in runs[f"{method}-N{n}"]]) for n in ordered]
+        spreads = [float(of.std(ddof=1)) if len(of) > 1 else 0.0 for of in ends]
+        bars.append(Series(method, [str(n) for n in ordered], [of.mean() for of in ends], spreads, "bar"))
+    return Chart(
+        f"Methods with 90 % stragglers: {name} (Figure 4)",
+        [
+            Panel(f"{name}, {numbers[0]} parties", "round", "test accuracy, %", curves),
+            Panel("Fed+ by number of parties", "parties", "test accuracy, %", bars),
+        ],
+    )
+
+
+def _accuracy(run: Record) -> float:
+    """Return the test accuracy of the parties' own models; NaN where there is none."""
+    score = run.summary()["test"]["personal"]
+    return np.nan if score is None else float(score)
 
 
 def _jumps(runs: Runs) -> Table:
