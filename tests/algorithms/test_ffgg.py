@@ -1,4 +1,4 @@
-"""FFGG: what it equals, what its theorems promise, and how its clients begin."""
+"""FFGG: what it equals, and how its clients begin. Its theorems are in `tests/theory`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import partita as pt
-from partita.core.parts import Algorithm, Attack, Optimizer, Rates
-from partita.core.types import ServerState, Tensors
-from partita.data.quadratic import Quadratic
+from partita.core.parts import Algorithm
 from support import each
 
 both_executors = each("executor", ["loop", "vmap"])
@@ -152,160 +149,3 @@ def test_a_stage_of_a_pipeline() -> None:
     assert not torch.equal(
         run.client(0).personal["output.linear.weight"], run.client(1).personal["output.linear.weight"]
     )
-
-
-# ---- the theorems, on the actual iterates
-
-
-def watched(seen: list[Tensor]) -> Optimizer:
-    """Plain averaging that notes every θ."""
-    plain = pt.optim.sgd()
-
-    def update(shared: Tensors, delta: Tensors, opt: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
-        seen.append(shared["theta"].clone())
-        return plain.update(shared, delta, opt, lr)
-
-    return plain._replace(update=update)
-
-
-def iterates(problem: Quadratic, method: Any, rounds: int, **settings: Any) -> list[Tensor]:
-    """θ⁰, θ¹, ..., of which the last is after all rounds."""
-    seen: list[Tensor] = []
-    run = pt.federate(
-        problem.model(),
-        problem.data,
-        method(server=watched(seen)),
-        rounds=rounds,
-        loss=problem.loss,
-        metric="loss",
-        executor="vmap",
-        evaluate_every=rounds,
-        baselines=False,
-        progress=False,
-        **settings,
-    )
-    return [*seen, run.shared["theta"]]
-
-
-@each("kind", ["uniform", "overpersonalized", "disagreeing"])
-@each("solver", [pt.exact(), pt.cg(8)], ids=repr)
-def test_theorem_1(kind: str, solver: Any) -> None:
-    """min_{r<R} ‖F(θ^r)‖² ≤ L ‖θ⁰ − θ*‖² / (γR), for every R, with γ = 1/L."""
-    problem = pt.data.quadratic(clients=8, kind=kind, n=60, d_theta=8, d_w=4)
-    L = problem.constants.ell
-    found = iterates(problem, lambda **o: pt.ffgg("w", 1 / L, solver, **o), rounds=25)
-    least, away = torch.inf, (found[0] - problem.theta_star).square().sum().item()
-    for R, theta in enumerate(found, start=1):
-        least = min(least, problem.F(theta).mean(0).square().sum().item())
-        assert least <= L * L * away / R
-    assert least < 1e-2 * problem.F(found[0]).mean(0).square().sum().item()
-
-
-@pytest.mark.parametrize("concurrency", [4, 8])
-def test_theorem_7(concurrency: int) -> None:
-    """min_{r<R} ‖F(θ^r)‖² ≤ 2L ‖θ̂⁰ − θ*‖² / (γR), for every R, with γ = 1/(2L √(2Mτ_max)), asynchronously.
-
-    The paper prints √(2M) τ_max; its proof needs √(2Mτ_max), as the remark on the square root says.
-    """
-    problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=60, d_theta=8, d_w=4)
-    L, S = problem.constants.ell, pt.schedule
-    delays = S.delays(compute=S.gamma(1.0), speed=S.lognormal(1.0, 1.0))
-    schedule = S.asynchronous(concurrency, delays=delays)
-    most = max(max(c.staleness) for c in schedule_turns(schedule, 8, 200)) + 1
-    gamma = 1 / (2 * L * (2 * concurrency * most) ** 0.5)
-    found = iterates(
-        problem, lambda **o: pt.ffgg_async("w", gamma, pt.exact(), **o), rounds=200, schedule=schedule
-    )
-    assert most > concurrency
-    virtual = found[0] - gamma * problem.F(found[0])[at_start(schedule, 8)].sum(0)
-    least, away = torch.inf, (virtual - problem.theta_star).square().sum().item()
-    for R, theta in enumerate(found, start=1):
-        least = min(least, problem.F(theta).mean(0).square().sum().item())
-        assert least <= 2 * L * away / (gamma * R)
-    assert least < 0.1 * problem.F(found[0]).mean(0).square().sum().item()
-
-
-def schedule_turns(schedule: Any, clients: int, rounds: int) -> list[Any]:
-    """The cohorts of a schedule, whatever is trained."""
-    turns = begun(schedule, clients)
-    return [turns.next(ServerState({}, {}, {}, version)) for version in range(rounds)]
-
-
-def begun(schedule: Any, clients: int) -> Any:
-    spec = pt.schedule.StageSpec(clients, clients, 0, 10**6, 0, 0.0, lambda _: 1)
-    return schedule.of(pt.fedavg(0.1)).begin(spec)
-
-
-def at_start(schedule: Any, clients: int) -> list[int]:
-    """Who was at work before the first arrival."""
-    turns = begun(schedule, clients)
-    cohort = turns.next(ServerState({}, {}, {}, 0))
-    return [*cohort.clients, *(f.client for f in turns.clock.flights)]
-
-
-LIES: dict[str, Attack | None] = {
-    "honest": None,
-    "sign_flip": pt.attack.sign_flip(),
-    "ipm": pt.attack.ipm(),
-    "gaussian": pt.attack.gaussian(),
-}
-
-
-@each("attack", [None, pt.attack.sign_flip()], ids=["honest", "sign_flip"])
-def test_theorem_8(attack: Attack | None) -> None:
-    check_theorem_8(attack, None)
-
-
-@pytest.mark.slow
-@each("attack", LIES.values(), ids=LIES)
-@each("aggregate", [None, pt.aggregate.coordinate_median()], ids=["buckets", "median"])
-def test_theorem_8_for_all_attacks(attack: Attack | None, aggregate: Any) -> None:
-    check_theorem_8(attack, aggregate)
-
-
-def check_theorem_8(attack: Attack | None, aggregate: Any) -> None:
-    """‖θ^R − θ*‖² ≤ (1 − γμ/2)^R ‖θ⁰ − θ*‖², for every R, whatever a quarter of the clients send."""
-    problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
-    byzantine = (1, 4, 8) if attack else ()
-    c, good = problem.constants, 12 - len(byzantine)
-    assert len(byzantine) / 12 <= c.tolerated(good)
-    gamma = c.gamma_byzantine(good, len(byzantine))
-    lies = {"attack": attack, "byzantine": byzantine} if attack else {}
-    found = iterates(
-        problem, lambda **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=aggregate, **o), 80, **lies
-    )
-    away = [(theta - problem.theta_star).square().sum().item() for theta in found]
-    for R, distance in enumerate(away):
-        assert distance <= (1 - gamma * c.mu / 2) ** R * away[0] + 1e-24
-    assert away[-1] < 0.1 * away[0]
-
-
-def test_a_mean_does_not_survive_what_a_median_does() -> None:
-    problem = pt.data.quadratic(clients=12, kind="overpersonalized", zeta=0.05, n=60, d_theta=4, d_w=3)
-    gamma, lies = (
-        problem.constants.gamma_theta / 4,
-        {"attack": pt.attack.sign_flip(10.0), "byzantine": (1, 4, 8)},
-    )
-    away = {}
-    for name in ("mean", "coordinate_median"):
-        aggregate = getattr(pt.aggregate, name)()
-        found = iterates(
-            problem,
-            lambda a=aggregate, **o: pt.ffgg_robust("w", gamma, pt.exact(), aggregate=a, **o),
-            50,
-            **lies,
-        )
-        away[name] = (found[-1] - problem.theta_star).norm() / (found[0] - problem.theta_star).norm()
-    assert away["coordinate_median"] < 1 < away["mean"]
-
-
-def test_more_local_steps_lower_the_floor() -> None:
-    """A fresh w after τ steps is (1 − μ_w/L_w)^τ away from w*, and so θ stops as far from θ*."""
-    problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=60, d_theta=4, d_w=4)
-    c, floors = problem.constants, []
-    for steps in (3, 10, 40):
-        found = iterates(
-            problem, lambda t=steps, **o: pt.ffgg("w", c.gamma_theta, pt.gd(t, c.gamma_w), **o), 40
-        )
-        floors.append((found[-1] - problem.theta_star).norm().item())
-    assert floors[0] > floors[1] > floors[2]

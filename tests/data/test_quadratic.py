@@ -202,13 +202,15 @@ def test_clients_that_disagree_vanish_only_in_the_mean() -> None:
 def test_constants_by_brute_force(kind: str) -> None:
     problem = small(kind, compress=False)
     c = problem.constants
-    top, all_j, curvature, whole = 0.0, [], [], []
+    top, all_j, curvature, whole, cross, slopes = 0.0, [], [], [], [], []
     for m in range(M):
         H, _, A, B, _ = matrices(problem, m)
         left = A.T @ (torch.eye(N, dtype=torch.float64) - B @ torch.linalg.pinv(B)) @ A
         top = max(top, *(float(torch.linalg.matrix_norm(g, 2)) for g in (H.T @ H, left)))
         all_j.append(jacobian(problem, m))
         curvature.append(torch.linalg.eigvalsh(B.T @ B))
+        cross.append(torch.linalg.matrix_norm(A.T @ B, 2))
+        slopes.append(torch.linalg.matrix_norm(torch.linalg.pinv(B) @ A, 2))
         whole.append(torch.linalg.matrix_norm(problem.data.client(m)[0], 2) ** 2)
     eigen = torch.stack([torch.linalg.eigvalsh(j) for j in all_j])
     mean = torch.linalg.eigvalsh(torch.stack(all_j).mean(0))
@@ -221,6 +223,8 @@ def test_constants_by_brute_force(kind: str) -> None:
         "L_w": torch.stack(curvature).max(),
         "mu_w": torch.stack(curvature).min(),
         "L_f": torch.stack(whole).max(),
+        "L_cross": torch.stack(cross).max(),
+        "slope": torch.stack(slopes).max(),
     }
     for name, value in wanted.items():
         close(getattr(c, name), float(value))
@@ -276,11 +280,43 @@ def test_step_sizes() -> None:
     assert c.gamma_theta == 1 / c.ell
     assert c.gamma_theta_example == 1 / c.L
     assert c.gamma_w == 1 / c.L_w
-    delta, more = 10 / 42, 1 + 1 / 31
-    assert c.gamma_byzantine(32, 10, c=3) == pytest.approx(1 / (4 * (c.ell + 6 * delta * more * c.ell_sim)))
-    assert c.gamma_byzantine(32, 0) == pytest.approx(1 / (4 * c.ell))
-    assert c.tolerated(32, c=3) == pytest.approx(c.mu / (6 * more * c.ell_sim))
     assert small(clients=1).constants.ell_sim == pytest.approx(0, abs=1e-12)
+
+
+def test_constants_of_some_clients() -> None:
+    """Those of a problem that has no others, and a client's draws do not depend on the others."""
+    problem, fewer = small("heterogeneous"), small("heterogeneous", clients=2)
+    for name, value in dataclasses.asdict(problem.constants_of([0, 1])).items():
+        close(value, getattr(fewer.constants, name))
+    assert problem.constants_of(range(M)) == problem.constants
+    with pytest.raises(
+        ValueError, match=re.escape(f"clients={M}: expected a whole number from 0 up to {M - 1}")
+    ):
+        problem.constants_of([0, M])
+    with pytest.raises(ValueError, match="at least one of 0 to"):
+        problem.constants_of([])
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_rho_is_attained_by_the_worst_client(compress: bool) -> None:
+    """Over all batches of two rows: the mean of ‖g‖² is at most ρ‖F_m‖², and somewhere nearly as much."""
+    problem = small("overpersonalized", compress=compress)
+    rho, most = problem.rho(2), 0.0
+    rows = int(problem.data.sizes()[0])
+    pairs = torch.combinations(torch.arange(rows))
+    rng = torch.Generator().manual_seed(0)
+    for m in range(M):
+        x, y = problem.data.client(m)
+        for _ in range(40):
+            theta = problem.theta_star + torch.randn(D, generator=rng, dtype=torch.float64)
+            w = problem.w_star(theta)[m]
+            g = rows * x[:, :D] * (x @ torch.cat([theta, w]) - y)[:, None]
+            close(g.mean(0), problem.F(theta)[m], 1e-8)
+            squares = ((g[pairs[:, 0]] + g[pairs[:, 1]]) / 2).square().sum(1).mean()
+            most = max(most, float(squares / g.mean(0).square().sum()))
+    assert 1 < rho / 4 < most <= rho
+    assert problem.rho() == problem.rho(10**6) == 1.0
+    assert small("uniform").rho(2) == float("inf")
 
 
 def test_theorem_1() -> None:
@@ -353,11 +389,3 @@ def test_repr_says_what_it_is() -> None:
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         small(**{"kind": "uniform", **options})
-
-
-def test_what_the_steps_refuse() -> None:
-    c = small().constants
-    with pytest.raises(ValueError, match="good=1: expected a whole number from 2"):
-        c.gamma_byzantine(1, 0)
-    with pytest.raises(ValueError, match="byzantine=10: expected a whole number from 0 up to 9"):
-        c.gamma_byzantine(10, 10)

@@ -185,7 +185,7 @@ def ffgg_async(
     """Asynchronous FFGG: the server takes a step along each client's gradient as soon as it arrives.
 
     While one client computes, those of the M at work make M such steps: lr is about 1/M of what `ffgg` takes
-    along the mean of M gradients. Theorem 7 has a smaller one, `partita.theory.ffgg_async_step`.
+    along the mean of M gradients. Theorem 7 has a smaller one, `partita.theory.ffgg_async_lr`.
     """
     method = ffgg(personal, lr, solver, start, evaluate, gradient, **options)
     return replace(method, asynchronous={"buffer": 1})

@@ -18,7 +18,7 @@ vanishes at w_m*(θ) = R_w⁻¹(u − Cθ), the second is the rest, so F_m(θ) =
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from partita.data.federated import FederatedData
 from partita.models.quadratic import ThetaW
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+FITS = 1e-8  # a residual of so much of the targets is none
 KINDS = ("uniform", "heterogeneous", "overpersonalized", "disagreeing")
 
 
@@ -96,7 +97,7 @@ def quadratic(
         constants = _constants(stacked, d_w, max(bounds))
     source = {"name": "quadratic", "clients": clients, "kind": kind, "n": n, "d_theta": d_theta, "d_w": d_w}
     source |= {"zeta": zeta, "iota": iota, "compress": compress, "seed": seed}
-    return Quadratic(_data(rows, d_w, source), constants, d_theta, d_w, stacked)
+    return Quadratic(_data(rows, d_w, source), constants, d_theta, d_w, stacked, tuple(bounds))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +115,7 @@ class Quadratic:
     d_theta: int
     d_w: int
     factor: Tensor = field(repr=False)  # R of each client, columns in the order w, θ, target
+    bounds: tuple[float, ...] = field(repr=False)  # L of each client
 
     def model(self, seed: int = 0) -> ThetaW:
         """Return the model with its start: entries of θ and w from N(0, 1)."""
@@ -158,6 +160,43 @@ class Quadratic:
         solution: Tensor = torch.linalg.lstsq(factor.flatten(0, 1), target.reshape(-1, 1)).solution
         return solution.squeeze(-1)
 
+    def constants_of(self, clients: Sequence[int]) -> Constants:
+        """Return the constants over some of the clients, such as the honest ones of Theorem 8."""
+        last = self.data.clients - 1
+        chosen = [check.integer("clients", m, low=0, high=last) for m in clients]
+        if not chosen:
+            raise check.fail("clients", clients, f"at least one of 0 to {last}")
+        with _one_thread():
+            return _constants(self.factor[chosen], self.d_w, max(self.bounds[m] for m in chosen))
+
+    def rho(self, batch: int | None = None) -> float:
+        """Return ρ of Assumption 6, E‖g_m‖² ≤ ρ‖F_m‖², for gradients g_m over a random batch of so many rows.
+
+        w is w_m*(θ), as `ffgg(..., exact(), gradient="batch")` has it. With r = K(θ − θ*) the residuals of
+        the N rows x_j, one row alone sends N x_j r_j, and b of them without replacement
+
+            E‖g‖² = ‖F‖² + (N − b)/(b (N − 1)) (E‖N x_j r_j‖² − ‖F‖²)
+
+        It is infinite where a client cannot fit all of its rows: g_m then varies where F_m is zero.
+        """
+        rows = int(self.data.sizes()[0])
+        b = rows if batch is None else min(check.integer("batch", batch, low=1), rows)
+        if b == rows:
+            return 1.0
+        left = self.factor[:, -1, -1].abs() > FITS * torch.linalg.vector_norm(self.factor[:, :, -1], dim=1)
+        if left.any():
+            return math.inf
+        one = max(map(self._rho_of_a_row, range(self.data.clients)))
+        return 1 + (rows - b) / (b * (rows - 1)) * (one - 1)
+
+    def _rho_of_a_row(self, client: int) -> float:
+        x, _ = self.data.client(client)
+        theta, w = x[:, : self.d_theta], x[:, self.d_theta :]
+        residual = theta - w @ torch.linalg.lstsq(w, theta).solution  # K
+        squares = len(x) * residual.mT @ (theta.square().sum(1, keepdim=True) * residual)
+        inverse = torch.linalg.inv(residual.mT @ residual)  # of J
+        return _top(inverse @ squares @ inverse)
+
     def __repr__(self) -> str:
         named = ("kind", "zeta", "n", "d_theta", "d_w", "seed")
         title = ", ".join(f"{k}={self.data.source[k]!r}" for k in named)
@@ -181,7 +220,7 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask for, over all clients m. Each is an eigenvalue, none an estimate.
+    """What the theorems ask for, over all clients m. Each is an eigenvalue or a norm, none an estimate.
 
     L        2 max(‖HᵀH‖, ‖Aᵀ(I − BB†)A‖), with which Example 1 proves Assumption 1
     ell      max λ(J_m): the smallest constant with which it holds, as J_m is symmetric; L/2 ≤ ell ≤ L
@@ -190,6 +229,8 @@ class Constants:
     ell_sim  similarity (20), if Assumption 2 holds: max λ of J̄^(−½) (mean J_m² − J̄²) J̄^(−½)
     L_w, mu_w   extreme λ(BᵀB): smoothness and strong convexity in w
     L_f      smoothness of f_m in (θ, w)
+    L_cross  ‖∇²₁₂f_m‖ = ‖AᵀB‖: how much ∇₁f_m changes with w
+    slope    ‖∂w_m*/∂θ‖ = ‖B†A‖, which is A of Assumption 4
     """
 
     L: float
@@ -201,6 +242,8 @@ class Constants:
     L_w: float
     mu_w: float
     L_f: float
+    L_cross: float
+    slope: float
 
     @property
     def gamma_theta(self) -> float:
@@ -216,18 +259,6 @@ class Constants:
     def gamma_w(self) -> float:
         """1/L_w, the step of gradient descent in w (Theorem 6)."""
         return 1 / self.L_w
-
-    def gamma_byzantine(self, good: int, byzantine: int, c: float = 1.0) -> float:
-        """Return the step (23) of Theorem 8 with exact local solutions, for a (δ, c)-robust aggregator.
-
-        1 / (4 (ell + 2cδ (1 + 1/(G−1)) ell_sim)),   δ = B/(G + B)
-        """
-        return 1 / (4 * (self.ell + 2 * c * _share(good, byzantine) * good / (good - 1) * self.ell_sim))
-
-    def tolerated(self, good: int, c: float = 1.0) -> float:
-        """Return the share δ of Byzantine clients up to which (22) holds; above ½, any minority."""
-        _share(good, 0)
-        return self.mu / (2 * c * good / (good - 1) * self.ell_sim) if self.ell_sim else 0.5
 
 
 class _Matrices(NamedTuple):
@@ -309,6 +340,7 @@ def _bound(matrices: _Matrices, factor: Tensor) -> float:
 
 def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
     of_w, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
+    mixed = factor[:, :d_w, d_w:-1]
     jacobian = shared.mT @ shared
     mean = jacobian.mean(0)
     each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, of_w.mT @ of_w))
@@ -322,6 +354,8 @@ def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
         L_w=float(personal.max()),
         mu_w=float(personal.min()),
         L_f=float(torch.linalg.eigvalsh(features.mT @ features).max()),
+        L_cross=_norm(of_w.mT @ mixed),
+        slope=_norm(_solve(of_w, mixed, upper=True)),
     )
 
 
@@ -333,10 +367,8 @@ def _similarity(jacobian: Tensor, mean: Tensor) -> float:
     return max(0.0, float(torch.linalg.eigvalsh((whole + whole.mT) / 2)[-1]))
 
 
-def _share(good: int, byzantine: int) -> float:
-    check.integer("good", good, low=2)
-    check.integer("byzantine", byzantine, low=0, high=good - 1)
-    return byzantine / (good + byzantine)
+def _norm(matrices: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrices, ord=2).max())
 
 
 def _top(symmetric: Tensor) -> float:

@@ -1,5 +1,43 @@
 """Step sizes and bounds of the papers' theorems, for constants that you know: `partita.theory`."""
 
 from partita.theory.embracing import embracing_bound, embracing_floor, embracing_lr
+from partita.theory.ffgg import (
+    aggregator_constant,
+    ffgg_async_bound,
+    ffgg_async_lr,
+    ffgg_bound,
+    ffgg_lr,
+    ffgg_robust_lr,
+    ffgg_robust_rate,
+    ffgg_robust_share,
+    ffgg_steps,
+)
+from partita.theory.persafl import (
+    fedasync_objective,
+    persafl_bound,
+    persafl_lr,
+    persafl_maml_objective,
+    persafl_me_objective,
+    persafl_rounds,
+)
 
-__all__ = ["embracing_bound", "embracing_floor", "embracing_lr"]
+__all__ = [
+    "aggregator_constant",
+    "embracing_bound",
+    "embracing_floor",
+    "embracing_lr",
+    "fedasync_objective",
+    "ffgg_async_bound",
+    "ffgg_async_lr",
+    "ffgg_bound",
+    "ffgg_lr",
+    "ffgg_robust_lr",
+    "ffgg_robust_rate",
+    "ffgg_robust_share",
+    "ffgg_steps",
+    "persafl_bound",
+    "persafl_lr",
+    "persafl_maml_objective",
+    "persafl_me_objective",
+    "persafl_rounds",
+]
