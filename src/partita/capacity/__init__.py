@@ -1,8 +1,9 @@
 """Clients whose devices differ: what a part of a model takes in training, and what each class of them trains.
 
-depth   weak devices train the last blocks only (EmbracingFL)
-width   weak devices train the first channels of every layer (HeteroFL; also called `heterofl`)
-fjord   the same with a random width in each step (ordered dropout)
+depth     weak devices train the last blocks only (EmbracingFL)
+width     weak devices train the first channels of every layer
+heterofl  the same with the scaler and the masked loss of HeteroFL
+fjord     the same with a random width in each step (ordered dropout)
 """
 
 from partita.capacity.depth import depth

@@ -3,13 +3,19 @@
     w_p = the first ⌊p C⌋ of the C channels of every layer of w
     Δ[c] = Σ_{i holds c} n_i Δ_i[c] / Σ_{i holds c} n_i         for every coordinate c
 
-HeteroFL, static: a client of width p trains w_p in all of its steps. FjORD, ordered dropout: in each step it
-draws one of the widths up to its own, each with the same probability, and trains that part of it.
+HeteroFL, static: a client of width p trains w_p in all of its steps, with
+
+    a_l = (W_l a_{l-1} + b_l) / p         in training, after each layer but the last: the scaler
+    z_k = 0                               in its loss, for each class k that it has no sample of
+
+FjORD, ordered dropout: in each step it draws one of the widths up to its own, each with the same probability,
+and trains that part of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -52,12 +58,33 @@ Build = Annotated[
 
 
 @checked("capacity ")
-def width(rates: Rates, assign: Assigned = None, *, build: Build = None) -> Capacity:
-    """Weak clients train a narrow model: the first channels of every layer, the same in each step (HeteroFL).
+def width(
+    rates: Rates,
+    assign: Assigned = None,
+    *,
+    build: Build = None,
+    scale: Annotated[
+        bool, Option("whether layers of a narrow model put out 1/width as much in training, as in HeteroFL")
+    ] = False,
+    mask: Annotated[
+        bool,
+        Option("whether a client's loss has logits of 0 for classes that it does not have, as in HeteroFL"),
+    ] = False,
+) -> Capacity:
+    """Weak clients train a narrow model: the first channels of every layer, the same in each step.
 
     Use it as the rival of `depth`, or where all of a client's layers must be its own.
     """
-    return _capacity("width", rates, assign, build, ordered=False)
+    return _capacity("width", rates, assign, build, scale=scale, mask=mask)
+
+
+@checked("capacity ")
+def heterofl(rates: Rates, assign: Assigned = None, *, build: Build = None) -> Capacity:
+    """As `width`, with the scaler and the masked loss of HeteroFL.
+
+    Use it with norm="static" where the model has BatchNorm, as the paper does.
+    """
+    return _capacity("heterofl", rates, assign, build, scale=True, mask=True)
 
 
 @checked("capacity ")
@@ -69,19 +96,20 @@ def fjord(rates: Rates, assign: Assigned = None, *, build: Build = None) -> Capa
     return _capacity("fjord", rates, assign, build, ordered=True)
 
 
-heterofl = width
-
-
 def _capacity(
     name: str,
     rates: Mapping[str, float],
     assign: Any,
     build: Callable[[float], nn.Module] | None,
     *,
-    ordered: bool,
+    ordered: bool = False,
+    scale: bool = False,
+    mask: bool = False,
 ) -> Capacity:
     def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
         models = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
+        for p, narrow in models.items() if scale else ():
+            _scale(narrow, p)
         for narrow in models.values() if ordered else ():
             _check_masked(model, narrow, x)
         shapes = {p: _shapes(m) for p, m in models.items()}
@@ -92,7 +120,28 @@ def _capacity(
 
     classes = tuple(rates)
     options = {"rates": dict(rates), "assign": assign, "build": build}
-    return Capacity(name, classes, shares, lambda n, seed: assigned(assign, classes, n, seed), options)
+    options |= {"scale": scale, "mask": mask} if scale or mask else {}
+    return Capacity(
+        name, classes, shares, lambda n, seed: assigned(assign, classes, n, seed), options, mask=mask
+    )
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """A hook of a layer: what it puts out in training is divided by the width of the model."""
+
+    width: float
+
+    def __call__(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the output as the next layer sees it."""
+        return output / self.width if layer.training else output
+
+
+def _scale(model: nn.Module, p: float) -> None:
+    """Scale all layers of a narrow model but the last, in place; the whole model needs no scaler."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd | nn.Linear)]
+    for layer in layers[:-1] if p < 1 else ():
+        layer.register_forward_hook(Scaler(p))
 
 
 def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | None) -> nn.Module:

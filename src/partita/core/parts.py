@@ -206,6 +206,7 @@ class Capacity(NamedTuple):
     shares  (model, some samples, samples in a training step) -> what each class holds
     assign  (clients, seed) -> for each client the number of its class
     record  where what a piece put out waits for the next one: 'memory' or 'disk'
+    mask    whether a client's loss leaves out the classes of which it has no sample
     """
 
     name: str
@@ -214,6 +215,7 @@ class Capacity(NamedTuple):
     assign: Callable[[int, int], Sequence[int]]
     options: Mapping[str, Any]
     record: str = "memory"
+    mask: bool = False
 
 
 Rates = Mapping[str, float | Tensor]

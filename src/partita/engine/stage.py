@@ -257,7 +257,7 @@ def bind(
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
     executor: Executor = whole
-    if not devices.alike:
+    if not devices.uniform:
         upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
         executor = devices.executor(settings.executor, whole, task, upload_like)
     spread = None

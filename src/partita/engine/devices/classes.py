@@ -47,6 +47,7 @@ class ClassExecutor:
     disk          whether records of frozen blocks are kept in files
     record_bytes  bytes of a sample behind the frozen blocks
     budget        bytes for the records of clients that train together
+    training      the samples of training, if their labels say whose they are (see `labels`)
     """
 
     number: int
@@ -61,6 +62,7 @@ class ClassExecutor:
     disk: bool = False
     record_bytes: int = 0
     budget: int = 1 << 62
+    training: FederatedData | None = None
     name: str = "class"
 
     def __call__(
@@ -98,6 +100,8 @@ class ClassExecutor:
         executor = self.executor
         if self.pieces:
             executor = executor.on(self._recorded(program, clients, group, context))
+        elif self.training is not None and program.trains:
+            executor = executor.on(self.training)
         upload, new = executor(program, clients, held_group, held_states, context)
         return self._whole(program, upload, len(clients)), self._kept(program, new, states, group)
 

@@ -27,6 +27,7 @@ from partita.engine.devices.holders import (
     over_holders,
     with_columns,
 )
+from partita.engine.devices.labels import masked, outputs_of, owned
 from partita.engine.devices.ordered import ordered
 from partita.engine.execute import Executor, Factory, Task, make_executor
 from partita.engine.model.normalize import by_batch
@@ -99,6 +100,16 @@ class Devices:
         """Whether every client holds the whole model."""
         return all(self.complete[k] for k in self.used)
 
+    @property
+    def uniform(self) -> bool:
+        """Whether every client holds the whole model, and trains it by the loss of the run."""
+        return self.alike and not self.masks
+
+    @property
+    def masks(self) -> bool:
+        """Whether a client's loss leaves out the classes of which it has no sample."""
+        return self.capacity is not None and self.capacity.mask
+
     @functools.cached_property
     def narrow(self) -> bool:
         """Whether some clients have a narrower model than the server's, with the same names."""
@@ -166,7 +177,7 @@ class Devices:
         whole        the executor of those who hold the whole model, and `task` what it was made for
         upload_like  what a client that holds everything sends
         """
-        partial = [k for k in self.used if not self.complete[k]]
+        partial = [k for k in self.used if not self.complete[k] or self.masks]
         executors = {k: self._class_executor(k, executor, task, upload_like) for k in partial}
         return Classes(whole, executors, np.where(np.isin(self.class_of, partial), self.class_of, -1))
 
@@ -191,6 +202,13 @@ class Devices:
         )
         held = part.held(initial, stacked=False)
         data = part.trial(task.data, initial) if share.pieces else task.data
+        if self.masks:
+            outputs = outputs_of(self.model, self.sample, profile.loss, data.y)
+            labels, classes = owned(data, outputs)
+            part, profile = (
+                replace(part, training=labels),
+                profile._replace(loss=masked(profile.loss, classes)),
+            )
         class_task = replace(
             task,
             model=share.model,
