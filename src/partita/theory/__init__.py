@@ -12,6 +12,14 @@ from partita.theory.ffgg import (
     ffgg_robust_share,
     ffgg_steps,
 )
+from partita.theory.partial import (
+    coupling,
+    fedalt_bound,
+    fedalt_eta,
+    fedsim_bound,
+    fedsim_eta,
+    partial_lr,
+)
 from partita.theory.persafl import (
     fedasync_objective,
     persafl_bound,
@@ -23,10 +31,15 @@ from partita.theory.persafl import (
 
 __all__ = [
     "aggregator_constant",
+    "coupling",
     "embracing_bound",
     "embracing_floor",
     "embracing_lr",
+    "fedalt_bound",
+    "fedalt_eta",
     "fedasync_objective",
+    "fedsim_bound",
+    "fedsim_eta",
     "ffgg_async_bound",
     "ffgg_async_lr",
     "ffgg_bound",
@@ -35,6 +48,7 @@ __all__ = [
     "ffgg_robust_rate",
     "ffgg_robust_share",
     "ffgg_steps",
+    "partial_lr",
     "persafl_bound",
     "persafl_lr",
     "persafl_maml_objective",
