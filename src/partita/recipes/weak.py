@@ -322,7 +322,7 @@ def model_and_data(setup: Setup, seed: int) -> tuple[nn.Module, FederatedData]:
         return models.leaf_cnn(seed=seed), _paired(writers, clients)
     reviews = data.real("imdb", clients=CLIENTS, partition=data.dirichlet(0.1), validation=0, seed=seed)
     source = _only(reviews, clients)
-    return models.bilstm(int(source.x.max()) + 1, seed=seed), source
+    return models.bilstm(int(source.x.max()) + 1, pool="mean", seed=seed), source
 
 
 def _paired(writers: FederatedData, clients: int) -> FederatedData:
