@@ -89,6 +89,17 @@ def test_a_gradient_over_one_batch(executor: str) -> None:
 # ---- evaluation has a solver of its own
 
 
+def test_batches_and_evaluation_stacked_equal_those_of_clients_alone() -> None:
+    method = pt.ffgg("output", 0.3, pt.gd(3, 0.2), evaluate=pt.gd(epochs=2, lr=0.2), gradient="batch")
+    loop, stacked = (federate(method, executor=e, batch=7, rounds=2) for e in ("loop", "vmap"))
+    for i in range(5):
+        for name, value in loop.personalized(i).items():
+            torch.testing.assert_close(stacked.personalized(i)[name], value, rtol=0, atol=1e-6)
+    assert [r["train_loss"] for r in loop.metrics] == pytest.approx(
+        [r["train_loss"] for r in stacked.metrics]
+    )
+
+
 @both_executors
 def test_evaluation_may_solve_more_exactly_than_training(executor: str) -> None:
     """θ is that of the training solver, w that of the other one from the same start."""

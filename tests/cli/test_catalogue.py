@@ -501,6 +501,7 @@ def test_set_a_penalty(text: str) -> None:
     [
         ("gd(5, 0.1)", pt.gd(5, 0.1)),
         ("pt.gd(steps=None, lr=linear(0.1))", pt.gd(None, pt.optim.linear(0.1))),
+        ("gd(epochs=5, lr=0.2)", pt.gd(epochs=5, lr=0.2)),
         ("adam(3, lr=0.1, beta2=0.9)", pt.adam(3, 0.1, beta2=0.9)),
         ("cg(10)", pt.cg(10)),
         ("exact()", pt.exact()),
@@ -509,6 +510,7 @@ def test_set_a_penalty(text: str) -> None:
 def test_set_a_solver(text: str, expected: Any) -> None:
     """`adam` is a solver where one is expected, and an optimizer of the server elsewhere."""
     assert chosen("algorithm=ffgg", f"algorithm.solver={text}")["solver"] == expected
+    assert chosen("algorithm=ffgg", f"algorithm.evaluate={text}")["evaluate"] == expected
     both = chosen("algorithm=ffgg", f"algorithm.solver={text}", "algorithm.server=adam(0.1)")
     assert both["solver"] == expected
     assert both["server"].name == "adam"
