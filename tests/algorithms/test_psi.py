@@ -191,3 +191,85 @@ def test_a_penalty_in_config_json() -> None:
             "*": {"name": "comed", "delta": 0.1, "tolerance": 1e-6, "iterations": 1000},
         },
     }
+
+
+# ---- a penalty by its proximal map
+
+KINDS = {
+    "avg": pt.psi.avg(DELTA),
+    "geomed": pt.psi.geomed(DELTA, tolerance=1e-12),
+    "comed": pt.psi.comed(DELTA, tolerance=1e-12),
+    "free": pt.psi.free(),
+    "fixed": pt.psi.fixed(),
+    "layerwise": pt.psi.layerwise({"a": pt.psi.avg(0.2), "*": pt.psi.comed(DELTA, tolerance=1e-12)}),
+}
+
+
+@each("kind", KINDS)
+@some_points
+def test_the_map_alone_gives_the_aggregator(kind: str, scale: float) -> None:
+    """Equation 13 with the map of a built-in penalty ends where its own aggregator does."""
+    known = KINDS[kind]
+    given = pt.psi.penalty(lambda x: known.prox(x), tolerance=1e-12, iterations=100_000)
+    deltas, weight = named(points(scale)), torch.tensor([1.0, 2.0, 0.0, 1.0, 3.0, 1.0])
+    ours, theirs = (flat(p.aggregator.combine(deltas, weight, torch.tensor(0)).delta) for p in (given, known))
+    np.testing.assert_allclose(ours, theirs, atol=1e-8 * max(1, scale))
+
+
+def one_sided(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """prox of Ψ/σ = δ Σ max(0, θ): only what is above the others is charged."""
+    return {k: torch.where(v > DELTA, v - DELTA, v.clamp(max=0)) for k, v in x.items()}
+
+
+def above(theta: dict[str, Tensor]) -> Tensor:
+    return DELTA * torch.stack([v.clamp(min=0).sum() for v in theta.values()]).sum()
+
+
+def test_the_aggregator_of_a_penalty_that_is_not_symmetric() -> None:
+    """The models themselves, not the deltas, decide the sign: argmin_w Σ_k Ψ̂(w_k − w) by another solver.
+
+    Above costs and below is free, so that the aggregate lies above all models but for at most δ.
+    """
+    models, now = points(1.0), np.random.default_rng(5).normal(size=5)
+    psi = pt.psi.penalty(one_sided, above, tolerance=1e-13, iterations=100_000)
+    weight = torch.ones(len(models))
+    delta = flat(psi.aggregator.combine(named(now - models), weight, torch.tensor(0)).delta)
+    center = now - delta
+
+    def charge(w: np.ndarray) -> float:
+        x = torch.from_numpy(models - w)
+        theta = one_sided({"x": x})["x"]
+        return float(above({"x": theta}) + 0.5 * ((x - theta) ** 2).sum())
+
+    best = minimize(charge, models.max(0), method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10}).fun
+    assert charge(center) <= best + 1e-8
+    assert charge(2 * models.mean(0) - center) > best + 0.1  # where the other sign would end
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_penalty_of_one_s_own_runs(executor: str) -> None:
+    """As geomed with the same δ, where it is given by geomed's map."""
+    data, model = pt.data.digits(clients=5), pt.models.mlp(64, 4, 10)
+    common = {"rounds": 3, "steps": 2, "batch": 8, "executor": executor, "baselines": False}
+    known = pt.psi.geomed(0.05)
+    one, other = (
+        pt.federate(model, data, pt.fedplus(psi, lr=0.2, sigma=0.5), **common).shared
+        for psi in (known, pt.psi.penalty(known.prox))
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_penalty_of_one_s_own_is_described_and_checked() -> None:
+    assert describe(pt.psi.penalty(one_sided)) != describe(pt.psi.penalty(lambda x: x))
+    for wrong in (0.1, lambda: 1):
+        with pytest.raises(pt.Refused) as refused:
+            pt.psi.penalty(wrong)  # type: ignore[arg-type]
+        assert refused.value.field == "prox"
+
+
+@every_penalty
+def test_the_value_is_what_the_map_minimizes(psi: Penalty, value: Scalar) -> None:
+    assert psi.value is not None
+    for x in points(1.0):
+        assert float(psi.value(named(x))) == pytest.approx(value(x))

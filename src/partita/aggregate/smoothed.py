@@ -1,6 +1,7 @@
-"""Fed+'s smoothed medians: Kundu et al., *Robustness and Personalization in Federated Learning* (2022).
+"""Fed+'s aggregators: Kundu et al., *Robustness and Personalization in Federated Learning* (2022).
 
-Both minimize Σ_k w_k Ψ̂(Δ_k − w̃), Ψ̂ the Moreau envelope of δ‖·‖₂ (geometric) or δ‖·‖₁ (coordinate), by
+Both smoothed medians minimize Σ_k w_k Ψ̂(Δ_k − w̃), Ψ̂ the Moreau envelope of δ‖·‖₂ (geometric) or δ‖·‖₁
+(coordinate), by
 
     θ_k ← prox(Δ_k − w̃),   w̃ ← mean(Δ_k) − mean(θ_k)
     geometric:   prox(x) = max(0, 1 − δ/‖x‖₂) x        (all names are one vector)
@@ -13,10 +14,15 @@ A step is w̃ ← w̃ + mean(x_k − prox(x_k)) with x_k = Δ_k − w̃: what is
 Attackers can put the mean so far away that steps of δ do not lead back. Where it is a hundred δ away from the
 coordinate's median, or the cap is reached, the iteration therefore begins at a point that a minority cannot
 move: that median, or where Weiszfeld's iteration with ν = δ ends, whose fixed points are the same.
+
+For any other penalty, `proximal_center` takes the same steps with its proximal map (Equation 13): they are
+those of gradient descent, of size 1, on the mean of the envelopes, whose gradients x − prox(x) are
+1-Lipschitz.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
@@ -34,10 +40,14 @@ from partita.aggregate.stack import (
     from_rule,
     note,
     per_block,
+    restored,
     whole,
+    working,
 )
+from partita.core import tree
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
+from partita.core.types import Tensors
 
 FAR = 100  # times δ: a mean further away from the median is no place to start from
 SHRINK, ROUNDING = 16, 1e-13  # after so many steps, columns whose step is nothing but rounding are left out
@@ -140,3 +150,36 @@ def _coordinates(
             more = moved > ROUNDING
             x, w, left, moved = x[:, more], w[more], left[more], moved[more]
     return solution, used, last
+
+
+def proximal_center(
+    prox: Callable[[Tensors], Tensors], tolerance: float = 1e-6, iterations: int = 1000
+) -> Aggregator:
+    """Return the aggregator of a penalty with this proximal map: w̃ = argmin_w Σ_k share_k Ψ̂(w_k − w).
+
+    It ends when a step is at most `tolerance` times the mean distance of the models from their mean.
+    """
+
+    def rule(stack: Stack, key: Tensor) -> Combined:  # noqa: ARG001
+        # a delta is w̃ᵗ − w_k: with Δ for the new w̃, the difference w_k − w̃ that Ψ charges is Δ − Δ_k
+        deltas = stack.deltas if stack.rows is None else tree.rows(stack.deltas, stack.rows)
+        rows = {k: v.to(working(v.dtype)) for k, v in deltas.items()}
+        shares = {k: stack.share.to(v.dtype) for k, v in rows.items()}
+        center = {k: torch.tensordot(shares[k], v, 1) for k, v in rows.items()}
+        scale = (stack.share * _lengths({k: center[k] - v for k, v in rows.items()})).sum()
+        moved, used = scale, 0
+        while used < iterations and (not used or bool(moved > tolerance * scale)):
+            x = {k: center[k] - v for k, v in rows.items()}
+            theta = torch.func.vmap(prox)(x)
+            step = {k: torch.tensordot(shares[k], x[k] - theta[k], 1) for k in x}
+            center, moved, used = tree.sub(center, step), tree.norm(step), used + 1
+        notes = {"iterations": note(used, stack.share), "moved": moved}
+        return Combined({k: restored(v, stack.deltas[k]) for k, v in center.items()}, notes)
+
+    options = {"prox": prox, "tolerance": tolerance, "iterations": iterations}
+    return from_rule("proximal_center", rule, options)
+
+
+def _lengths(rows: Tensors) -> Tensor:
+    """Return ‖x_k‖ of each row over all names."""
+    return torch.stack([v.double().reshape(len(v), -1).square().sum(1) for v in rows.values()]).sum(0).sqrt()

@@ -6,6 +6,7 @@
     comed    σδ ‖θ‖₁         sign(x) max(0, |x| − δ)                              δ-smoothed coordinate median
     free     0               x                                                    mean
     fixed    0 at 0, else ∞  0                                                    mean
+    penalty  any convex Ψ    what you give                                        by iteration, Equation (13)
 
     𝒜(w_1, ..., w_N) = argmin_w Σ_k min_θ [Ψ(θ)/σ + ½‖w_k − w − θ‖²]
 
@@ -20,16 +21,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from partita import aggregate
-from partita.aggregate.smoothed import Iterations, Tolerance
+from partita.aggregate.smoothed import Iterations, Tolerance, proximal_center
 from partita.core import check, tree
 from partita.core.options import Option, Range, checked
 from partita.core.parts import Aggregator
 from partita.core.patterns import by_pattern
 from partita.core.types import Tensors
 
-__all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise"]
+__all__ = ["avg", "comed", "fixed", "free", "geomed", "layerwise", "penalty"]
 
 Delta = Annotated[
     float,
@@ -47,12 +49,16 @@ Radius = Annotated[
 
 
 class Penalty(NamedTuple):
-    """Ψ: its proximal map over all given names together, and the aggregator that belongs to it."""
+    """Ψ: its proximal map over all given names together, and the aggregator that belongs to it.
+
+    `value` is Ψ(θ)/σ, where it is finite, for `partita.measures.fedplus_objective` (None: it is not known).
+    """
 
     name: str
     prox: Callable[[Tensors], Tensors]
     aggregator: Aggregator
     options: Mapping[str, Any]
+    value: Callable[[Tensors], Tensor] | None = None
 
     def __repr__(self) -> str:
         return f"pt.psi.{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
@@ -68,7 +74,10 @@ def avg(delta: Delta = 0.1) -> Penalty:
     def prox(x: Tensors) -> Tensors:
         return {k: v / (1 + delta) for k, v in x.items()}
 
-    return Penalty("avg", prox, aggregate.mean(), {"delta": delta})
+    def value(theta: Tensors) -> Tensor:
+        return delta / 2 * tree.norm(theta) ** 2
+
+    return Penalty("avg", prox, aggregate.mean(), {"delta": delta}, value)
 
 
 @checked()
@@ -84,7 +93,7 @@ def geomed(delta: Radius = 0.1, tolerance: Tolerance = 1e-6, iterations: Iterati
 
     median = aggregate.smoothed_geometric_median(delta, tolerance, iterations)
     options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
-    return Penalty("geomed", prox, median, options)
+    return Penalty("geomed", prox, median, options, lambda theta: delta * tree.norm(theta))
 
 
 @checked()
@@ -99,7 +108,11 @@ def comed(delta: Radius = 0.1, tolerance: Tolerance = 1e-6, iterations: Iteratio
 
     median = aggregate.smoothed_coordinate_median(delta, tolerance, iterations)
     options = {"delta": delta, "tolerance": tolerance, "iterations": iterations}
-    return Penalty("comed", prox, median, options)
+
+    def value(theta: Tensors) -> Tensor:
+        return delta * torch.stack([v.abs().sum() for v in theta.values()]).sum()
+
+    return Penalty("comed", prox, median, options, value)
 
 
 @checked()
@@ -108,7 +121,7 @@ def free() -> Penalty:
 
     Use it to see what the pull to the others is worth.
     """
-    return Penalty("free", dict, aggregate.mean(), {})
+    return Penalty("free", dict, aggregate.mean(), {}, nothing)
 
 
 @checked()
@@ -117,7 +130,49 @@ def fixed() -> Penalty:
 
     Use it for the strongest pull: straight to the mean.
     """
-    return Penalty("fixed", tree.zeros_like, aggregate.mean(), {})
+    return Penalty("fixed", tree.zeros_like, aggregate.mean(), {}, nothing)
+
+
+def nothing(theta: Tensors) -> Tensor:
+    """Return zero, in the type and on the device of θ: what is allowed costs nothing."""
+    return 0 * tree.norm(theta)
+
+
+PROX = "a function of {name: tensor} that returns such a mapping, of the same names and shapes"
+VALUE = "a function of {name: tensor} that returns a tensor of one number"
+
+
+def _function(allowed: str) -> Callable[[str, Any], Any]:
+    return lambda field, value: check.takes(field, value, 1, allowed)
+
+
+@checked()
+def penalty(
+    prox: Annotated[
+        Callable[[Tensors], Tensors],
+        Option(
+            "prox_{Ψ/σ}: from a client's difference to its θ, written for one client, for all names together",
+            allowed=PROX,
+            check=_function(PROX),
+        ),
+    ],
+    value: Annotated[
+        Callable[[Tensors], Tensor] | None,
+        Option("Ψ(θ)/σ, to measure the objective (None: it cannot be)", allowed=VALUE),
+    ] = None,
+    tolerance: Annotated[
+        float, Option("the last step, as a share of the mean distance of the models from their mean", low=0)
+    ] = 1e-6,
+    iterations: Iterations = 1000,
+) -> Penalty:
+    """Any convex Ψ by its proximal map: the aggregator that belongs to it follows from the map.
+
+    The server iterates w̃ ← mean w_k − mean prox(w_k − w̃) from the mean (Equation 13): the theory holds.
+
+    Use it for a penalty of your own, such as one that lets clients shift a layer but not reshape it.
+    """
+    options = {"prox": prox, "value": value, "tolerance": tolerance, "iterations": iterations}
+    return Penalty("penalty", prox, proximal_center(prox, tolerance, iterations), options, value)
 
 
 def _penalties(field: str, value: Any) -> dict[str, Penalty]:
@@ -153,8 +208,20 @@ def layerwise(
             theta |= penalties[pattern].prox(tree.pick(x, names))
         return tree.pick(theta, x)
 
+    def value(theta: Tensors) -> Tensor:
+        parts = groups(theta, penalties).items()
+        return torch.stack([valued(penalties[p])(tree.pick(theta, names)) for p, names in parts]).sum()
+
     combine = aggregate.layerwise({pattern: p.aggregator for pattern, p in penalties.items()})
-    return Penalty("layerwise", prox, combine, {"penalties": penalties})
+    known = all(p.value is not None for p in penalties.values())
+    return Penalty("layerwise", prox, combine, {"penalties": penalties}, value if known else None)
+
+
+def valued(psi: Penalty) -> Callable[[Tensors], Tensor]:
+    """Return Ψ/σ, or refuse a penalty that does not say it."""
+    if psi.value is None:
+        raise check.fail("psi", psi, "a penalty with a value, such as pt.psi.penalty(prox, value=...)")
+    return psi.value
 
 
 def groups(names: Iterable[str], patterns: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -96,6 +96,7 @@ CALLS = {
     "classes": "delays(compute=0.2, speed=classes([(0.9, 1), (0.1, 10)]))",
     "scaled": "delays(upload=scaled(exponential(1.0), uniform(4.0, 6.0)))",
     "standardize": "standardize(pt.data.digits(clients=20))",
+    "penalty": "penalty(prox=lambda x: {name: v.clamp(-1, 1) for name, v in x.items()})",
 }
 # values for arguments without a default
 VALUES: dict[str, Any] = {
