@@ -28,6 +28,18 @@ SMALL = {  # model, shape of one sample, number of tokens (0: the input is real)
     ),
     "bottleneck": (lambda: models.add_adapters(models.transformer(7, **LM), "bottleneck", rank=3), (5,), 7),
     "lora": (lambda: models.add_adapters(models.mlp(16, 8, 4), "lora", rank=3), (16,), 0),
+    "additive": (lambda: models.additive(models.mlp(16, 8, 4), models.logistic(16, 4)), (16,), 0),
+    "mixture": (
+        lambda: models.additive(models.mlp(16, 8, 4), models.logistic(16, 4), mix="probabilities"),
+        (16,),
+        0,
+    ),
+    "split": (lambda: models.split_units(models.mlp(16, 8, 4), "hidden1.linear", 3, inputs=5), (16,), 0),
+    "split convolution": (
+        lambda: models.split_units(models.resnet18(4, width=0.125), "block1.conv1", 0.25),
+        (16, 16),
+        0,
+    ),
     "encoder": (lambda: models.add_adapters(_encoder(), "bottleneck", rank=3), (5, 8), 0),
 }
 

@@ -1,4 +1,4 @@
-"""The papers' models, and adapters for any model.
+"""The papers' models, and adapters and other personal parts for any model.
 
 Each function builds a model with the initial weights of its own `seed`, and leaves the global random numbers
 as they are. All can be stacked over clients with torch.func.
@@ -7,6 +7,7 @@ as they are. All can be stacked over clients with torch.func.
 from partita.models.adapters import add_adapters
 from partita.models.blocks import Blocks
 from partita.models.cnn import cifar_cnn, leaf_cnn, mnist_cnn
+from partita.models.composed import additive, split_units
 from partita.models.linear import logistic, mlp
 from partita.models.lstm import bilstm
 from partita.models.quadratic import quadratic
@@ -16,6 +17,7 @@ from partita.models.transformer import transformer
 __all__ = [
     "Blocks",
     "add_adapters",
+    "additive",
     "bilstm",
     "cifar_cnn",
     "leaf_cnn",
@@ -25,5 +27,6 @@ __all__ = [
     "quadratic",
     "resnet18",
     "resnet20",
+    "split_units",
     "transformer",
 ]
