@@ -12,11 +12,11 @@ It is compared with FedAlt and FedSim whose clients keep no state, and with ever
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from partita.algorithms import ffgg_local, pipeline, stage
 from partita.algorithms.alone import local
-from partita.algorithms.local.solvers import gd
+from partita.algorithms.local.solvers import Solver, gd
 from partita.core.options import checked
 from partita.core.parts import Algorithm, StagePlan
 from partita.recipes.experiment import Experiment
@@ -53,19 +53,27 @@ def _alone(t: Task, seed: int) -> Experiment:
 def _drawn_anew(t: Task, seed: int, part: str) -> Variant:
     """w at random; each evaluation fine-tunes it as stage (c) does, so that there is one, at the end."""
     tuner = gd(epochs=t.epochs, lr=t.lr[2])
-    variant = later(t, seed, part, pipeline(_alternating(t, part, start="random", evaluate=tuner)))
+    variant = later(t, seed, part, pipeline(_alternating(t, part, "random", tuner)))
     return replace(variant, experiment=replace(variant.experiment, evaluate_every=t.rounds[1]))
 
 
 def _from_the_model(t: Task, part: str) -> Algorithm:
     """w from the model of stage (a), which stage (c) begins with as well."""
-    return pipeline(_alternating(t, part, start="model"), stage(tuned(t, part), epochs=t.epochs))
+    return pipeline(_alternating(t, part, "model"), stage(tuned(t, part), epochs=t.epochs))
 
 
-def _alternating(t: Task, part: str, **how: Any) -> StagePlan:
+def _alternating(t: Task, part: str, start: str, evaluate: Solver | None = None) -> StagePlan:
     """Return stage (b)."""
-    fixed = {"server": t.server[1], "max_grad_norm": t.max_grad_norm, "weighting": "samples"}
-    return stage(ffgg_local(part, t.lr[1], **fixed, **how), rounds=t.rounds[1])
+    method = ffgg_local(
+        part,
+        t.lr[1],
+        start=start,
+        evaluate=evaluate,
+        server=t.server[1],
+        max_grad_norm=t.max_grad_norm,
+        weighting="samples",
+    )
+    return stage(method, rounds=t.rounds[1])
 
 
 def _table(runs: Runs) -> Table:
