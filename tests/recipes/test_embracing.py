@@ -100,7 +100,7 @@ def test_weak_readers_train_the_second_half_of_the_words() -> None:
     x = torch.randint(0, 20, (2, 6))
     shares = {s.name: s for s in held.shares(model, x, 1)}
     assert [len(shares[k].pieces) for k in ("strong", "moderate", "weak")] == [0, 1, 2]
-    assert shares["weak"].model.words == 3
+    assert shares["weak"].model._words == 3
     seen = nn.Sequential(*shares["weak"].pieces)(x)
     torch.testing.assert_close(shares["weak"].model.eval()(seen), model(x))
 

@@ -59,13 +59,20 @@ KNOWN = {
         "Diao et al. (2021)",
         "pt.fedavg(lr=0.1)",
         'capacity=pt.capacity.heterofl({"strong": 1.0, "weak": 0.5}), norm="static"',
-        note="weak devices train narrower models",
+        note="weak devices train narrower models, with a scaler and a masked loss",
     ),
     "FjORD": Known(
         "Horváth et al. (2021)",
         "pt.fedavg(lr=0.1)",
         'capacity=pt.capacity.fjord({"strong": 1.0, "weak": 0.5})',
         note="ordered dropout of channels",
+    ),
+    "InclusiveFL": Known(
+        "Liu et al. (2022)",
+        "pt.fedavg(lr=0.1)",
+        'capacity=pt.capacity.shallow({"strong": 0, "weak": 1})',
+        note="weak devices train the first blocks and the head; without the layer that each size keeps for "
+        "itself and the momentum distillation into it",
     ),
     "EmbracingFL": Known(
         "Lee et al. (2024)",

@@ -50,7 +50,8 @@ def by_class(field: str, value: Any, allowed: str, most: int = 32) -> Mapping[An
     return value
 
 
-def _cuts(field: str, value: Any) -> dict[str, int]:
+def as_cuts(field: str, value: Any) -> dict[str, int]:
+    """Return how many blocks each class leaves out."""
     value = by_class(field, value, f"blocks that each class leaves out, such as {CUTS}")
     return {str(k): check.integer(f"{field}[{k!r}]", n, low=0) for k, n in value.items()}
 
@@ -82,6 +83,16 @@ def _blocks(field: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+Blocks = Annotated[
+    Sequence[str] | None,
+    Option(
+        "the model's blocks, for one that is no nn.Sequential",
+        allowed="names of modules, in order",
+        check=_blocks,
+    ),
+]
+
+
 @checked("capacity ")
 def depth(
     cuts: Annotated[
@@ -89,7 +100,7 @@ def depth(
         Option(
             "how many of the model's first blocks a class does not train (None: {'strong': 0} with budget=)",
             allowed=CUTS,
-            check=_cuts,
+            check=as_cuts,
             example={"strong": 0, "weak": 1},
         ),
     ] = None,
@@ -112,14 +123,7 @@ def depth(
             check=_pieces,
         ),
     ] = None,
-    blocks: Annotated[
-        Sequence[str] | None,
-        Option(
-            "the model's blocks, for one that is no nn.Sequential",
-            allowed="names of modules, in order",
-            check=_blocks,
-        ),
-    ] = None,
+    blocks: Blocks = None,
     words: Annotated[
         Mapping[str, float] | None,
         Option(

@@ -38,21 +38,21 @@ class Reader(Protocol):
 class Begun(Part):
     """The recurrent block up to a word, without gradients."""
 
-    share = 0.0
+    _share = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         (name,) = self._names
-        return self.get_submodule(name).begin(x, _count(x, self.share))  # type: ignore[operator,no-any-return]
+        return self.get_submodule(name).begin(x, _count(x, self._share))  # type: ignore[operator,no-any-return]
 
 
 class Resumed(Part):
     """The recurrent block from a word on, and the blocks after it."""
 
-    words = 0
+    _words = 0
 
     def forward(self, record: Tensor) -> Tensor:
         first, *others = self._names
-        x = self.get_submodule(first).resume(record, self.words)  # type: ignore[operator]
+        x = self.get_submodule(first).resume(record, self._words)  # type: ignore[operator]
         for name in others:
             x = self.get_submodule(name)(x)
         return x  # type: ignore[no-any-return]
@@ -90,7 +90,7 @@ def cut(share: Share, model: nn.Module, names: Sequence[str], x: Tensor, words: 
         reason = f"{names[0]!r} is of {type(block).__name__}; state='new' leaves the words out for any block"
         raise check.fail("capacity words", words, allowed, reason)
     begun, resumed = part(model, names[:1], Begun), part(model, names, Resumed)
-    begun.share, resumed.words = words, _count(x, words)
+    begun._share, resumed._words = words, _count(x, words)
     return share._replace(model=resumed, pieces=(*share.pieces, begun))
 
 

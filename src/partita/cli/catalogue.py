@@ -220,7 +220,7 @@ KINDS = {
     ),
     "capacities": Kind(
         "capacities of devices",
-        lambda: _public(capacity, "depth", "width"),
+        lambda: _public(capacity, "depth", "shallow", "width"),
         WEAK,
         "pt.capacity.{}",
         "capacity={}",

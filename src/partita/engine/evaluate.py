@@ -110,7 +110,8 @@ def personal_model(stage: Stage, state: State, client: int) -> Tensors:
     upload, _ = stage.executor(
         stage.programs["model"], np.array([client]), group_of(state, 1), states, context
     )
-    return {**state.initial, **state.server.shared, **tree.row({**upload.delta}, 0)}
+    tensors = {**state.initial, **state.server.shared, **tree.row({**upload.delta}, 0)}
+    return stage.setup.devices.of_model(client, tensors)
 
 
 def group_of(state: State, clients: int) -> Group:

@@ -112,8 +112,11 @@ class Devices:
 
     @functools.cached_property
     def narrow(self) -> bool:
-        """Whether some clients have a narrower model than the server's, with the same names."""
-        return any(self.shapes[k][name] != self.full[name] for k in self.used for name in self.shapes[k])
+        """Whether some clients have another model than the server's: a narrower one, or of fewer blocks."""
+        return any(self._is_another(k) for k in self.used)
+
+    def _is_another(self, kind: int) -> bool:
+        return self.shares[kind].model is not self.model and not self.shares[kind].pieces
 
     @property
     def sizes(self) -> set[int]:
@@ -125,10 +128,15 @@ class Devices:
         return any(name not in self.shapes[k] for k in self.used for name in names)
 
     def narrow_model(self, client: int) -> nn.Module | None:
-        """Return the model that a client holds if it is narrower than the server's, else None."""
+        """Return the model that a client holds if it is another than the server's, else None."""
         number = int(self.class_of[client])
-        narrower = any(shape != self.full[name] for name, shape in self.shapes[number].items())
-        return self.shares[number].model if narrower else None
+        return self.shares[number].model if self._is_another(number) else None
+
+    def of_model(self, client: int, tensors: Tensors) -> Tensors:
+        """Return those of the tensors that a client's model has: some, if it is another than the server's."""
+        number = int(self.class_of[client])
+        held = self.shapes[number] if self._is_another(number) else tensors
+        return {k: v for k, v in tensors.items() if k in held}
 
     def check(
         self, plans: Sequence[StagePlan], splits: Sequence[Partition], settings: Settings, has_buffers: bool
@@ -144,7 +152,9 @@ class Devices:
                 allowed = f"devices that hold the whole model for {plan.algorithm.name}"
                 raise check.fail("capacity", self.capacity.name, f"{allowed}: {reason}")
             self._check_personal(partition, settings.norm == "personal")
-        if self.narrow and has_buffers and settings.norm not in ("static", "personal"):
+        channels = [self.shapes[k] for k in self.used if self.shapes[k].keys() == self.full.keys()]
+        narrow = any(shapes != self.full for shapes in channels)
+        if narrow and has_buffers and settings.norm not in ("static", "personal"):
             check.warn(
                 "capacity: narrow and wide models share statistics although the means of their channels "
                 "differ; use norm='static'",
