@@ -3,8 +3,8 @@
     error(θ) = ‖F(θ)‖ / ‖F(θ⁰)‖,   F(θ) = mean_m ∇₁f_m(θ, w_m*(θ)) with the exact w_m*
 
 The problems are those of section 5.1 and appendix E, in float64; FFGG takes the largest steps that Theorem 1
-allows, 1/ℓ and 1/L_w, also with Byzantine clients (Theorem 8 allows a quarter of that, which is as many times
-slower).
+allows, 1/ℓ and 1/L_w, also with Byzantine clients (Theorem 8 allows at most a quarter of that, which is as
+many times slower), and 1/(ℓM) along each gradient asynchronously (Theorem 7 allows 1/(2ℓ√(2Mτ_max))).
 """
 
 from __future__ import annotations
