@@ -29,7 +29,7 @@ MODULES = {
     "attack": constructors(attack),
     "capacity": {n: f for n, f in constructors(capacity).items() if n in CAPACITIES},
     "measures": constructors(measures),
-    "schedule": constructors(schedule),
+    "schedule": {n: f for n, f in constructors(schedule).items() if f is not schedule.activity},
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
 TAKES = {

@@ -224,7 +224,7 @@ def _table(runs: Runs) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, seeds in runs.items():
         clock = [run.summary()["clock"] for run in seeds]
-        uploading = [np.mean([part.uploading for part in _activity(run)]) for run in seeds]
+        uploading = [float(np.mean([part.uploading for part in _activity(run)])) for run in seeds]
         rows.append(
             (
                 name,
