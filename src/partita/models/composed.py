@@ -114,7 +114,8 @@ class Split(nn.Module):
         axis = (
             1 - self.shared.weight.dim()
         )  # of units: the last of a dense layer, that before space of others
-        chunks = x.split([part.weight.shape[1] for part in parts], axis) if self.private else (x, x)
+        widths = [part.weight.shape[1] for part in parts]
+        chunks = torch.split(x, widths, axis) if self.private else (x, x)
         return torch.cat([part(chunk) for part, chunk in zip(parts, chunks)], axis)
 
 
@@ -143,5 +144,5 @@ def _part(layer: Layer, units: slice, inputs: slice) -> Layer:
     return part
 
 
-def _cut(parameter: nn.Parameter, where: Any) -> nn.Parameter:
+def _cut(parameter: Tensor, where: Any) -> nn.Parameter:
     return nn.Parameter(parameter.detach()[where].clone(), requires_grad=parameter.requires_grad)
