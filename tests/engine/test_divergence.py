@@ -168,6 +168,11 @@ class Seen(Callback):
         self.diverged.append(event.diverged)
 
 
+def test_a_rate_that_changes_by_round_is_no_obstacle() -> None:
+    method = pt.fedavg(lr=pt.optim.stepped(0.4, at=[3, 4], factor=0.1))
+    assert dict(rates(describe(method))) == {"lr": 0.4}
+
+
 def test_it_is_said_in_the_round_in_which_it_begins() -> None:
     seen = Seen()
     with pytest.warns(UserWarning, match=r"fedavg: 2 of 6 clients diverged in round 1: .*lr=1e\+30") as told:

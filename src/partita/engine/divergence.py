@@ -54,8 +54,9 @@ def divergence(
 
 def rates(options: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield the learning rates of a method by the names that set them: `lr`, `server.lr`, `1.lr`."""
-    if isinstance(options, list):  # the stages of a pipeline
-        options = {str(i): stage.get("algorithm") for i, stage in enumerate(options)}
+    if isinstance(options, list):  # stages of a pipeline, or numbers such as the rounds of a rate
+        stages = (stage if isinstance(stage, Mapping) else {} for stage in options)
+        options = {str(i): stage.get("algorithm") for i, stage in enumerate(stages)}
     if not isinstance(options, Mapping):
         return
     for key, value in options.items():
