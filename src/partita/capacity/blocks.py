@@ -79,12 +79,17 @@ def block_names(model: nn.Module, declared: Sequence[str] | None = None) -> tupl
 P = TypeVar("P", bound=Part)
 
 
-def part(model: nn.Module, names: Sequence[str], kind: type[P] = Part) -> P:  # type: ignore[assignment]
+def part(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """Return blocks of a model, applied one after another: the model's tensors, under their full names.
 
     What the model declares as its `input_part` and `output_part` stays that, as far as it is here; else it is
     the first and the last of the blocks that own parameters. No blocks give the identity.
     """
+    return part_as(Part, model, names)
+
+
+def part_as(kind: type[P], model: nn.Module, names: Sequence[str]) -> P:
+    """Return such a part whose blocks are applied in another way."""
     _check_names(model, names)
     blocks = kind(model, names)
     owners = [n for n in names if any(True for _ in model.get_submodule(n).parameters())]

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.capacity.assign import assigned
-from partita.capacity.blocks import Part, block_names, check_sequence, part, still
+from partita.capacity.blocks import Part, block_names, check_sequence, part_as, still
 from partita.capacity.depth import Assigned, Blocks, as_cuts
 from partita.core import check
 from partita.core.options import Option, checked
@@ -98,7 +98,7 @@ def _held(model: nn.Module, name: str, names: Sequence[str], cut: int, head: int
     if kept < 1:
         allowed = f"a cut that leaves one of the {len(names) - head} blocks before the head"
         raise check.fail(f"capacity cuts[{name!r}]", cut, allowed)
-    small = part(model, [*names[:kept], *names[len(names) - head :]], Shallow)
+    small = part_as(Shallow, model, [*names[:kept], *names[len(names) - head :]])
     small._head = head
     return _fitted(small, model, x)
 

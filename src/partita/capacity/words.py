@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from partita.capacity.blocks import Part, part, still
+from partita.capacity.blocks import Part, part_as, still
 from partita.core import check
 from partita.core.parts import Share
 
@@ -89,7 +89,7 @@ def cut(share: Share, model: nn.Module, names: Sequence[str], x: Tensor, words: 
         allowed = "a first trained block that reads words one after another, as that of pt.models.bilstm"
         reason = f"{names[0]!r} is of {type(block).__name__}; state='new' leaves the words out for any block"
         raise check.fail("capacity words", words, allowed, reason)
-    begun, resumed = part(model, names[:1], Begun), part(model, names, Resumed)
+    begun, resumed = part_as(Begun, model, names[:1]), part_as(Resumed, model, names)
     begun._share, resumed._words = words, _count(x, words)
     return share._replace(model=resumed, pieces=(*share.pieces, begun))
 

@@ -364,8 +364,9 @@ def _arguments(call: str) -> list[str]:
     texts = []
     for keyword in parsed.keywords if isinstance(parsed, ast.Call) else ():
         value = ast.get_source_segment(call, keyword.value) or ""
-        word = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-        texts.append(f"{keyword.arg}={re.sub(r'pt[.](?:[a-z]+[.])?', '', value) if word is None else word}")
+        if isinstance(keyword.value, ast.Constant):
+            value = str(keyword.value.value)
+        texts.append(f"{keyword.arg}={re.sub(r'pt[.](?:[a-z]+[.])?', '', value)}")
     return texts
 
 
