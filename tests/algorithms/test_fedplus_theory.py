@@ -76,8 +76,8 @@ class State(NamedTuple):
 def run(psi: Penalty, rounds: int, **settings: Any) -> State:
     if not rounds:
         return State(np.zeros((CLIENTS, DIM)), np.zeros(DIM))
-    over = settings.pop("over", "cohort")
-    method = pt.fedplus(psi, lr=1 / L_F, sigma=SIGMA, over=over)
+    over, solver = settings.pop("over", "cohort"), settings.pop("solver", None)
+    method = pt.fedplus(psi, lr=pt.theory.fedplus_lr(L_F), sigma=SIGMA, over=over, solver=solver)
     fixed = {"loss": "mse", "executor": "vmap", "baselines": False, "progress": False, "seed": 1}
     found = pt.federate(
         Line(), DATA, method, rounds=rounds, **{"steps": 3, "evaluate_every": rounds, **fixed, **settings}
@@ -271,3 +271,101 @@ def test_an_outlier_moves_the_mean_but_not_the_median() -> None:
     apart = {k: np.linalg.norm(run(v.psi, 30, steps=10).center - honest) for k, v in KINDS.items()}
     assert apart["geomed"] < 0.5 * apart["avg"]
     assert apart["comed"] < 0.5 * apart["avg"]
+
+
+# ---- the bounds of pt.theory
+
+
+@every_kind
+@every_condition
+def test_a_round_lowers_the_objective_as_much_as_it_must(kind: str, cohort: int | None, steps: Any) -> None:
+    """Equation 31, and with everyone in each round the bound of Theorem 1 for every number of rounds."""
+    states = history(kind, cohort, steps)
+    values = [objective(kind, own) for own, _ in states]
+    sums = []
+    for t, (before, after) in enumerate(itertools.pairwise(states)):
+        took_part = [k for k in range(CLIENTS) if not np.array_equal(before.own[k], after.own[k])]
+        lengths = [float(np.linalg.norm(local_gradient(kind, k, before))) for k in took_part]
+        assert values[t] - values[t + 1] >= pt.theory.fedplus_descent(lengths, L_F, SIGMA, CLIENTS) - 1e-9
+        sums.append(sum(n**2 for n in lengths))
+        if cohort is None:
+            gap = values[0] - values[-1]  # at most what is left to the minimum
+            assert min(sums) <= pt.theory.fedplus_bound(gap, L_F, SIGMA, CLIENTS, t + 1) + 1e-9
+
+
+def test_no_smaller_constant_would_do() -> None:
+    """Where every f_k has curvature L_f in all directions, one step lowers F_k by just the bound."""
+    for curvature in (0.5, 4.0):
+        eta, w, goal, z = 1 / curvature, np.array([1.0, -2.0]), np.array([3.0, 0.5]), np.array([0.2, 0.1])
+
+        def F(w: np.ndarray, curvature=curvature, goal=goal, z=z) -> float:
+            return curvature / 2 * ((w - goal) ** 2).sum() + SIGMA / 2 * ((w - z) ** 2).sum()
+
+        kappa = pt.theory.fedplus_kappa(eta, SIGMA)
+        after = kappa * (w - eta * curvature * (w - goal)) + (1 - kappa) * z
+        length = np.linalg.norm(curvature * (w - goal) + SIGMA * (w - z))
+        assert F(w) - F(after) == pytest.approx(pt.theory.fedplus_descent(length, curvature, SIGMA))
+
+
+def test_the_numbers_of_the_theory() -> None:
+    assert pt.theory.fedplus_sigma(0.9, 0.02) == pytest.approx(1 / 0.18)
+    assert pt.theory.fedplus_kappa(0.3, pt.theory.fedplus_sigma(0.95, 0.3)) == pytest.approx(0.95)
+    assert pt.theory.fedplus_bound(2.0, 1.0, 0.5, 10, 6, participation=0.2) == pytest.approx(50.0)
+    for wrong in (
+        lambda: pt.theory.fedplus_lr(0.0),
+        lambda: pt.theory.fedplus_sigma(1.1, 0.1),
+        lambda: pt.theory.fedplus_bound(1.0, 1.0, 0.5, 10, 5, participation=0.0),
+        lambda: pt.theory.fedplus_descent([-1.0], 1.0, 0.5),
+    ):
+        with pytest.raises(pt.Refused):
+            wrong()
+
+
+# ---- the objective as a measure, and exact local work
+
+
+@every_kind
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_the_measure_is_the_objective(kind: str, executor: str) -> None:
+    measure = pt.measures.fedplus_objective(KINDS[kind].psi, SIGMA)
+    rows = run_rows(KINDS[kind].psi, 5, measures=[measure], cohort=3, over="all", executor=executor)
+    values = [row["measures"]["fedplus_objective"] for row in rows]
+    assert [v["objective"] for v in values] == sorted([v["objective"] for v in values], reverse=True)
+    end = run(KINDS[kind].psi, 5, cohort=3, over="all")
+    assert values[-1]["objective"] == pytest.approx(objective(kind, end.own), abs=1e-9)
+    squares = sum((local_gradient(kind, k, end) ** 2).sum() for k in range(CLIENTS))
+    assert values[-1]["gradient"] == pytest.approx(squares)
+
+
+def run_rows(psi: Penalty, rounds: int, over: str, **settings: Any) -> list[dict[str, Any]]:
+    method = pt.fedplus(psi, lr=1 / L_F, sigma=SIGMA, over=over)
+    fixed = {"loss": "mse", "baselines": False, "progress": False, "seed": 1, "steps": 3}
+    return list(
+        pt.federate(Line(), DATA, method, rounds=rounds, evaluate_every=1, **{**fixed, **settings}).metrics
+    )
+
+
+def test_a_penalty_without_a_value_has_no_objective() -> None:
+    with pytest.raises(pt.Refused) as refused:
+        pt.measures.fedplus_objective(pt.psi.penalty(lambda x: x), 0.1)
+    assert refused.value.field == "psi"
+
+
+@every_kind
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_exact_local_work_is_the_argmin(kind: str, executor: str) -> None:
+    """Assumption 2: w_k = (H_k + σ)⁻¹ (c_k + σ z_k), z_k = w̃ + θ_k, in every round; cg does the same."""
+    for solver in (pt.exact(), pt.cg(2 * DIM)):
+        before = State(np.zeros((CLIENTS, DIM)), np.zeros(DIM))
+        for rounds in (1, 2, 3):
+            after = run(KINDS[kind].psi, rounds, solver=solver, executor=executor, steps=1)
+            for k in range(CLIENTS):
+                z = before.center + prox(kind, before.own[k] - before.center)
+                best = np.linalg.solve(H[k] + SIGMA * EYE, C[k] + SIGMA * z)
+                np.testing.assert_allclose(after.own[k], best, atol=1e-9)
+            before = after
+
+
+def test_a_pull_that_leaves_little_is_mentioned() -> None:
+    with pytest.warns(UserWarning, match=r"is 0\.33, .* sigma=0\.11 makes it 0\.9"):
+        pt.fedavg_plus(lr=1.0, sigma=2.0)

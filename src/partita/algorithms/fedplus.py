@@ -6,8 +6,9 @@
     server:  w̃ = 𝒜(w_k), the aggregator of Ψ, over the cohort or over the last models of all clients
 
 A step is one of gradient descent, of size ηκ, on f_k(w) + (σ/2)‖w − (w̃ + θ_k)‖² (Proposition 1). The
-client's optimizer takes the gradient step inside the first brackets. Statistics (BatchNorm) follow
-the forward pass and begin at (1 − λ) the client's own + λ the server's; Ψ does not touch them.
+client's optimizer takes the gradient step inside the first brackets. With `solver=`, that problem is solved
+in another way, such as exactly (Assumption 2). Statistics (BatchNorm) follow the forward pass and begin at
+(1 − λ) the client's own + λ the server's; Ψ does not touch them.
 
 λ = 0 and σ = 0 is local; λ = 1 and σ = 0 is fedavg with Ψ's aggregator, bit for bit.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,9 @@ from partita.aggregate.batchnorm import with_statistics
 from partita.algorithms import psi as penalties
 from partita.algorithms.base import Choices, Common, Lr, compose, counted, method, serve_with, settings
 from partita.algorithms.local.sgd import Carry, finish, move, start
+from partita.algorithms.local.solvers import Solver, solve
 from partita.algorithms.psi import Penalty
+from partita.core import check
 from partita.core.device import put
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate, ServerRule
@@ -63,6 +66,15 @@ Over = Annotated[
     str,
     Option("whose models the server aggregates: this round's, or the last of all", choices=("cohort", "all")),
 ]
+Solve = Annotated[
+    Solver | None,
+    Option(
+        "how a client solves its problem, such as exact() where the loss is quadratic; `lr` is not used then "
+        "(None: by the gradient steps above)",
+        allowed="a solver such as partita.exact()",
+    ),
+]
+LEAST_KAPPA = 0.5  # below it, a step goes further to w̃ + θ than it keeps of w − η∇f
 REMEMBERS = "with over='all' the server keeps every client's last model, which a stale delta does not tell"
 
 
@@ -73,18 +85,28 @@ REMEMBERS = "with over='all' the server keeps every client's last model, which a
     weighting="uniform",
 )
 def fedplus(
-    psi: Psi, lr: Lr, sigma: Sigma = 0.1, lam: Lam = 0.0, over: Over = "cohort", **options: Unpack[Common]
+    psi: Psi,
+    lr: Lr,
+    sigma: Sigma = 0.1,
+    lam: Lam = 0.0,
+    over: Over = "cohort",
+    solver: Solve = None,
+    **options: Unpack[Common],
 ) -> Algorithm:
     """Every client keeps its own model, pulled towards the others as far as the penalty `psi` asks."""
     common = settings(options)
     common = replace(common, aggregate=options["aggregate"] or psi.aggregator)
     eta = as_rate(lr)
+    if solver is None:
+        warn_about_kappa(eta(0, 1), sigma)
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:  # noqa: ARG001
         penalties.covers(psi, names)
         return Partition(shared=tuple(names), personal=tuple(names))
 
     def local(problem: Problem) -> LocalRule:
+        if solver is not None:
+            return solved(problem, psi, solver, sigma, lam, common)
         return pulled(problem, psi, eta, sigma, lam, common)
 
     if over == "cohort":
@@ -153,17 +175,8 @@ def fedcomed_plus(
 
 def pulled(problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, common: Choices) -> LocalRule:
     """θ once, then gradient steps that are each drawn to z = w̃ + θ, which the carry holds as `received`."""
-    shared = set(problem.partition.shared)
-    names = tuple(k for k in problem.trainable if k in shared)
-    own = start(problem, common.optimizer)
+    begin = begun(problem, psi, lam, common)
     gradient = move(problem, problem.partition.personal, optimizer=common.optimizer)
-
-    def begin(download: Download, state: ClientState) -> Carry:
-        carry, center = own(download, state), download.shared
-        w = carry.params
-        theta = psi.prox({k: w[k] - center[k] for k in names})
-        first = {k: between(w[k], center[k], lam) for k in center}
-        return carry._replace(params={**w, **first}, received={k: center[k] + theta[k] for k in names})
 
     def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
         carry = gradient(carry, batch, lr)
@@ -175,12 +188,98 @@ def pulled(problem: Problem, psi: Penalty, eta: Rate, sigma: float, lam: float, 
     return LocalRule(begin, (Phase(step, (eta,)),), finish(problem))
 
 
+def begun(
+    problem: Problem, psi: Penalty, lam: float, common: Choices
+) -> Callable[[Download, ClientState], Carry]:
+    """Begin at (1 − λ) w_k + λ w̃, with z = w̃ + prox(w_k − w̃) as what was received."""
+    shared = set(problem.partition.shared)
+    names = tuple(k for k in problem.trainable if k in shared)
+    own = start(problem, common.optimizer)
+
+    def begin(download: Download, state: ClientState) -> Carry:
+        carry, center = own(download, state), download.shared
+        w = carry.params
+        theta = psi.prox({k: w[k] - center[k] for k in names})
+        first = {k: between(w[k], center[k], lam) for k in center}
+        return carry._replace(params={**w, **first}, received={k: center[k] + theta[k] for k in names})
+
+    return begin
+
+
+def warn_about_kappa(lr: float, sigma: float) -> None:
+    """Warn of a pull that leaves little of a client's steps."""
+    kappa = 1 / (1 + lr * sigma)
+    if kappa < LEAST_KAPPA:
+        check.warn(
+            f"κ = 1/(1 + lr · sigma) is {kappa:.2g}, where the paper recommends 0.9 to 0.999: each step goes "
+            f"most of the way back to what the client began with; sigma={1 / (9 * lr):.2g} makes it 0.9"
+        )
+
+
 def between(own: Tensor, center: Tensor, lam: float) -> Tensor:
     """(1 − λ) own + λ center; counters stay whole."""
     if lam in (0, 1):
         return center if lam else own
     mixed = (1 - lam) * own + lam * center
     return mixed if own.is_floating_point() else mixed.round().to(own.dtype)
+
+
+# ---- solver=: argmin_w f_k(w) + (σ/2)‖w − z‖² in another way
+
+ANCHOR = "z/"
+
+
+class Anchored:
+    """A problem f_k(w) + (σ/2)‖w − z‖²: z stands among the parameters, which no step changes, as 'z/NAME'."""
+
+    def __init__(self, problem: Problem, sigma: float) -> None:
+        self.problem, self.sigma = problem, sigma
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
+
+    def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
+        """Return the loss of the client, ∇f + σ (w − z), and buffers after the pass."""
+        loss, g, buffers = self.problem.grad(_model(params), batch, wrt)
+        pull = {k: self.sigma * (params[k] - params[ANCHOR + k]) for k in g if ANCHOR + k in params}
+        return loss, {k: v + pull[k] if k in pull else v for k, v in g.items()}, buffers
+
+    def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
+        """Return (∇²f + σ) d, where there is a z."""
+        product = self.problem.hvp(_model(params), batch, direction)
+        return {k: v + self.sigma * direction[k] if ANCHOR + k in params else v for k, v in product.items()}
+
+
+def _model(params: Tensors) -> Tensors:
+    return {k: v for k, v in params.items() if not k.startswith(ANCHOR)}
+
+
+class Solving(NamedTuple):
+    """The model with z, what the solver remembers, and no losses: a solver looks at gradients alone."""
+
+    params: Tensors
+    memory: Any
+    loss: Tensor
+    steps: Tensor
+
+
+def solved(
+    problem: Problem, psi: Penalty, solver: Solver, sigma: float, lam: float, common: Choices
+) -> LocalRule:
+    """θ once, then what the solver does about f_k(w) + (σ/2)‖w − z‖²."""
+    begin, end = begun(problem, psi, lam, common), finish(problem)
+    remember, phases = solve(cast(Problem, Anchored(problem, sigma)), solver, common.optimizer)
+
+    def anchored(download: Download, state: ClientState) -> Solving:
+        carry = begin(download, state)
+        params = {**carry.params, **{ANCHOR + k: z for k, z in carry.received.items()}}
+        return Solving(params, remember(params), carry.loss, carry.steps)
+
+    def ended(carry: Solving, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+        kept = Carry(_model(carry.params), {}, {}, carry.loss, carry.steps)
+        return end(kept, download, state)
+
+    return LocalRule(anchored, phases, ended)
 
 
 # ---- over="all": the server remembers every client's last model

@@ -154,6 +154,7 @@ def penalty(
             "prox_{Ψ/σ}: from a client's difference to its θ, written for one client, for all names together",
             allowed=PROX,
             check=_function(PROX),
+            example=tree.zeros_like,
         ),
     ],
     value: Annotated[

@@ -1,6 +1,13 @@
 """Step sizes and bounds of the papers' theorems, for constants that you know: `partita.theory`."""
 
 from partita.theory.embracing import embracing_bound, embracing_floor, embracing_lr
+from partita.theory.fedplus import (
+    fedplus_bound,
+    fedplus_descent,
+    fedplus_kappa,
+    fedplus_lr,
+    fedplus_sigma,
+)
 from partita.theory.ffgg import (
     aggregator_constant,
     ffgg_async_bound,
@@ -38,6 +45,11 @@ __all__ = [
     "fedalt_bound",
     "fedalt_eta",
     "fedasync_objective",
+    "fedplus_bound",
+    "fedplus_descent",
+    "fedplus_kappa",
+    "fedplus_lr",
+    "fedplus_sigma",
     "fedsim_bound",
     "fedsim_eta",
     "ffgg_async_bound",
