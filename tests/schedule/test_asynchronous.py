@@ -288,7 +288,7 @@ def test_a_function_of_the_staleness_counts_from_zero_on_and_is_checked() -> Non
     model = start_model()
     assert all(np.array_equal(v.numpy(), model[k]) for k, v in start.shared.items())
     for wrong in (float("nan"), -1.0, "much"):
-        with pytest.raises(ValueError, match=r"staleness\(0\)="):
+        with pytest.raises(ValueError, match=r"staleness\(\d\)="):
             federate(pt.fedavg(lr=0.2), DOUBLE, schedule=S.asynchronous(staleness=lambda _, w=wrong: w))
 
 
