@@ -402,7 +402,7 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
 
 def _call(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     """Return the call of a part as the command line has it."""
-    if name in CALLS and part in (getattr(schedule, name, None), data.standardize):
+    if name in CALLS and part in (getattr(schedule, name, None), data.standardize, psi.penalty):
         return CALLS[name]
     written = call(name, part)
     return written and chapter.within.format(written)
