@@ -213,6 +213,21 @@ def test_fed_plus_makes_no_step_to_the_aggregate() -> None:
     assert float(rows["fedavg"]["change, mean"]) > 0.1
     assert float(rows["fedavg"]["loss after"]) > float(rows["fedavg"]["loss before"])
     assert all(len(seeds[0].metrics) == 2 for seeds in runs.values())
+    study = RECIPES["fedplus-collapse"](rounds=2)
+    assert isinstance(study, Study)
+    changes, scores, ways = study.charts(runs)
+    for chart in (changes, scores, ways):
+        assert [panel.title for panel in chart.panels] == list(runs)
+    fedavg = list(runs).index("fedavg")
+    (change,), (accuracy,), (way, before) = (c.panels[fedavg].series for c in (changes, scores, ways))
+    row = runs["fedavg"][0].metrics[-1]
+    assert change.y[-1] == row["measures"]["aggregation_change"]["mean"]
+    assert change.spread[-1] == row["measures"]["aggregation_change"]["std"]
+    assert accuracy.y[-1] == pytest.approx(100 * row["test.personal"])
+    assert list(way.y) == row["measures"]["line_loss"]["loss"]
+    assert before.y[0] == runs["fedavg"][0].metrics[0]["measures"]["line_loss"]["loss"][-1]
+    nothing = [SimpleNamespace(metrics=[])]  # of a run that ended before its first evaluation
+    assert all(not panel.series for panel in study.charts({"fedavg": nothing})[2].panels)
 
 
 def test_regression_has_a_column_for_each_method() -> None:

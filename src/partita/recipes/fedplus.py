@@ -7,7 +7,7 @@ what aggregation does to clients (Figures 1 to 3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,7 +173,7 @@ def fedplus_collapse(size: str = "small", rounds: int | None = None, seed: int =
         "fedprox": fedprox(0.5, mu=0.01),
         "fedavg_plus": fedavg_plus(0.5, 0.01),
     }
-    return Study(under(base, methods), tables=lambda runs: [_jumps(runs)])
+    return Study(under(base, methods), tables=lambda runs: [_jumps(runs)], charts=_collapse)
 
 
 def table_methods(lr: float, sigma: float, delta: float = 0.1) -> dict[str, Algorithm]:
@@ -351,3 +351,54 @@ def _aggregation(run: Record) -> tuple[float, float, float, float]:
     change = [row["measures"]["aggregation_change"]["mean"] for row in run.metrics]
     line = np.array([row["measures"]["line_loss"]["loss"] for row in run.metrics]).mean(0)
     return float(np.mean(change)), float(np.max(change)), float(line[0]), float(line[-1])
+
+
+# ---- Figures 1 to 3
+
+
+def _collapse(runs: Runs) -> list[Chart]:
+    """Return Figures 1 to 3, each with a panel for each method."""
+    changes, scores, lines = [], [], []
+    for name, seeds in runs.items():
+        mean, deviation = (curve(name, seeds, _measured("aggregation_change", k)) for k in ("mean", "std"))
+        spread = [v or 0.0 for v in deviation.y] if len(deviation.y) == len(mean.y) else ()
+        changes.append(Panel(name, "round", "change of weights", [mean._replace(spread=spread)]))
+        accuracy = curve(name, seeds, lambda row: row["test.personal"], scale=100)
+        scores.append(Panel(name, "round", "test accuracy, %", [accuracy]))
+        lines.append(Panel(name, "λ", "training loss", _way(name, seeds)))
+    return [
+        Chart(
+            "Change of weights at aggregation (Figure 1)",
+            changes,
+            "Mean over the cohort, with one deviation.",
+        ),
+        Chart("Training over rounds (Figure 2)", scores),
+        Chart(
+            "The way from the local to the aggregated model (Figure 3)",
+            lines,
+            "Loss of the cohort in the last round, from its own models (λ = 0) to the aggregate (λ = 1), and "
+            "at the aggregate of the round before. A right end above the left one: the full step hurts.",
+        ),
+    ]
+
+
+def _measured(measure: str, key: str) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what reads a number of a measure from a row of metrics; None where it has none."""
+    return lambda row: (row.get("measures") or {}).get(measure, {}).get(key)
+
+
+def _way(name: str, seeds: Sequence[Record]) -> list[Series]:
+    """Return the loss along λ after the last round, and where the round before ended: means over seeds."""
+    read = _measured("line_loss", "loss")
+    ways = [[read(row) for row in run.metrics if read(row)] for run in seeds]
+    ways = [way for way in ways if len(way) > 1]
+    if not ways:
+        return []
+    last = np.array([way[-1] for way in ways], dtype=float)  # seeds × values of λ
+    before = float(np.mean([way[-2][-1] for way in ways]))
+    lam = np.linspace(0, 1, last.shape[1]).tolist()
+    spread = last.std(0, ddof=1).tolist() if len(last) > 1 else ()
+    return [
+        Series(name, lam, last.mean(0).tolist(), spread),
+        Series("the aggregate before", [0.0, 1.0], [before, before]),
+    ]
