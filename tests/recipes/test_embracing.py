@@ -167,9 +167,9 @@ def test_the_target_is_what_narrow_models_reach() -> None:
         "depth-7": [record(0.5)],  # without narrow models there is no target
     }
     table = weak._targets(runs)
-    assert [row[:1] + row[4:] for row in table.rows] == [
-        ("1", "29", "20", "20", "80", "890", "890"),
-        ("5", "52", "30", "10", "72", "813", "811"),
+    assert table.rows == [
+        ("1", "128/0/0", "29", "20", "20", "80", "890", "890"),
+        ("5", "64/0/64", "52", "30", "10", "72", "813", "811"),
     ]
 
 

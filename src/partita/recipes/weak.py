@@ -391,11 +391,12 @@ def _targets(runs: Runs) -> Table:
         target = math.floor((slower.y[-1] or 0.0) + ROUNDING)
         ours = (str(target), _rounds_to(slower, target), _rounds_to(deep, target))
         paper = map(str, PAPER_ROUNDS[case]) if case in PAPER_ROUNDS else ("-",) * 3
-        rows.append((str(case), *map(str, counts), *ours, *paper))
-    columns = ("case", "strong", "moderate", "weak", "target", "width", "depth", "paper's", "width", "depth")
+        rows.append((str(case), "/".join(map(str, counts)), *ours, *paper))
+    columns = ("case", "mix", "target", "width", "depth", "paper's", "width", "depth")
     note = (
-        "The target is the accuracy of narrow models after the last round, rounded down, as the paper's; "
-        "rounds are those of the first evaluation at which the mean over the seeds reaches it."
+        "Mix: strong, moderate and weak clients. The target is the accuracy of narrow models after the last "
+        "round, rounded down, as the paper's; rounds are those of the first evaluation at which the mean over "
+        "the seeds reaches it."
     )
     return Table("Rounds to a target accuracy, % (Table 7)", columns, rows, note)
 
