@@ -155,7 +155,7 @@ def depth(
         given = {"strong": 0}
     both = sorted(given.keys() & budgets.keys())
     if both or (cuts is None and not budgets):
-        allowed = f"classes with a cut, {CUTS}, and others with a budget, {{'weak': '1MB'}}"
+        allowed = f"blocks that each class leaves out, such as {CUTS}, or budget= for classes without a cut"
         raise check.fail("capacity cuts", cuts, allowed, f"{both[0]!r} has both" if both else "")
     classes = (*given, *budgets)
     for name in words or ():
