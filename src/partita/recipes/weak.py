@@ -395,8 +395,8 @@ def _targets(runs: Runs) -> Table:
     columns = ("case", "mix", "target", "width", "depth", "paper's", "width", "depth")
     note = (
         "Mix: strong, moderate and weak clients. The target is the accuracy of narrow models after the last "
-        "round, rounded down, as the paper's; rounds are those of the first evaluation at which the mean over "
-        "the seeds reaches it."
+        "round, rounded down, as the paper's; rounds are those of the first evaluation at which the mean "
+        "over the seeds reaches it."
     )
     return Table("Rounds to a target accuracy, % (Table 7)", columns, rows, note)
 
