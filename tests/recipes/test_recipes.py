@@ -139,7 +139,9 @@ def test_the_step_of_each_method_is_picked_on_validation_samples(monkeypatch: py
         for name, last in found.items()
     }
     assert [(row[0], row[-1]) for row in persafl._tuning(runs).rows] == [("fedavg", "1"), ("fedprox", "8")]
-    assert persafl._tuning_chart(runs).panels[0].series[0].y[0] == pytest.approx(60.0)
+    first, second = persafl._tuning_chart(runs).panels[0].series
+    assert first.y == [pytest.approx(60.0), None]
+    assert second.y == [None, pytest.approx(25.0)]
 
 
 @NEEDS_DATA

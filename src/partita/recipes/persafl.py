@@ -38,7 +38,7 @@ from partita.algorithms import (
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
-from partita.engine.record import Record
+from partita.engine.record import Record, number
 from partita.optim import sgd
 from partita.recipes.experiment import Experiment
 from partita.recipes.sizes import by_size
@@ -297,7 +297,7 @@ def _tuning(runs: Runs) -> Table:
 
 def _tuning_chart(runs: Runs) -> Chart:
     series = [
-        Series(method, list(scores), [100 * float(np.mean(v)) for v in scores.values()])
+        Series(method, list(scores), [number(100 * np.mean(v)) for v in scores.values()])
         for method, scores in _validation(runs).items()
     ]
     panel = Panel(
