@@ -431,6 +431,7 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands.complete_kind("me") == ["methods", "measures"]
     assert commands.complete_recipe("dig") == ["digits", "digest.py"]
     assert commands.complete_set("algorithm.personal_") == [
+        "algorithm.personal_l2=",
         "algorithm.personal_lr=",
         "algorithm.personal_steps=",
     ]
