@@ -28,9 +28,9 @@ class Table(NamedTuple):
         return f"**{self.title}**\n\n{table}\n" + (f"\n{self.note}\n" if self.note else "")
 
 
-def mean_std(values: Iterable[float], scale: float = 1.0, digits: int = 2) -> str:
-    """Return '93.18 ± 0.05' over seeds. One value alone has no deviation, and NaN does not count."""
-    scaled = np.array([scale * v for v in values])
+def mean_std(values: Iterable[float | None], scale: float = 1.0, digits: int = 2) -> str:
+    """Return '93.18 ± 0.05' over seeds. One value alone has no deviation; None and NaN do not count."""
+    scaled = np.array([scale * v for v in values if v is not None])
     scaled = scaled[~np.isnan(scaled)]
     if not len(scaled):
         return "-"
