@@ -128,7 +128,7 @@ def label_skew(classes: int, sigma: float = 0.0, minimum: int = 1) -> Partitione
                 owner[rows] = order[rank]
         return owner
 
-    options = {"classes": classes}
+    options: dict[str, Any] = {"classes": classes}
     options |= {"sigma": sigma, "minimum": minimum} if sigma or minimum > 1 else {}
     return Partitioner("label_skew", assign, options)
 
