@@ -1,4 +1,4 @@
-"""The figures of a bench as a picture, drawn by a browser that is installed."""
+"""The figures of a bench, and the charts of a study, as pictures that an installed browser draws."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from drawing import figures as draw
 from drawing.figures import Bench
 from drawing.page import failures, verdict
 from partita.engine.store.output import MARK
+from partita.report.charts import Chart, charts
 from partita.report.figures import kept
-from partita.report.html import figure, join
+from partita.report.html import figure, join, tag
 from partita.report.page import document
 from partita.report.words import shorten
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH, EDGE, TITLE, LIMIT, LONGEST = 1000, 32, 84, 120, 120  # pixels, seconds, characters
+PANELS, PANEL_HEIGHT = 3, 330
 DRAWN = """
 document.documentElement.dataset.theme = "light";
-Promise.all([...document.querySelectorAll("[data-figure]")].map((place) => Plotly.toImage(
-  place, { format: "svg", width: place.clientWidth, height: place.clientHeight })))
-  .then((drawn) => { document.body.textContent = JSON.stringify(drawn); });
+const waiting = setInterval(() => {
+  if (!("drawn" in document.documentElement.dataset)) return;
+  clearInterval(waiting);
+  Promise.all([...document.querySelectorAll("[data-figure]")].map((place) => Plotly.toImage(
+    place, { format: "svg", width: place.clientWidth, height: place.clientHeight })))
+    .then((drawn) => { document.body.textContent = JSON.stringify(drawn); });
+}, 50);
 """
 
 
@@ -48,6 +54,23 @@ def svg(bench: Bench) -> str:
     drawn = _drawn(document("bench", places, figures, DRAWN))
     notes = [f"No bar for {shorten(line, LONGEST)}." for line in failures(rows)]
     return _together(drawn, [heights[name] for name in figures], verdict(bench), bench.machine, notes)
+
+
+def of_chart(chart: Chart) -> str:
+    """Return a chart of a study: its panels side by side, in rows of up to `PANELS`, with a title."""
+    figures, _ = charts([chart])
+    titles = [panel.title for i, panel in enumerate(chart.panels) if f"chart-1-{i + 1}" in figures]
+    across = min(PANELS, len(figures))
+    width = (WIDTH - 2 * EDGE) // across
+    style = {"style": f"width: {width}px"}
+    places = join([tag("div", figure(name, name, PANEL_HEIGHT), **style) for name in figures])
+    parts, y = [_line(chart.title, 36, 18, "#1d2126", "600")], 44
+    for i, (image, title) in enumerate(zip(_drawn(document("chart", places, figures, DRAWN)), titles)):
+        x, top = EDGE + i % across * width, y + i // across * (PANEL_HEIGHT + 34)
+        parts.append(_line(title, top + 20, 14, "#1d2126", "600", x))
+        parts.append(image.replace("<svg ", f'<svg x="{x}" y="{top + 26}" ', 1))
+    rows = -(-len(figures) // across)
+    return _page(parts, y + rows * (PANEL_HEIGHT + 34) + EDGE // 2)
 
 
 def png(picture: str) -> bytes:
@@ -92,13 +115,16 @@ def _together(
     for note in notes:
         y += 20
         parts.append(_line(note, y))
-    y += EDGE
-    top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}">'
+    return _page(parts, y + EDGE)
+
+
+def _page(parts: Sequence[str], height: int) -> str:
+    top = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}">'
     return "\n".join(
         [
             top,
             f"<!-- {MARK} -->",
-            f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
+            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
             *parts,
             "</svg>",
             "",
@@ -106,9 +132,11 @@ def _together(
     )
 
 
-def _line(text: str, y: int, size: int = 13, colour: str = "#5d646e", weight: str = "400") -> str:
+def _line(
+    text: str, y: int, size: int = 13, colour: str = "#5d646e", weight: str = "400", x: int = EDGE
+) -> str:
     font = f'font-family="Inter, system-ui, sans-serif" font-size="{size}" font-weight="{weight}"'
-    return f'<text x="{EDGE}" y="{y}" {font} fill="{colour}">{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" {font} fill="{colour}">{escape(text)}</text>'
 
 
 def _browse(page: Path, *options: str) -> str:

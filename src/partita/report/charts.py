@@ -20,6 +20,7 @@ from partita.report.words import shorten
 
 KINDS = ("line", "points", "bar", "violin")
 MARKED = 40  # a line of so many points needs no marks on them
+TICKS = 6  # of a logarithmic axis
 
 
 class Series(NamedTuple):
@@ -106,7 +107,7 @@ def _figure(panel: Panel, names: Sequence[str]) -> Figure | None:
     for axis, title in (("x", panel.x), ("y", panel.y)):
         layout[f"{axis}axis"] = draw.titled(title)
         if axis in panel.log:
-            layout[f"{axis}axis"] |= {"type": "log", "exponentformat": "power"}
+            layout[f"{axis}axis"] |= {"type": "log", "exponentformat": "power", "nticks": TICKS}
     if any(trace["type"] == "bar" for trace in traces):
         layout["barmode"] = "group"
     return {"data": traces, "layout": layout}
@@ -118,7 +119,8 @@ def _traces(series: Series, place: int, log: str) -> list[Trace]:
     name = escape(shorten(series.name, draw.LONGEST_NAME))
     if series.kind == "violin":
         values = np.array([v for v in map(number, series.y) if v is not None])
-        return [draw.violin(name, values[draw.sample(np.arange(len(values)))], colour)] if len(values) else []
+        shape = draw.violin(name, values[draw.sample(np.arange(len(values)))], colour) if len(values) else {}
+        return [{**shape, "showlegend": False}] if shape else []
     spread = series.spread or [0.0] * len(series.y)
     points = [
         (x, value, number(width) or 0.0)
