@@ -105,7 +105,7 @@ def test_what_can_never_assign(make) -> None:
 
 
 def test_cuts_that_do_not_fit() -> None:
-    for cuts in ({}, 3, ["weak"], None):
+    for cuts in ({}, 3, ["weak"]):
         with pytest.raises(ValueError, match=r"capacity cuts=.*: expected blocks that each class leaves out"):
             depth(cuts)
     for cut in (-1, 1.5, "two", None):

@@ -84,8 +84,7 @@ def test_pieces_by_bytes() -> None:
 @each(
     "given, field",
     [
-        ({}, "capacity cuts"),
-        ({"cuts": {"weak": 1}, "budget": {"weak": "1MB"}}, "capacity cuts"),
+        ({"cuts": {"weak": 1}, "budget": {"weak": "1MB"}}, "capacity budget"),
         ({"budget": {"weak": "lots"}}, "capacity budget"),
         ({"budget": {}}, "capacity budget"),
         ({"budget": "1MB"}, "capacity budget"),

@@ -352,7 +352,8 @@ def programs(stored: bool) -> list[str]:
 
 def by_kind(labels: Iterable[str]) -> dict[str, list[str]]:
     """Labels such as `methods:fedavg` by their kind."""
-    return {kind: list(names) for kind, names in itertools.groupby(labels, lambda k: k.partition(":")[0])}
+    groups = itertools.groupby(sorted(labels), lambda k: k.partition(":")[0])
+    return {kind: list(names) for kind, names in groups}
 
 
 SHORTER = {  # else as printed

@@ -39,6 +39,7 @@ Assigned = Annotated[
 
 
 CUTS = "{'strong': 0, 'moderate': 4, 'weak': 7}"
+PIECES = "2 or '20MB'"
 
 
 def by_class(field: str, value: Any, allowed: str, most: int = 32) -> Mapping[Any, Any]:
@@ -73,7 +74,13 @@ def _words(field: str, value: Any) -> dict[str, float]:
 
 
 def _pieces(field: str, value: Any) -> int | str:
-    check.size(field, value)
+    try:
+        check.size(field, value)
+        fits = not (isinstance(value, str) and value.strip().isdigit())  # blocks, or bytes with their unit
+    except ValueError:
+        fits = False
+    if not fits:
+        raise check.fail(field, value, f"a whole number from 1 of blocks, or their bytes: {PIECES}")
     return value  # type: ignore[no-any-return]
 
 
@@ -98,7 +105,7 @@ def depth(
     cuts: Annotated[
         Mapping[str, int] | None,
         Option(
-            "how many of the model's first blocks a class does not train (None: {'strong': 0} with budget=)",
+            "how many of the model's first blocks each class does not train (None: {'strong': 0})",
             allowed=CUTS,
             check=as_cuts,
             example={"strong": 0, "weak": 1},
@@ -119,7 +126,7 @@ def depth(
         Option(
             "frozen blocks that a device holds at a time, as a number of them or by their bytes (None: what "
             "its budget allows, or as many blocks as it trains)",
-            allowed="2, '20MB'",
+            allowed=PIECES,
             check=_pieces,
         ),
     ] = None,
@@ -154,9 +161,8 @@ def depth(
     if cuts is None and "strong" not in budgets:
         given = {"strong": 0}
     both = sorted(given.keys() & budgets.keys())
-    if both or (cuts is None and not budgets):
-        allowed = f"blocks that each class leaves out, such as {CUTS}, or budget= for classes without a cut"
-        raise check.fail("capacity cuts", cuts, allowed, f"{both[0]!r} has both" if both else "")
+    if both:
+        raise check.fail("capacity budget", budget, f"classes without a cut: {both[0]!r} has one")
     classes = (*given, *budgets)
     for name in words or ():
         check.choice("capacity words", name, classes)

@@ -26,12 +26,10 @@ from torch import Tensor, nn
 
 from partita.capacity.assign import assigned
 from partita.capacity.blocks import Part, block_names, check_sequence, part_as, still
-from partita.capacity.depth import Assigned, Blocks, as_cuts
+from partita.capacity.depth import CUTS, Assigned, Blocks, as_cuts
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
-
-CUTS = "{'strong': 0, 'moderate': 2, 'weak': 5}"
 
 
 @checked("capacity ")

@@ -45,7 +45,8 @@ def _program(
     method: str = "{}", settings: str = "", printed: str = "run.summary()", before: tuple[str, ...] = ()
 ) -> str:
     """Return a program with a place for the call; `before` are lines above the run."""
-    work = "pt.models.mlp(64, 64, 10), data, method, rounds=20, steps=5, batch=16"
+    widths = "64, 64, 32, 10" if "capacity" in settings else "64, 64, 10"  # blocks to leave out
+    work = f"pt.models.mlp({widths}), data, method, rounds=20, steps=5, batch=16"
     lines = (
         "import partita as pt\n",
         "data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))",
@@ -86,6 +87,7 @@ FINETUNED = """pt.pipeline(
     pt.stage(pt.finetune(personal="output", lr=0.1), epochs=5),
 )"""
 TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
+DEEP = ("shallow",)  # what the model of the recipe `digits` has too few blocks for
 COMPOSED = ("pipeline", "stage", "tuned")  # made of methods: written in Python only
 # calls that show more than examples of their arguments would
 CALLS = {
@@ -352,7 +354,7 @@ def _known_facts(name: str, method: Known) -> Facts:
         "options": [],
         "file": "algorithms/known.py",
         "python": _program(method.expression, method.settings),
-        "command": None if word in COMPOSED else line,
+        "command": None if word in COMPOSED or any(deep in line for deep in DEEP) else line,
         "data": [],
         "get": None,
     }
@@ -416,7 +418,7 @@ def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> s
         options = [f"algorithm.{p.name}={declared(p.annotation)[1].example}" for p in needed(part)]
         settings = [f"--set {shlex.quote(s)}" for s in (f"algorithm={name}", *options)]
         return " ".join(["partita run digits", *settings])
-    written = _call(chapter, name, part) if chapter.command else None
+    written = _call(chapter, name, part) if chapter.command and name not in DEEP else None
     return written and f"partita run digits --set '{chapter.command.format(written)}'"
 
 
