@@ -111,7 +111,7 @@ def test_a_study_keeps_its_tables_and_charts_for_a_later_report(tmp_path: Path) 
                             "a",
                             "round",
                             "score",
-                            [curve(n, r, lambda row: row["test.global"]) for n, r in runs.items()],
+                            [curve(n, r, lambda row: row["validation.global"]) for n, r in runs.items()],
                         )
                     ],
                     "How it fell.",
