@@ -47,9 +47,10 @@ def test_inner_steps_stop_where_the_gradient_is_short() -> None:
 
 def test_many_inner_steps_find_the_minimizer() -> None:
     problem, w, batch = given()
-    theta, loss = proximal(problem, LAM, 200, pt.optim.sgd())(w, batch, LR)
+    theta, loss, missed = proximal(problem, LAM, 200, pt.optim.sgd())(w, batch, LR)
     assert length(problem, theta, w, batch) < 1e-9
     assert loss == problem.grad(w, batch, wrt=problem.trainable)[0]
+    assert missed is None  # nobody asked for an accuracy
 
 
 @pytest.mark.parametrize("robust", [True, False])

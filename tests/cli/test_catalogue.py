@@ -122,6 +122,7 @@ BESIDE: dict[Any, dict[str, Any]] = {
     (pt.schedule.uniform, "high"): {"low": 0.0},
     (pt.schedule.synchronous, "deadline"): {"delays": SLOW},
     (pt.schedule.synchronous, "late"): {"delays": SLOW, "deadline": 1.0},
+    **{(solver, "epochs"): {"steps": None} for solver in (pt.gd, pt.adam)},
     (pt.schedule.synchronous, "staleness"): {"delays": SLOW, "deadline": 1.0, "late": "apply"},
 }
 
@@ -133,6 +134,8 @@ def make(part: Any, name: str, value: Any) -> Any:
         given["algorithm"] = pt.fedavg(lr=0.1)
     if (part, name, value) == (pt.persafl_me, "inner_steps", None):  # one of the two is needed
         given["nu"] = 0.1
+    if (part, name, value) == (pt.schedule.synchronous, "late", "partial"):  # they are who is late
+        given = {"stragglers": 0.5}
     return part(**{**given, name: value})
 
 

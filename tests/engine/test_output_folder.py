@@ -89,7 +89,7 @@ SUMMARY = [
     "baselines",
 ]
 DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
-DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers"}
+DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers", "choice"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)
 

@@ -47,17 +47,6 @@ def subgroup(group: Group, rows: list[int], positions: Sequence[int]) -> Group:
     return group._replace(positions=tuple(positions), download=download, progress=progress)
 
 
-def progress_of(cohort: Cohort) -> Tensor | None:
-    """Return how much of its work each client of a cohort does; None: all of them all of it."""
-    if not any(group.progress for group in cohort.groups):
-        return None
-    progress = torch.ones(len(cohort.clients), dtype=torch.float64)
-    for group in cohort.groups:
-        if group.progress:
-            progress[list(group.positions)] = torch.tensor(group.progress, dtype=torch.float64)
-    return progress
-
-
 def as_one_group(groups: Sequence[Group], contexts: Sequence[RoundContext]) -> tuple[Group, RoundContext]:
     """Return several groups as one, in the cohort's order: with a model and a round for each client.
 

@@ -17,10 +17,10 @@ from partita.engine.cohorts import (
     chunks_of,
     discounted,
     merged,
-    progress_of,
     rebased,
     refuse_twice,
 )
+from partita.engine.execute.plan import progress_of
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
 from partita.engine.stage import Stage

@@ -11,12 +11,11 @@ import numpy as np
 from partita.core import check
 from partita.core.types import Upload
 from partita.engine.callbacks import Callback, Event
-from partita.engine.cohorts import progress_of
 from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scored
-from partita.engine.execute.plan import client_steps, epochs_of
+from partita.engine.execute.plan import client_steps, epochs_of, progress_of
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
 from partita.engine.record import Record

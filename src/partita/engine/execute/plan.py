@@ -17,7 +17,7 @@ from torch import Tensor
 from partita.core import draws
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase, Program
-from partita.core.types import RoundContext, Work
+from partita.core.types import Cohort, RoundContext, Work
 from partita.data import FederatedData
 from partita.engine.model.problem import ModelProblem
 
@@ -211,3 +211,14 @@ def _first_of(first: np.ndarray, passes: np.ndarray, epoch: np.ndarray) -> np.nd
     before = (np.cumsum(passes) - passes)[:, None]
     begin: np.ndarray = first[np.minimum(before + epoch, len(first) - 1)]
     return begin
+
+
+def progress_of(cohort: Cohort) -> Tensor | None:
+    """Return how much of its work each client of a cohort does; None: all of them all of it."""
+    if not any(group.progress for group in cohort.groups):
+        return None
+    progress = torch.ones(len(cohort.clients), dtype=torch.float64)
+    for group in cohort.groups:
+        if group.progress:
+            progress[list(group.positions)] = torch.tensor(group.progress, dtype=torch.float64)
+    return progress
