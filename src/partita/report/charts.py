@@ -106,6 +106,8 @@ def _figure(panel: Panel, names: Sequence[str]) -> Figure | None:
     layout: dict[str, Any] = {"hovermode": "closest"}
     for axis, title in (("x", panel.x), ("y", panel.y)):
         layout[f"{axis}axis"] = draw.titled(title)
+        if axis == "y" and axis not in panel.log:
+            layout["yaxis"] |= {"zeroline": True}  # what gains is above it
         if axis in panel.log:
             layout[f"{axis}axis"] |= {"type": "log", "exponentformat": "power", "nticks": TICKS}
     if any(trace["type"] == "bar" for trace in traces):
