@@ -57,10 +57,10 @@ def svg(bench: Bench) -> str:
 
 
 def of_chart(chart: Chart) -> str:
-    """Return a chart of a study: its panels side by side, in rows of up to `PANELS`, with a title."""
+    """Return a chart of a study: its panels side by side, in its columns or up to `PANELS`, with a title."""
     figures, _ = charts([chart])
     titles = [panel.title for i, panel in enumerate(chart.panels) if f"chart-1-{i + 1}" in figures]
-    across = min(PANELS, len(figures))
+    across = min(chart.columns or PANELS, len(figures))
     width = (WIDTH - 2 * EDGE) // across
     style = {"style": f"width: {width}px"}
     places = join([tag("div", figure(name, name, PANEL_HEIGHT), **style) for name in figures])

@@ -86,6 +86,36 @@ def test_bars_points_and_violins() -> None:
     assert one(Series("v", [], [1.0, 2.0, None], kind="violin"))["data"][0]["y"] == [1.0, 2.0]
 
 
+def test_places_that_are_words_are_no_numbers() -> None:
+    figure = one(Series("b", ["10", "50", "100"], [1.0, 2.0, 3.0], kind="bar"))
+    assert figure["layout"]["xaxis"]["type"] == "category"
+    assert "type" not in one(Series("b", [10, 50], [1.0, 2.0], kind="bar"))["layout"]["xaxis"]
+
+
+def test_vertical_axes_of_one_title_have_one_range() -> None:
+    small, large = Series("a", [1], [1e-7]), Series("a", [1, 2], [2.0, 4.0], [1.0, (0.5, 2.0)])
+    panels = [Panel("1", "x", "jump", [small]), Panel("2", "x", "jump", [large])]
+    figures, _ = charts([Chart("t", [*panels, Panel("3", "x", "other", [small])])])
+    ranges = [figure["layout"]["yaxis"]["range"] for figure in figures.values()]
+    assert ranges[0] == ranges[1] == pytest.approx([1e-7 - 0.3, 6.3])
+    assert ranges[2][1] < 1e-6
+    low, high, _ = figures["chart-1-2"]["data"]
+    assert (low["y"], high["y"]) == ([1.0, 3.5], [3.0, 6.0])
+
+
+def test_bars_and_logarithms_fit_into_their_range() -> None:
+    assert one(Series("b", ["a"], [3.0], kind="bar"))["layout"]["yaxis"]["range"] == pytest.approx([0, 3.15])
+    low, high = one(Series("x", [1, 2], [1.0, 1e-8]), log="y")["layout"]["yaxis"]["range"]
+    assert (low, high) == pytest.approx((-8.4, 0.4))
+
+
+def test_rows_of_panels() -> None:
+    panels = [Panel(str(i), "x", "y", [Series("a", [1], [1.0])]) for i in range(4)]
+    _, (section,) = charts([Chart("t", panels, columns=2)])
+    assert 'style="--columns: 2"' in section
+    assert as_chart(*json.loads(json.dumps(Chart("t", [], "n", 3)))) == Chart("t", [], "n", 3)
+
+
 def test_a_name_cannot_be_markup() -> None:
     figure = one(Series("<b>x", [1], [1.0]))
     assert figure["data"][0]["name"] == "&lt;b&gt;x"

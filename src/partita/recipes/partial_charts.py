@@ -16,6 +16,7 @@ from partita.recipes.tables import Runs
 from partita.report.charts import Chart, Panel, Series
 
 SAMPLES, CHANGE = "training samples", "change of accuracy, points"
+CHANGES = {"train": "change of training accuracy, points", "test": "change of test accuracy, points"}
 FULL, PLAIN = "finetune", {"Finetune": "finetune", "Output": "fedalt-output", "Adapter": "fedalt-adapter"}
 PULL, DROPOUT = "fedalt-adapter-l2-", "fedalt-output-dropout-"
 
@@ -61,6 +62,8 @@ def harm_charts(runs: Runs) -> list[Chart]:
                 for split in ("train", "test")
                 for title, seeds in plain.items()
             ],
+            "Above on training samples, below on test samples.",
+            columns=len(plain),
         ),
         Chart("Training samples of a client (Figure 6)", [_sizes(plain["Finetune"][0])]),
         Chart(
@@ -71,17 +74,20 @@ def harm_charts(runs: Runs) -> list[Chart]:
                 _violins("Test, adapters with a pull", adapters, "test"),
                 _violins("Test, output with dropout", outputs, "test"),
             ],
+            columns=4,
         ),
         Chart(
             "Each client's change under regularization (Figure 10)",
             [_scatter(title, seeds, "test") for title, seeds in {**adapters, **outputs}.items()],
-            "First adapters with a pull of strength μ on them, then the output part with dropout in it.",
+            "Adapters with a pull of strength μ on them, and the output part with dropout in it.",
+            columns=len(adapters),
         ),
         Chart(
             "Each client's change over the seeds (Figure 11)",
             [_sorted(title, seeds) for title, seeds in plain.items()],
-            "Clients in the order of their mean change, with the mean, the best and the worst seed of each. "
-            "One whose best and worst seed lie on both sides of 0 is helped or hurt by chance.",
+            "Clients in the order of their mean change; the band goes from the worst to the best seed. "
+            "A client whose band has 0 in it is helped or hurt by chance.",
+            columns=len(plain),
         ),
     ]
 
@@ -93,7 +99,7 @@ def _by_strength(runs: Runs, prefix: str) -> Mapping[str, Sequence[Record]]:
 def _scatter(title: str, seeds: Sequence[Record], split: str) -> Panel:
     """Return a point for each client."""
     x, y = seeds[0].table.numbers("n_train"), mean_change(seeds, split)
-    return Panel(title, SAMPLES, CHANGE, [Series("clients", x.tolist(), y.tolist(), kind="points")])
+    return Panel(title, SAMPLES, CHANGES[split], [Series("clients", x.tolist(), y.tolist(), kind="points")])
 
 
 def _sizes(run: Record) -> Panel:
@@ -110,7 +116,7 @@ def _violins(title: str, variants: Mapping[str, Sequence[Record]], split: str) -
         Series(name, [], mean_change(seeds, split).tolist(), kind="violin")
         for name, seeds in variants.items()
     ]
-    return Panel(title, "", CHANGE, made)
+    return Panel(title, "", CHANGES[split], made)
 
 
 def _sorted(title: str, seeds: Sequence[Record]) -> Panel:
@@ -118,7 +124,7 @@ def _sorted(title: str, seeds: Sequence[Record]) -> Panel:
     change = 100 * changes(seeds, "test")
     change = change[:, ~np.isnan(change).any(0)]
     change = change[:, np.argsort(change.mean(0), kind="stable")]
-    lines = {"mean": change.mean(0), "best seed": change.max(0), "worst seed": change.min(0)}
-    x = list(range(1, change.shape[1] + 1))
-    drawn = [Series(name, x, y.tolist()) for name, y in lines.items() if len(seeds) > 1 or name == "mean"]
-    return Panel(title, "client, by its mean change", CHANGE, drawn)
+    mean = change.mean(0)
+    band = np.stack([mean - change.min(0), change.max(0) - mean], axis=1).tolist() if len(seeds) > 1 else ()
+    line = Series("mean over the seeds", list(range(1, len(mean) + 1)), mean.tolist(), band)
+    return Panel(title, "client, by its mean change", CHANGES["test"], [line])

@@ -72,9 +72,13 @@ def panel(name: str, title: str, words: str) -> Safe:
     return tag("div", tag("h3", title), figure(name, title), how(words))
 
 
-def grid(cells: Sequence[Safe]) -> Safe | None:
-    """Put cells side by side where there is room; nothing for none."""
-    return tag("div", *cells, class_="grid") if cells else None
+def grid(cells: Sequence[Safe], columns: int = 0) -> Safe | None:
+    """Put cells side by side where there is room, in so many columns (0: as many as fit)."""
+    if not cells:
+        return None
+    if not columns:
+        return tag("div", *cells, class_="grid")
+    return tag("div", *cells, class_="grid columns", style=f"--columns: {columns}")
 
 
 def choice(name: str, label: str, options: Mapping[str, str], start: str | None = None) -> Safe | None:
