@@ -311,11 +311,14 @@ def test_the_numbers_of_the_theory() -> None:
     assert pt.theory.fedplus_sigma(0.9, 0.02) == pytest.approx(1 / 0.18)
     assert pt.theory.fedplus_kappa(0.3, pt.theory.fedplus_sigma(0.95, 0.3)) == pytest.approx(0.95)
     assert pt.theory.fedplus_bound(2.0, 1.0, 0.5, 10, 6, participation=0.2) == pytest.approx(50.0)
+    for length in (3, np.float32(3), torch.tensor(3.0), [3.0], np.array([3.0])):
+        assert pt.theory.fedplus_descent(length, 1.0, 0.5) == pytest.approx(3.0)
     for wrong in (
         lambda: pt.theory.fedplus_lr(0.0),
         lambda: pt.theory.fedplus_sigma(1.1, 0.1),
         lambda: pt.theory.fedplus_bound(1.0, 1.0, 0.5, 10, 5, participation=0.0),
         lambda: pt.theory.fedplus_descent([-1.0], 1.0, 0.5),
+        lambda: pt.theory.fedplus_descent(None, 1.0, 0.5),  # type: ignore[arg-type]
     ):
         with pytest.raises(pt.Refused):
             wrong()

@@ -16,6 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from partita.core import check
 
 
@@ -48,18 +52,24 @@ def fedplus_sigma(kappa: float, lr: float) -> float:
 
 
 def fedplus_descent(
-    gradients: float | Sequence[float], smoothness: float, sigma: float, clients: int = 1
+    gradients: float | Sequence[float] | np.ndarray | Tensor,
+    smoothness: float,
+    sigma: float,
+    clients: int = 1,
 ) -> float:
     """Return by how much a round lowers F_σ at least: Σ ‖∇F_k‖² / (2N (L_f + σ)), with η = 1/L_f.
 
     With one client, it is by how much its local work lowers F_k (Proposition 2).
 
-    gradients   ‖∇F_k‖ of each client that takes part, before the round
+    gradients   ‖∇F_k‖ of each client that takes part, before the round: numbers, an array or a tensor
     smoothness  L_f
     sigma       σ
     clients     N, all clients
     """
-    lengths = [gradients] if isinstance(gradients, int | float) else list(gradients)
+    try:
+        lengths = torch.as_tensor(gradients).double().flatten().tolist()
+    except (TypeError, ValueError, RuntimeError):
+        raise check.fail("gradients", gradients, "a number from 0, or one for each client") from None
     total = sum(check.number("gradients", g, low=0) ** 2 for g in lengths)
     return total / (2 * check.integer("clients", clients, low=1) * _curvature(smoothness, sigma))
 

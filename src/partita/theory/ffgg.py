@@ -4,17 +4,19 @@ F_m(θ) = ∇₁f_m(θ, w_m*(θ)) is 1/L-cocoercive (Assumption 1), F is the mea
 for all m (Assumption 2), and r₀ = ‖θ⁰ − θ*‖.
 
     exact        γ ≤ 1/L:               min_{r<R} ‖F(θ^r)‖² ≤ L r₀² / (γR)                       Theorem 1
-    τ steps      γ = 1/L, γ_w = 1/L_w:  min_{r<R} ‖F(θ^r)‖² ≤ 4L r₀² / (γR)  where               Theorem 6
+    τ steps      γ ≤ 1/(2L), γ_w = 1/L_w:  min_{r<R} ‖F(θ^r)‖² ≤ 4L r₀² / (γR)  where            Theorem 6
                  τ ≥ L_w/μ_w · max{2 log aR, 2 log(bR/r₀), log(b²R/r₀²)},  a = 2 L_w A/L,  b = 2 L_w C/L
     asynchronous γ ≤ 1/(2L √(2M τ_max)):  min_{r<R} ‖F(θ^r)‖² ≤ 2L ‖θ̂⁰ − θ*‖² / (γR)             Theorem 7
     Byzantine    ‖θ^R − θ*‖² ≤ (1 − γμ/2)^R r₀²  where                                           Theorem 8
                  S = (ρ + 1/(G−1)) ℓ_sim + (ρ − 1) L
-                 δ ≤ μ/(2cS)                                                                         (22)
+                 δ ≤ μ/(8cS)                                                       (22) as its proof needs it
                  γ ≤ 1 / (4 ((ρ − 1)(L + ℓ_sim)/G + L + 2cδS))                                       (23)
 
-Where the text and the proofs differ: (9) needs γ ≤ 1/(2L) for Theorem 6, and its induction shows 5r₀² where
-it goes on with r₀². Theorem 7 prints √(2M) τ_max, while the last step of its proof needs √(2M τ_max), as the
-remark after it says. All constants of Theorem 8 are those of the G honest clients.
+Where the text and the proofs differ: Theorem 6 says γ = 1/L, but (9) needs γ ≤ 1/(2L), and its induction
+shows 5r₀² where it goes on with r₀². Theorem 7 prints √(2M) τ_max, while the last step of its proof needs
+√(2M τ_max), as the remark after it says. (22) prints δ ≤ μ/(2cS): Young's inequality before (25) has γ/(2μ)
+where γμ/2 on its other side leaves 2γ/μ, four times as much, and with the printed share the rate is wrong.
+All constants of Theorem 8 are those of the G honest clients.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ def ffgg_bound(distance: float, *, rounds: int, lr: float, smoothness: float, ex
 
     distance  r₀ = ‖θ⁰ − θ*‖
     rounds    R
-    lr        γ_θ, up to `ffgg_lr`
+    lr        γ_θ, up to `ffgg_lr`, or up to half of it for Theorem 6
     exact     whether clients solve for w exactly (Theorem 1) or take `ffgg_steps` steps (Theorem 6)
     """
     L, R = _positive("smoothness", smoothness), check.integer("rounds", rounds, low=1)
-    return (1 if exact else 4) * _bound(distance, R, lr, L, ffgg_lr(L))
+    if exact:
+        return _bound(distance, R, lr, L, ffgg_lr(L))
+    return 4 * _bound(distance, R, lr, L, ffgg_lr(L) / 2)
 
 
 def ffgg_steps(
@@ -112,8 +116,9 @@ def ffgg_async_bound(
 def ffgg_robust_share(
     *, convexity: float, smoothness: float, similarity: float, honest: int, c: float, rho: float = 1.0
 ) -> float:
-    """Return the share δ of Byzantine clients up to which Theorem 8 holds, by (22): infinite where all agree.
+    """Return the share δ of Byzantine clients up to which Theorem 8 holds: infinite where all agree.
 
+    It is a quarter of what (22) prints, for which the theorem does not hold (see the module).
     An aggregator has a breakdown point of its own, below ½. The constants are those of honest clients:
 
     convexity   μ: all F_m are μ-quasi-strongly monotone (21)
@@ -125,7 +130,7 @@ def ffgg_robust_share(
     """
     mu = _positive("convexity", convexity)
     apart = _positive("c", c) * _apart(smoothness, similarity, honest, rho)
-    return mu / (2 * apart) if apart else math.inf
+    return mu / (8 * apart) if apart else math.inf
 
 
 def ffgg_robust_lr(
@@ -142,8 +147,13 @@ def ffgg_robust_lr(
 
 
 def ffgg_robust_rate(lr: float, convexity: float) -> float:
-    """Return 1 − γμ/2, by which E‖θ − θ*‖² falls at least in each round (Theorem 8, Equation 24)."""
-    return 1 - check.number("lr", lr, low=0) * _positive("convexity", convexity) / 2
+    """Return 1 − γμ/2, by which E‖θ − θ*‖² falls at least in each round (Theorem 8, Equation 24).
+
+    lr         γ_θ, up to `ffgg_robust_lr`, which is never above 1/(4μ): larger ones are refused
+    convexity  μ
+    """
+    mu = _positive("convexity", convexity)
+    return 1 - _step(lr, 1 / (4 * mu)) * mu / 2
 
 
 def aggregator_constant(aggregator: str, clients: int, byzantine: int, bucket: int = 1) -> float:
@@ -188,16 +198,20 @@ def aggregator_constant(aggregator: str, clients: int, byzantine: int, bucket: i
 def _apart(smoothness: float, similarity: float, honest: int, rho: float) -> float:
     """Return S = (ρ + 1/(G−1)) ℓ_sim + (ρ − 1) L: how far what honest clients send lies apart."""
     L, G = _positive("smoothness", smoothness), check.integer("honest", honest, low=2)
-    ell, rho = check.number("similarity", similarity, low=0), check.number("rho", rho, low=1)
+    ell, rho = check.number("similarity", similarity, low=0, high=L), check.number("rho", rho, low=1)
     return (rho + 1 / (G - 1)) * ell + (rho - 1) * L
 
 
 def _bound(distance: float, steps: int, lr: float, smoothness: float, largest: float) -> float:
     """Return L ‖·‖²/(γR), for steps up to the largest; others are refused."""
+    return smoothness * check.number("distance", distance, low=0) ** 2 / (_step(lr, largest) * steps)
+
+
+def _step(lr: float, largest: float) -> float:
     gamma = _positive("lr", lr)
     if gamma > largest * (1 + 1e-9):
         raise check.fail("lr", lr, f"a number above 0 up to {largest:.4g}, for which the theorem holds")
-    return smoothness * check.number("distance", distance, low=0) ** 2 / (gamma * steps)
+    return gamma
 
 
 def _log(x: float) -> float:

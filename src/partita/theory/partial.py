@@ -108,7 +108,8 @@ def fedalt_bound(
     """Return the bound of Theorem 3: of the mean of E[Δ_u/L_u + (m/n) Δ_v/L_v] over the rounds, for FedAlt.
 
     It holds for the step sizes `partial_lr(eta, smoothness, steps)` with η up to `fedalt_eta`; others are
-    refused. Without noise and with all clients it falls like 1/T.
+    refused. With all clients and without noise it falls like 1/T where clients do not differ (δ = 0) or take
+    one step on u; else η has to fall with T, too.
 
     gap         ΔF₀ = F(u⁰, V⁰) − F*
     rounds      T
