@@ -21,6 +21,7 @@ from torch import nn
 
 import partita as pt
 from partita import cli
+from partita.algorithms.baselines import baselines
 from partita.cli import tables
 from partita.engine.record import personal_part
 
@@ -438,6 +439,17 @@ def test_baselines_have_the_momentum_of_the_method(folder: Folder) -> None:
         said = json.loads((p / "config.json").read_text())["algorithm"]
         assert said["momentum"] == 0.5
         assert said["lr"] == {"name": "halving", "lr": 0.2, "every": 3}
+
+
+def test_the_global_baseline_has_the_server_of_the_method() -> None:
+    adam = pt.optim.adam(0.01, eps=1e-8)
+    first = pt.stage(pt.fedsim("output", lr=0.1, server=adam), rounds=2)
+    for method in (pt.fedalt("output", lr=0.1, server=adam), pt.pipeline(first)):
+        assert baselines(method)["global"].options["server"] == adam
+    assert baselines(pt.fedalt("output", lr=0.1))["global"].options["server"] is None
+    assert (
+        baselines(pt.fedadam(lr=0.1))["global"].options["server"] is None
+    )  # it has a global model of its own
 
 
 def test_local_and_global_of_their_own_methods(folder: Folder) -> None:

@@ -10,7 +10,12 @@ SAME = ("lr", "optimizer", "momentum", "weight_decay", "max_grad_norm")
 
 
 def baselines(algorithm: Algorithm) -> dict[str, Algorithm]:
-    """`local` and `global` for a method, or for a pipeline by its first stage."""
+    """`local` and `global` for a method, or for a pipeline by its first stage.
+
+    The global one has the method's server too: models that are trained with Adam at the server should not be
+    compared with averaged ones, nor those of an asynchronous server of small steps with one of full steps.
+    """
     options = (algorithm.stages[0].algorithm if algorithm.stages else algorithm).options
     same = {k: options[k] for k in SAME if k in options}
-    return {"global": fedavg(**same, weighting=options.get("weighting", "samples")), "local": local(**same)}
+    weighting, server = options.get("weighting", "samples"), options.get("server")
+    return {"global": fedavg(**same, weighting=weighting, server=server), "local": local(**same)}
