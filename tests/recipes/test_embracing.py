@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import partita as pt
-from partita.engine.record import Record
+from partita.engine.record import Record, Summary
 from partita.recipes import RECIPES, Study, similarity, step_time, weak
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
@@ -234,6 +234,19 @@ def test_similarity_layer_by_layer() -> None:
     assert "channel-wise" in {line.name for line in compared[0].panels[4].series}
 
 
+def test_models_that_nobody_trained_are_not_compared() -> None:
+    """Where all uploads were set aside, all clients have the initial model, which says nothing."""
+    rows = [{"round": 1, "measures": {"svcca": {"block1": value}}} for value in (0.5, 1.0)]
+    trained = Record(rows[:1], [], {}, Summary(diverged=None))
+    lost = Record(rows[1:], [], {}, Summary(diverged={"nothing_learned": True}))
+    ended = Record([{"round": 1}], [], {}, Summary())
+    runs = {"alone": [trained, lost], "first-half": [lost], "second-half": [ended]}
+    table = similarity._table(runs, {"block1": "conv 3"})
+    assert [row[1] for row in table.rows] == ["0.50 (1 of 2)", "-", "-"]
+    line, *_ = similarity._alone(runs, "cifar10").panels[0].series
+    assert list(line.y) == [0.5]
+
+
 @NEEDS_DATA
 @pytest.mark.parametrize(("task", "layers"), [("femnist", 4), ("imdb", 3)])
 def test_layers_of_other_models_stay_alike(task: str, layers: int) -> None:
@@ -276,7 +289,7 @@ def test_frozen_blocks_take_no_time_backwards() -> None:
         for kind in WAYS
     }
     rows = step_time._table(made, "cpu").rows
-    assert rows[1][:5] == ("forward", "moderate", "2.00", "1.00", "1.32")
+    assert rows[1][:5] == ("forward", "moderate", "2.00", "1.00", "1.00")  # all pass all blocks
     assert rows[5] == ("backward", "weak", "2.00", "0.25", "0.20", "2.00", "0.25", "0.45")
 
 

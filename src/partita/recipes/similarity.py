@@ -8,7 +8,6 @@ nobody trains on; tables and charts have the largest value of all pairs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Unpack
@@ -22,6 +21,7 @@ from partita.algorithms.alone import local
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm, LocalRule, Personalize, Problem
 from partita.core.types import ClientState, Download, Partition, Tensors
+from partita.engine.divergence import learned_nothing
 from partita.engine.record import Record, lookup
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, under
@@ -125,10 +125,13 @@ def _table(runs: Runs, shown: Mapping[str, str]) -> Table:
     """Return the largest SVCCA of any two clients at the end, layer by layer."""
     rows = []
     for name, seeds in runs.items():
-        last = [run.metrics[-1]["measures"]["svcca"] for run in seeds]
-        rows.append((name, *(mean_std([svcca.get(b, math.nan) for svcca in last]) for b in shown)))
+        last = [None if learned_nothing([run]) else run.metrics[-1] for run in seeds]
+        rows.append((name, *(mean_std(lookup(row, "measures", "svcca", b) for row in last) for b in shown)))
     columns = ("averaged", *(f"{b} ({layer})" if b != layer else b for b, layer in shown.items()))
-    note = "The largest SVCCA of any two clients after the last round; 1: the layers put out the same."
+    note = (
+        "The largest SVCCA of any two clients after the last round; 1: the layers put out the same. Of runs "
+        "in which nothing was learned there is none."
+    )
     return Table("Similarity of layers across clients (Figures 1 and 3)", columns, rows, note)
 
 
@@ -174,5 +177,6 @@ def _compared(runs: Runs) -> list[Chart]:
 
 def _line(label: str, seeds: Sequence[Record], block: str) -> Series:
     """Return the similarity of a layer over the local steps."""
-    line = curve(label, seeds, lambda row: lookup(row, "measures", "svcca", block))
+    trained = [run for run in seeds if not learned_nothing([run])]
+    line = curve(label, trained, lambda row: lookup(row, "measures", "svcca", block))
     return line._replace(x=[TAU * r for r in line.x])
