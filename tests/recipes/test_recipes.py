@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
-from partita.recipes import RECIPES, Study, persafl, quadratic
+from partita import data, fedavg, federate, models
+from partita.engine.record import Record, Summary
+from partita.recipes import RECIPES, Study, fedplus, partial, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
+from partita.recipes.expressions import parse
 from partita.recipes.fedplus import table_methods
 from partita.recipes.quadratic import error_table, errors
 from partita.recipes.study import run_study
@@ -138,7 +142,12 @@ def test_the_step_of_each_method_is_picked_on_validation_samples(monkeypatch: py
         ]
         for name, last in found.items()
     }
-    assert [(row[0], row[-1]) for row in persafl._tuning(runs).rows] == [("fedavg", "1"), ("fedprox", "8")]
+    table = persafl._tuning(runs)
+    assert table.rows == [
+        ("fedavg", "60.0 ± 14.1", "diverged", "1"),
+        ("fedprox", "diverged", "25.0 ± 7.1", "8"),
+    ]
+    assert """--set 'step={"fedavg": 1, "fedprox": 8}'""" in table.note
     first, second = persafl._tuning_chart(runs).panels[0].series
     assert first.y == [pytest.approx(60.0), None]
     assert second.y == [None, pytest.approx(25.0)]
@@ -157,6 +166,45 @@ def test_the_eight_methods_of_persafl() -> None:
             "persafl_maml",
             "persafl_me",
         ]
+
+
+def test_pfedme_of_partial_splits_moves_its_shared_model() -> None:
+    """Its outer steps are as long as those of SGD, however small λ is."""
+    start = models.mlp(64, 16, 10)
+    dealt = data.digits(6, data.label_skew(classes=3), validation=0)
+    for lam in (0.1, 1e-4):
+        t: Any = SimpleNamespace(lr=(0.1, 0.1, 0.1), pfedme=lam, max_grad_norm=None, rounds=(3, 3), epochs=1)
+        method = partial.moreau(t).stages[0].algorithm
+        assert method.options["weighting"] == "samples"
+        moved = []
+        for rule in (method, fedavg(0.1)):
+            done = federate(start, dealt, rule, rounds=3, steps=5, batch=16, baselines=False)
+            end, begin = (parameters_to_vector(m.parameters()).detach() for m in (done.model(), start))
+            moved.append(float((end - begin).norm()))
+        assert 0.5 < moved[0] / moved[1] < 2
+
+
+@NEEDS_DATA
+def test_steps_of_persafl_by_method() -> None:
+    study = RECIPES["persafl-mnist"](time=9.0, **parse(['step={"fedasync": 6, "scaffold": 2}']))
+    assert isinstance(study, Study)
+    assert tuple(study.variants) == persafl.NAMES
+    steps = {k: v.experiment.algorithm.options.get("server_lr") for k, v in study.variants.items()}
+    assert (steps["fedasync"], steps["scaffold"], steps["persafl_me"]) == (6 / 30, 2.0, 4 / 30)
+    for wrong, named in (({"fedasinc": 1}, "fedasync"), ({"fedavg": 0}, "step of fedavg"), ("four", "step")):
+        with pytest.raises(ValueError, match=named):
+            RECIPES["persafl-mnist"](step=wrong)
+
+
+def test_seeds_that_do_not_reach_an_error_are_counted() -> None:
+    config = {"data": {"source": {"gradient_norm_at_start": 1.0}}}
+    seeds: Any = [
+        SimpleNamespace(
+            config=config, metrics=[{"round": 5, "measures": {"gradient_norm": {"total": error}}}]
+        )
+        for error in (1e-7, 1e-2, 1e-8)
+    ]
+    assert quadratic._rounds_to(seeds, 1e-6) == "5 ± 0 (2 of 3)"
 
 
 def test_few_steps_of_conjugate_gradients_do() -> None:
@@ -230,6 +278,53 @@ def test_fed_plus_makes_no_step_to_the_aggregate() -> None:
     assert before.y[0] == runs["fedavg"][0].metrics[0]["measures"]["line_loss"]["loss"][-1]
     nothing = [SimpleNamespace(metrics=[])]  # of a run that ended before its first evaluation
     assert all(not panel.series for panel in study.charts({"fedavg": nothing})[2].panels)
+
+
+def test_what_aggregation_does_to_a_run_that_diverged() -> None:
+    change, line = {"mean": 0.5, "std": 0.1}, [0.1, 0.3]
+    fine = {"aggregation_change": change, "line_loss": {"loss": line}}
+    lost = {"aggregation_change": {"mean": None, "std": None}, "line_loss": {"loss": [0.3, None]}}
+    study = RECIPES["fedplus-collapse"](rounds=2)
+    assert isinstance(study, Study)
+    for ended, row in (
+        ((fine, lost), ("0.500", "0.500", "0.200", "0.300")),
+        ((lost, {}), ("-", "-", "0.300", "-")),
+        ((None, {"line_loss": None}), ("-",) * 4),
+        ((), ("-",) * 4),
+    ):
+        rows = [{"round": i, "test.personal": None, "measures": m} for i, m in enumerate(ended, start=1)]
+        facts = Summary(test={"personal": None})
+        runs = {"fedavg": [Record(rows, [], {}, facts)]}
+        (table,) = study.tables(runs)
+        assert table.rows == [("fedavg", *row, "-")]
+        assert len(study.charts(runs)) == 3
+
+
+def test_parties_that_never_took_part_are_not_scored() -> None:
+    """A party without a turn has its zero start, which says nothing of the method."""
+    rows = [
+        {"client": "a", "personal": 0.9, "n_test": 30, "reports": 2, "late": 0},
+        {"client": "b", "personal": 0.5, "n_test": 10, "reports": 0, "late": 1},
+        {"client": "c", "personal": 0.0, "n_test": 99, "reports": 0, "late": 0},
+        {"client": "d", "personal": 0.1, "n_test": 99, "reports": 0, "late": 0},
+    ]
+    study = RECIPES["fedplus-synthetic"](rounds=2, epochs=1)
+    assert isinstance(study, Study)
+    one = Record([], rows, {}, Summary(test={"personal": 0.2}))
+    runs = {name: [one] for name in study.variants}
+    scores, parties = study.tables(runs)
+    assert scores.rows[0][1:] == ("80.0", "70.0", "50.0")
+    assert parties.rows[0] == ("3", "80.0", "70.2", "50.0")
+    (chart,) = study.charts(runs)
+    assert chart.panels[1].series[0].y == pytest.approx([80.0] * 3)
+
+
+def test_all_methods_of_figure_4_ask_the_same_parties() -> None:
+    names = ("fedavg-N30", "rfa-N30", "fedavg_plus-N30", "local-N30")
+    runs, _ = run("fedplus-synthetic", *names, rounds=1, epochs=2)
+    took = [fedplus._took_part(runs[name][0]) for name in names]
+    assert [int(who.sum()) for who in took] == [10] * 4
+    assert all(np.array_equal(who, took[0]) for who in took)
 
 
 def test_regression_has_a_column_for_each_method() -> None:

@@ -295,7 +295,9 @@ def test_mean_and_deviation() -> None:
     assert mean_std([0.5, 0.6, 0.7], 100) == "60.00 ± 10.00"
     assert mean_std([0.5], 100, 1) == "50.0"
     assert mean_std([]) == mean_std([float("nan")]) == "-"
-    assert mean_std([0.5, float("nan")], 100, 1) == "50.0"
+    assert mean_std([0.5, float("nan")], 100, 1) == "50.0 (1 of 2)"
+    assert mean_std([0.5, float("inf"), None, 0.6], 100, 1) == "55.0 ± 7.1 (2 of 4)"
+    assert mean_std([float("inf"), None]) == "-"
 
 
 def test_a_table_as_markdown() -> None:

@@ -33,7 +33,7 @@ from partita.algorithms.alone import local
 from partita.core import check
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
-from partita.engine.record import Record
+from partita.engine.record import Record, lookup, mean, numbers
 from partita.measures import aggregation_change, line_loss
 from partita.recipes.experiment import Experiment
 from partita.recipes.sizes import by_size
@@ -58,6 +58,7 @@ PARTIES = {  # the accuracy of Fed+ by the number of parties, the mean of its th
 }
 STRAGGLERS = 0.9
 FIRST_LETTER = 36  # the class of 'a' in FEMNIST
+PART = "Over the parties that took part; one that never had a turn has nothing but its zero start."
 NOISE = 1.0  # scale of the Laplacian noise on pixels in [0, 1]; the paper does not say it
 
 
@@ -284,12 +285,13 @@ def _table(runs: Runs, datasets: Sequence[str], title: str, scale: float, digits
 
 
 def _scores(runs: Runs) -> Table:
-    """Return the accuracy over samples, and the mean over parties."""
+    """Return the accuracy over samples, and the mean over parties, of those that took part."""
     rows: list[tuple[str, ...]] = []
     for name, seeds in runs.items():
-        parties = [float(np.nanmean(run.scores("personal"))) for run in seeds]
-        rows.append((name, score(seeds), mean_std(parties, 100, 1)))
-    return Table("Test accuracy, % (Figure 4)", ("method", "over samples", "mean over parties"), rows)
+        accuracies = (map(_accuracy, seeds), map(_by_party, seeds), map(_share, seeds))
+        rows.append((name, *(mean_std(of, 100, 1) for of in accuracies)))
+    columns = ("method", "over samples", "mean over parties", "took part, %")
+    return Table("Test accuracy, % (Figure 4)", columns, rows, PART)
 
 
 def _by_parties(runs: Runs, name: str, numbers: Sequence[int]) -> Table:
@@ -298,9 +300,11 @@ def _by_parties(runs: Runs, name: str, numbers: Sequence[int]) -> Table:
     for parties in sorted(numbers):
         three = zip(*(runs[f"{method}-N{parties}"] for method in PLUS))
         means = [float(np.mean([_accuracy(run) for run in of])) for of in three]
+        share = mean_std(map(_share, runs[f"{PLUS[0]}-N{parties}"]), 100, 1)
         paper = PARTIES[name].get(parties)
-        rows.append((str(parties), mean_std(means, 100, 1), "-" if paper is None else f"{paper:.1f}"))
-    return Table("Accuracy of Fed+ by number of parties, %", ("parties", "ours", "the paper's"), rows)
+        rows.append((str(parties), mean_std(means, 100, 1), "-" if paper is None else f"{paper:.1f}", share))
+    columns = ("parties", "ours", "the paper's", "took part, %")
+    return Table("Accuracy of Fed+ by number of parties, %", columns, rows, PART)
 
 
 def _learning(runs: Runs, name: str, numbers: Sequence[int]) -> Chart:
@@ -326,31 +330,55 @@ def _learning(runs: Runs, name: str, numbers: Sequence[int]) -> Chart:
             Panel(f"{name}, {numbers[0]} parties", "round", "test accuracy, %", curves),
             Panel("Fed+ by number of parties", "parties", "test accuracy, %", bars),
         ],
+        "Left: over all parties, also those without a turn until then, who still have their zero start. "
+        "Right: at the end, over the parties that took part.",
     )
 
 
+def _took_part(run: Record) -> np.ndarray:
+    """Return for each party whether it has had a turn, be it one that was dropped; others have their start.
+
+    Cohorts are drawn alike under all methods, so that these are the same parties for each of them.
+    """
+    taken: np.ndarray = run.table.numbers("reports") + run.table.numbers("late") > 0
+    return taken
+
+
 def _accuracy(run: Record) -> float:
-    """Return the test accuracy of the parties' own models; NaN where there is none."""
-    score = run.summary()["test"]["personal"]
-    return np.nan if score is None else float(score)
+    """Return the test accuracy over all samples of the parties that took part; NaN where there is none."""
+    scores, samples = run.scores(), run.table.numbers("n_test")
+    known = _took_part(run) & np.isfinite(scores) & (samples > 0)
+    return float(np.average(scores[known], weights=samples[known])) if known.any() else np.nan
+
+
+def _by_party(run: Record) -> float | None:
+    """Return the mean test accuracy of the parties that took part; None where there is none."""
+    return mean(run.scores()[_took_part(run)])
+
+
+def _share(run: Record) -> float:
+    return float(_took_part(run).mean())
 
 
 def _jumps(runs: Runs) -> Table:
     """Return Figures 1 to 3 in figures; the report has the pictures."""
     rows: list[tuple[str, ...]] = []
     for name, seeds in runs.items():
-        columns = np.array([_aggregation(run) for run in seeds]).T  # figures × seeds
+        columns = zip(*map(_aggregation, seeds))  # figures × seeds
         rows.append((name, *(mean_std(column, digits=3) for column in columns), score(seeds)))
     titles = ("method", "change, mean", "change, largest", "loss before", "loss after", "test accuracy, %")
     note = "Change of weights at aggregation; training loss of the cohort before (λ = 0) and after (λ = 1)."
     return Table("What aggregation does (Figures 1 to 3), over all rounds", titles, rows, note)
 
 
-def _aggregation(run: Record) -> tuple[float, float, float, float]:
-    """Return the mean and the largest change, and the mean loss before and after."""
-    change = [row["measures"]["aggregation_change"]["mean"] for row in run.metrics]
-    line = np.array([row["measures"]["line_loss"]["loss"] for row in run.metrics]).mean(0)
-    return float(np.mean(change)), float(np.max(change)), float(line[0]), float(line[-1])
+def _aggregation(run: Record) -> tuple[float | None, ...]:
+    """Return the mean and the largest change, and the mean loss before and after; None where there is none.
+
+    Rounds without a finite value, as after training has diverged, do not count.
+    """
+    change = numbers(map(_measured("aggregation_change", "mean"), run.metrics))
+    lines = [line for line in map(_measured("line_loss", "loss"), run.metrics) if line]
+    return mean(change), max(change, default=None), *(mean(line[end] for line in lines) for end in (0, -1))
 
 
 # ---- Figures 1 to 3
@@ -384,7 +412,7 @@ def _collapse(runs: Runs) -> list[Chart]:
 
 def _measured(measure: str, key: str) -> Callable[[Mapping[str, Any]], Any]:
     """Return what reads a number of a measure from a row of metrics; None where it has none."""
-    return lambda row: (row.get("measures") or {}).get(measure, {}).get(key)
+    return lambda row: lookup(row, "measures", measure, key)
 
 
 def _way(name: str, seeds: Sequence[Record]) -> list[Series]:
@@ -395,7 +423,7 @@ def _way(name: str, seeds: Sequence[Record]) -> list[Series]:
     if not ways:
         return []
     last = np.array([way[-1] for way in ways], dtype=float)  # seeds × values of λ
-    before = float(np.mean([way[-2][-1] for way in ways]))
+    before = float(np.mean(np.array([way[-2][-1] for way in ways], dtype=float)))
     lam = np.linspace(0, 1, last.shape[1]).tolist()
     spread = last.std(0, ddof=1).tolist() if len(last) > 1 else ()
     return [

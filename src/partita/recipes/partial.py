@@ -15,6 +15,7 @@ from typing import Annotated, Unpack
 
 from partita import models
 from partita.algorithms import METHODS, fedavg, finetune, pfedme, pipeline, stage
+from partita.algorithms.pfedme import INNER_STEPS
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.recipes.experiment import Experiment
@@ -113,9 +114,18 @@ def trained(t: Task, method: str, part: str, state: str = "keep", personal_l2: f
 def moreau(t: Task) -> Algorithm:
     """Return stage (b) by pFedMe, and (c) from the shared model that it ends with (appendix B.2).
 
-    The paper gives λ alone; both step sizes are the client's of stage (b).
+    The paper gives λ alone. The inner steps have the client's rate of stage (b), and the outer one is
+    η = 1/(λK): each moves w by the mean of its K inner steps. With η that rate too, η λ would be so small
+    that w stays where it is.
     """
-    train = pfedme(t.lr[1], t.pfedme, max_grad_norm=t.max_grad_norm)
+    train = pfedme(
+        1 / (t.pfedme * INNER_STEPS),
+        t.pfedme,
+        inner_lr=t.lr[1],
+        inner_steps=INNER_STEPS,
+        weighting="samples",
+        max_grad_norm=t.max_grad_norm,
+    )
     return pipeline(
         # its clients begin each round with the shared model; forgetting θ̃ makes (c) begin with it too
         stage(train, rounds=t.rounds[1], state="reset"),

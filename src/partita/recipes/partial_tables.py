@@ -67,9 +67,7 @@ def difference(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
 def _added(runs: Sequence[Record]) -> str:
     """Return what the last evaluation has gained on the one before, which is that of stage (b)."""
     pairs = [[number(row.get("test.personal")) for row in run.metrics[-2:]] for run in runs]
-    return mean_std(
-        (after - before for before, after in pairs if before is not None and after is not None), 100
-    )
+    return mean_std((None if a is None or b is None else b - a for a, b in pairs), 100)
 
 
 def harm_tables(runs: Runs) -> list[Table]:

@@ -16,9 +16,9 @@ on validation samples. Its unit is a mean of the deltas of those at work: β = `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, NamedTuple, TypedDict, Unpack
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from torch import nn
@@ -35,6 +35,7 @@ from partita.algorithms import (
     scaffold,
     tuned,
 )
+from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.data import FederatedData
@@ -51,6 +52,7 @@ CLIENTS, Q, ETA, K = 30, 10, 0.01, 10
 DELAYS = delays(download=uniform(0.5, 1.5), upload=scaled(uniform(0.5, 1.5), uniform(4, 6)))
 """On average a download takes 1, and an upload 4 to 6: a factor that each client keeps."""
 ASYNCHRONOUS = ("fedasync", "persafl_maml", "persafl_me")
+NAMES = ("fedavg", "fedprox", "scaffold", "perfedavg", "pfedme", *ASYNCHRONOUS)
 POINTS = 10  # evaluations
 MOST = 10**6  # server steps: time ends first
 
@@ -87,6 +89,15 @@ IMAGES = {
 }
 
 
+def _steps(field: str, value: Any) -> float | dict[str, float]:
+    """Return the server's step of all methods, or of some by name."""
+    if not isinstance(value, Mapping):
+        return check.number(field, value, low=0, open_low=True)
+    for method in value:
+        check.choice(f"method of {field}", method, NAMES)
+    return {k: check.number(f"{field} of {k}", v, low=0, open_low=True) for k, v in value.items()}
+
+
 class Options(TypedDict, total=False):
     """The arguments of both recipes."""
 
@@ -106,12 +117,12 @@ class Options(TypedDict, total=False):
         float, Option("α of perfedavg and persafl_maml; the paper picks 0.002, 0.005 or 0.01", default=0.01)
     ]
     step: Annotated[
-        float | None,
+        float | Mapping[str, float] | None,
         Option(
             "server's step β of synchronous methods, and β C of asynchronous ones with C clients in flight; "
             "default: each method's own; the paper picks β from 0.8 to 1.2",
-            low=0,
-            open_low=True,
+            allowed='above 0, for all methods or by name: {"fedasync": 4, "fedavg": 2}',
+            check=_steps,
         ),
     ]
     tuning: Annotated[
@@ -162,21 +173,22 @@ def methods(
 
 
 def _study(name: str, lam: float, seed: int, **options: Unpack[Options]) -> Study:
-    size, images, step = options["size"], IMAGES[name], options["step"]
+    size, images, step = options["size"], IMAGES[name], options["step"] or {}
+    steps = dict.fromkeys(NAMES, 1.0) | images.step
+    steps |= step if isinstance(step, Mapping) else dict.fromkeys(NAMES, step)
     in_flight, tuning = options["concurrency"] or CLIENTS, options["tuning"]
     end = options["time"] or by_size(size, 150.0, 300.0)
 
-    def rules(step: float | None) -> dict[str, Algorithm]:
+    def rules(steps: Mapping[str, float]) -> dict[str, Algorithm]:
         def beta(method: str) -> float:
-            unit = in_flight if method in ASYNCHRONOUS else 1
-            return (images.step.get(method, 1.0) if step is None else step) / unit
+            return steps[method] / (in_flight if method in ASYNCHRONOUS else 1)
 
         return methods(lam, options["alpha"], beta, options["inner_lr"], options["tune"])
 
     base = Experiment(
         model=images.model(10, width=by_size(size, 0.25, 1.0), seed=seed),
         data=_dealt(name, by_size(size, images.fraction, 1), VALIDATION if tuning else 0.0, seed),
-        algorithm=rules(step)["fedavg"],
+        algorithm=rules(steps)["fedavg"],
         rounds=MOST,
         cohort=options["cohort"],
         steps=Q,
@@ -189,17 +201,18 @@ def _study(name: str, lam: float, seed: int, **options: Unpack[Options]) -> Stud
     )
     arrivals = replace(base, schedule=asynchronous(concurrency=in_flight, delays=DELAYS, until=end))
 
-    def variants(step: float | None, suffix: str = "") -> dict[str, Variant]:
+    def variants(steps: Mapping[str, float], suffix: str = "") -> dict[str, Variant]:
         return {
             key + suffix: Variant(replace(arrivals if key in ASYNCHRONOUS else base, algorithm=method))
-            for key, method in rules(step).items()
+            for key, method in rules(steps).items()
         }
 
     if tuning:
-        grid = {k: v for value in GRID for k, v in variants(value, f"-{value:g}").items()}
+        same = [(value, dict.fromkeys(NAMES, value)) for value in GRID]
+        grid = {k: v for value, each in same for k, v in variants(each, f"-{value:g}").items()}
         return Study(grid, tables=lambda runs: [_tuning(runs)], charts=lambda runs: [_tuning_chart(runs)])
     return Study(
-        variants(step),
+        variants(steps),
         tables=lambda runs: [_table(runs)],
         charts=lambda runs: [_figure(runs, name)],
     )
@@ -283,13 +296,21 @@ def _activity(run: Record) -> list[Activity]:
 
 
 def _tuning(runs: Runs) -> Table:
-    """Return the validation accuracy at the end of time by the server's step; the best is picked."""
-    found = _validation(runs)
-    rows = []
-    for method, scores in found.items():
-        best = max(scores, key=lambda step: np.nan_to_num(np.mean(scores[step]), nan=-1.0))
-        rows.append((method, *(mean_std(scores[step], 100, 1) for step in scores), f"{best:g}"))
-    note = "Validation samples of the clients, after the common fine-tuning. Picked: `--set step=...` for it."
+    """Return the validation accuracy at the end of time by the server's step; the best is picked.
+
+    A step with which a seed diverged has no accuracy, and is not picked.
+    """
+    rows, picked = [], []
+    for method, scores in _validation(runs).items():
+        held = {step: values for step, values in scores.items() if np.isfinite(values).all()}
+        best = max(held, key=lambda step: float(np.mean(held[step])), default=None)
+        cells = (mean_std(scores[step], 100, 1) if step in held else "diverged" for step in scores)
+        rows.append((method, *cells, "-" if best is None else f"{best:g}"))
+        picked += [] if best is None else [f'"{method}": {best:g}']
+    note = (
+        "Validation samples of the clients, after the common fine-tuning. Diverged: under at least one seed. "
+        f"Figure 2 with what was picked: `--set 'step={{{', '.join(picked)}}}'`."
+    )
     return Table(
         "Validation accuracy, %, by the server's step", ("method", *map(str, GRID), "picked"), rows, note
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.engine.record import Record
+from partita.engine.record import Record, numbers
 
 Runs = Mapping[str, Sequence[Record]]
 """The records of a study by variant, one for each seed."""
@@ -29,13 +29,17 @@ class Table(NamedTuple):
 
 
 def mean_std(values: Iterable[float | None], scale: float = 1.0, digits: int = 2) -> str:
-    """Return '93.18 ± 0.05' over seeds. One value alone has no deviation; None and NaN do not count."""
-    scaled = np.array([scale * v for v in values if v is not None])
-    scaled = scaled[~np.isnan(scaled)]
+    """Return '93.18 ± 0.05' over seeds, and '93.18 ± 0.05 (2 of 3)' where one of them has no finite value.
+
+    One value alone has no deviation; '-' where there is none.
+    """
+    given = list(values)
+    scaled = scale * np.array(numbers(given))
     if not len(scaled):
         return "-"
     spread = f" ± {scaled.std(ddof=1):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{scaled.mean():.{digits}f}{spread}"
+    known = f" ({len(scaled)} of {len(given)})" if len(scaled) < len(given) else ""
+    return f"{scaled.mean():.{digits}f}{spread}{known}"
 
 
 def score(runs: Sequence[Record], model: str = "personal", scale: float = 100, digits: int = 1) -> str:
