@@ -216,6 +216,27 @@ def test_the_map_alone_gives_the_aggregator(kind: str, scale: float) -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-8 * max(1, scale))
 
 
+@each("kind", ["avg", "geomed", "comed", "layerwise"])
+@each("far", [1.0, 100.0, 1e4, 1e6])
+def test_the_map_alone_is_as_robust_as_the_built_in_medians(kind: str, far: float) -> None:
+    """A third of the clients is far away: steps of δ, or a share of the spread, are not enough."""
+    known = KINDS[kind]
+    deltas = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).double()
+    deltas[:3] += far
+    stacked, weight = {"a": deltas[:, :2], "b": deltas[:, 2:]}, torch.ones(9).double()
+    given = pt.psi.penalty(lambda x: known.prox(x))  # with the default tolerance and iterations
+    ours, theirs = (p.aggregator.combine(stacked, weight, torch.tensor(0)) for p in (given, known))
+    for name, value in theirs.delta.items():
+        torch.testing.assert_close(ours.delta[name], value, rtol=1e-9, atol=1e-4 * DELTA)
+    assert ours.notes["iterations"] < 100
+
+
+def test_an_aggregate_that_is_not_found_is_warned_of() -> None:
+    deltas, weight = {"a": torch.randn(9, 5, generator=torch.Generator().manual_seed(0))}, torch.ones(9)
+    with pytest.warns(UserWarning, match="after iterations=3 the aggregate is not found to tolerance=1e-06"):
+        pt.psi.penalty(KINDS["geomed"].prox, iterations=3).aggregator.combine(deltas, weight, torch.tensor(0))
+
+
 def one_sided(x: dict[str, Tensor]) -> dict[str, Tensor]:
     """prox of Ψ/σ = δ Σ max(0, θ): only what is above the others is charged."""
     return {k: torch.where(v > DELTA, v - DELTA, v.clamp(max=0)) for k, v in x.items()}

@@ -16,20 +16,23 @@ coordinate's median, or the cap is reached, the iteration therefore begins at a 
 move: that median, or where Weiszfeld's iteration with ν = δ ends, whose fixed points are the same.
 
 For any other penalty, `proximal_center` takes the same steps with its proximal map (Equation 13): they are
-those of gradient descent, of size 1, on the mean of the envelopes, whose gradients x − prox(x) are
-1-Lipschitz.
+those of gradient descent, of size 1, on the mean φ of the envelopes, whose gradients x − prox(x), the pulls
+of the clients, are 1-Lipschitz. As the mean of pulls may be short and the way long, a step that went well is
+followed by one twice as large. By convexity, φ(w̃) ≥ φ(w̃⁺) + s ⟨∇φ(w̃), ∇φ(w̃⁺)⟩ for a step of any size s: it
+does not go up where the product is not negative, as with s = 1 it never is; else a smaller one is tried. The
+start is robust as above, tensor by tensor, with the mean length of the pulls in place of δ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from partita.aggregate.coordinate_median import middle
+from partita.aggregate.coordinate_median import medians, middle
 from partita.aggregate.geometric_median import weiszfeld
 from partita.aggregate.gram import Array, distances_to, length, products
 from partita.aggregate.sorting import ordered
@@ -42,9 +45,8 @@ from partita.aggregate.stack import (
     per_block,
     restored,
     whole,
-    working,
 )
-from partita.core import tree
+from partita.core import check, tree
 from partita.core.options import Option
 from partita.core.parts import Aggregator, Combined
 from partita.core.types import Tensors
@@ -157,29 +159,75 @@ def proximal_center(
 ) -> Aggregator:
     """Return the aggregator of a penalty with this proximal map: w̃ = argmin_w Σ_k share_k Ψ̂(w_k − w).
 
-    It ends when a step is at most `tolerance` times the mean distance of the models from their mean.
+    It ends when in each tensor the mean of the clients' pulls x − prox(x), which is a step of size 1, is at
+    most `tolerance` times their mean length. Where it does not, it warns.
     """
 
     def rule(stack: Stack, key: Tensor) -> Combined:  # noqa: ARG001
-        # a delta is w̃ᵗ − w_k: with Δ for the new w̃, the difference w_k − w̃ that Ψ charges is Δ − Δ_k
         deltas = stack.deltas if stack.rows is None else tree.rows(stack.deltas, stack.rows)
-        rows = {k: v.to(working(v.dtype)) for k, v in deltas.items()}
-        shares = {k: stack.share.to(v.dtype) for k, v in rows.items()}
-        center = {k: torch.tensordot(shares[k], v, 1) for k, v in rows.items()}
-        scale = (stack.share * _lengths({k: center[k] - v for k, v in rows.items()})).sum()
-        moved, used = scale, 0
-        while used < iterations and (not used or bool(moved > tolerance * scale)):
-            x = {k: center[k] - v for k, v in rows.items()}
-            theta = torch.func.vmap(prox)(x)
-            step = {k: torch.tensordot(shares[k], x[k] - theta[k], 1) for k in x}
-            center, moved, used = tree.sub(center, step), tree.norm(step), used + 1
-        notes = {"iterations": note(used, stack.share), "moved": moved}
-        return Combined({k: restored(v, stack.deltas[k]) for k, v in center.items()}, notes)
+        rows = {k: v.double() for k, v in deltas.items()}  # pulls are small next to how far outliers are
+        start = {k: torch.tensordot(stack.share, v, 1) for k, v in rows.items()}
+        at = _pulled(prox, rows, stack.share, start)
+        if at.moved > tolerance:
+            median = {k: v.double() for k, v in medians(stack).items()}
+            far = {k: (v - median[k]).norm() > FAR * at.lengths[k] for k, v in start.items()}
+            start = {
+                k: median[k] if far[k] and at.steps[k] > tolerance * at.lengths[k] else v
+                for k, v in start.items()
+            }
+            at = _pulled(prox, rows, stack.share, start)
+        size, used = 1.0, 1
+        while used < iterations and at.moved > tolerance:
+            there = _pulled(prox, rows, stack.share, tree.axpy(-size, at.gradient, at.center))
+            used += 1
+            if size == 1 or _product(at.gradient, there.gradient) >= 0:
+                at, size = there, 2 * size
+            else:
+                size = max(1.0, size / 4)
+        if at.moved > tolerance:
+            check.warn(
+                f"pt.psi.penalty: after iterations={iterations} the aggregate is not found to "
+                f"tolerance={tolerance:g}, and the server goes on with where it is; use more iterations or a "
+                "larger tolerance",
+            )
+        notes = {"iterations": note(used, stack.share), "moved": note(at.moved, stack.share)}
+        return Combined({k: restored(v, stack.deltas[k]) for k, v in at.center.items()}, notes)
 
     options = {"prox": prox, "tolerance": tolerance, "iterations": iterations}
     return from_rule("proximal_center", rule, options)
 
 
-def _lengths(rows: Tensors) -> Tensor:
-    """Return ‖x_k‖ of each row over all names."""
-    return torch.stack([v.double().reshape(len(v), -1).square().sum(1) for v in rows.values()]).sum(0).sqrt()
+class _Pulled(NamedTuple):
+    """A centre, the gradient there, and in each tensor its length and the mean length of the pulls."""
+
+    center: Tensors
+    gradient: Tensors
+    steps: dict[str, float]
+    lengths: dict[str, float]
+
+    @property
+    def moved(self) -> float:
+        """The longest step of size 1, in units of the pulls that it is the mean of."""
+        return max((step / self.lengths[k] for k, step in self.steps.items() if step), default=0.0)
+
+
+def _pulled(prox: Callable[[Tensors], Tensors], rows: Tensors, share: Tensor, center: Tensors) -> _Pulled:
+    # a delta is w̃ᵗ − w_k: with Δ for the new w̃, the difference w_k − w̃ that Ψ charges is Δ − Δ_k
+    x = {k: center[k] - v for k, v in rows.items()}
+    theta = torch.func.vmap(prox)(x)
+    pulls = {k: v - theta[k] for k, v in x.items()}
+    gradient = {k: torch.tensordot(share, v, 1) for k, v in pulls.items()}
+    lengths = {k: _mean_length(v, share) for k, v in pulls.items()}
+    rounding = {k: torch.finfo(v.dtype).eps * _mean_length(v, share) for k, v in x.items()}
+    steps = {k: float(v.norm()) for k, v in gradient.items()}
+    steps = {k: v if v > 4 * rounding[k] else 0.0 for k, v in steps.items()}
+    return _Pulled(center, gradient, steps, lengths)
+
+
+def _mean_length(rows: Tensor, share: Tensor) -> float:
+    """Return the mean of ‖x_k‖ over the rows."""
+    return float(share @ rows.reshape(len(rows), -1).norm(dim=1))
+
+
+def _product(a: Tensors, b: Tensors) -> float:
+    return float(torch.stack([(x * b[k]).sum() for k, x in a.items()]).sum())

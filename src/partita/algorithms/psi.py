@@ -162,13 +162,14 @@ def penalty(
         Option("Ψ(θ)/σ, to measure the objective (None: it cannot be)", allowed=VALUE),
     ] = None,
     tolerance: Annotated[
-        float, Option("the last step, as a share of the mean distance of the models from their mean", low=0)
+        float, Option("the last step of size 1, as a share of the mean pull of the clients", low=0)
     ] = 1e-6,
     iterations: Iterations = 1000,
 ) -> Penalty:
     """Any convex Ψ by its proximal map: the aggregator that belongs to it follows from the map.
 
-    The server iterates w̃ ← mean w_k − mean prox(w_k − w̃) from the mean (Equation 13): the theory holds.
+    The server iterates w̃ ← mean w_k − mean prox(w_k − w̃) (Equation 13), with larger steps where they go well,
+    and warns where `iterations` do not suffice. As far as it has found the aggregate, the theory holds.
 
     Use it for a penalty of your own, such as one that lets clients shift a layer but not reshape it.
     """
