@@ -128,3 +128,38 @@ def test_errors() -> None:
     shared = FederatedData.make(digits().x, digits().y, [(0, 20), (10, 20)], [(40, 2), (42, 2)])
     with pytest.raises(ValueError, match="a label has one owner"):
         federate(mlp(), shared, pt.fedavg(lr=0.1), **settings)
+
+
+def test_a_model_that_build_keeps_is_scaled_once() -> None:
+    """And stays as it was: its numbers are not replaced, and it has no scaler."""
+    kept: dict[float, nn.Module] = {}
+
+    def build(rate: float) -> nn.Module:
+        return kept.setdefault(rate, mlp().at_width(rate))
+
+    held = heterofl(RATES, KINDS, build=build)
+    first, again = (
+        federate(mlp(), few_classes(), pt.fedavg(lr=0.3), capacity=held, rounds=2) for _ in range(2)
+    )
+    for name, value in first.shared.items():
+        assert torch.equal(again.shared[name], value)
+    assert not any(m._forward_hooks for m in kept[0.5].modules())
+
+
+class HeadFirst(nn.Module):
+    """A model that registers its head before what it is applied to."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(hidden, 10)
+        self.body = nn.Linear(64, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+def test_the_layer_that_a_sample_meets_last_is_not_scaled() -> None:
+    held = heterofl(RATES, KINDS, build=lambda rate: HeadFirst(int(rate * 8)))
+    _, weak = held.shares(HeadFirst(8), torch.zeros(1, 64))
+    scaled = {name for name, m in weak.model.named_modules() if m._forward_hooks}
+    assert scaled == {"body"}

@@ -14,6 +14,7 @@ and trains that part of it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -109,7 +110,7 @@ def _capacity(
     def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
         models = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
         for p, narrow in models.items() if scale else ():
-            _scale(narrow, p)
+            _scale(narrow, p, x)
         for narrow in models.values() if ordered else ():
             _check_masked(model, narrow, x)
         shapes = {p: _shapes(m) for p, m in models.items()}
@@ -137,11 +138,26 @@ class Scaler:
         return output / self.width if layer.training else output
 
 
-def _scale(model: nn.Module, p: float) -> None:
+def _scale(model: nn.Module, p: float, x: Tensor) -> None:
     """Scale all layers of a narrow model but the last, in place; the whole model needs no scaler."""
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd | nn.Linear)]
-    for layer in layers[:-1] if p < 1 else ():
-        layer.register_forward_hook(Scaler(p))
+    last = _last_layer(model, x) if p < 1 else ""
+    for name, layer in _layers(model) if p < 1 else ():
+        if name != last:
+            layer.register_forward_hook(Scaler(p))
+
+
+def _last_layer(model: nn.Module, x: Tensor) -> str:
+    """Return the layer that a sample meets last; a head may be registered first."""
+    model, met = still(model), [""]
+    for name, layer in _layers(model):
+        layer.register_forward_hook(lambda *_, name=name: met.append(name))
+    with torch.no_grad():
+        model(x.clone())
+    return met[-1]
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(k, m) for k, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd | nn.Linear)]
 
 
 def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | None) -> nn.Module:
@@ -168,6 +184,7 @@ def _narrow(model: nn.Module, p: float, build: Callable[[float], nn.Module] | No
             f"a model with the same names, of at most the same shapes: it differs in {wrong[0]}",
         )
     first = next(model.parameters())
+    narrow = copy.deepcopy(narrow)  # `build` may give the same one each time
     return _like(model, narrow.to(first.device, first.dtype).train(model.training))
 
 
