@@ -302,7 +302,14 @@ def test_refusals(given: dict[str, Any], start: str) -> None:
         (pt.fedasync(0.01), {"buffer": 6}, None),
         (pt.fedasync(0.01, mixing=True), {}, None),
         (pt.ffgg_async("output", 0.1, pt.exact()), {}, None),
-        (pt.fedadam(0.01, 0.01), {}, None),
+        (pt.ffgg_local("output", 0.1), {}, "step of server= from 1 to about 0.17"),
+        (pt.fedplus(pt.psi.avg(0.1), 0.1), {}, "step of server= from 1 to about 0.17"),
+        (pt.fedavgm(0.01, 0.1, 0.9), {}, "server_lr from 0.1 to about 0.017"),  # as a step of 1
+        (pt.fedavgm(0.01, 0.1, 0.5), {}, None),
+        (pt.fedadam(0.01, 1.0), {}, None),
+        (pt.fedyogi(0.01, 1.0), {}, None),
+        (pt.fedadagrad(0.01, 1.0), {}, None),
+        (pt.fedavg(0.01, server=pt.optim.adam(1.0)), {}, None),
     ],
 )
 def test_too_long_a_step_of_the_server_is_told(

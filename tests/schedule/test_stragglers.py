@@ -11,8 +11,8 @@ import torch
 
 import partita as pt
 from partita.core.types import Cohort, RoundContext, ServerState, Work
-from partita.engine.cohorts import chunks_of, progress_of
-from partita.engine.execute.plan import count_steps
+from partita.engine.cohorts import chunks_of
+from partita.engine.execute.plan import count_steps, progress_of
 from partita.schedule import StageSpec
 
 DATA = pt.data.digits(clients=10, partition=pt.data.power_law(1.0, minimum=20), seed=0)
@@ -123,8 +123,33 @@ def test_chunks_keep_each_client_s_progress() -> None:
         steps[[7, 2]].tolist()
         == count_steps(n[:2], clients[[7, 2]], Work(epochs=EPOCHS, batch=BATCH), context.of([7, 2])).tolist()
     )
-    for nothing, work in ((0, Work(steps=0)), (1, Work(steps=1)), (2, Work(epochs=1, batch=BATCH))):
+    for nothing, work in ((0, Work(steps=0)), (1, Work(steps=1)), (1, Work(epochs=1, batch=32))):
         assert count_steps(n, clients, work, context).tolist() == [nothing] * 10
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_partial_work_of_a_single_pass_is_fewer_steps(executor: str) -> None:
+    (cohort,) = cohorts(partial(), 1)
+    batches = -(-DATA.sizes() // 4)
+    steps = tuple(passes(cohort, int(batches[c]))[c] for c in range(10))
+    assert sum(a < b for a, b in zip(steps, batches)) == 9
+    common = {**COMMON, "rounds": 1, "executor": executor, "batch": 4}
+    run = pt.federate(MODEL, DATA, pt.fedprox(lr=0.1), schedule=partial(), epochs=1, **common)
+    assert same(run, pt.federate(MODEL, DATA, pt.fedprox(lr=0.1), steps=steps, **common))
+
+
+def test_one_step_has_no_part() -> None:
+    common = {**COMMON, "rounds": 1, "schedule": partial()}
+    for work in ({"steps": 1}, {"epochs": 1, "batch": None}):
+        with pytest.warns(UserWarning, match="stragglers do as much as the others; use more steps"):
+            pt.federate(MODEL, DATA, pt.fedprox(lr=0.1), **{**common, **work})
+
+
+@pytest.mark.filterwarnings("ignore:client .* never had a turn")
+def test_rounds_without_anyone_name_the_stragglers() -> None:
+    everyone = pt.schedule.synchronous(stragglers=1.0)
+    with pytest.warns(UserWarning, match="all 2 rounds were abandoned, .* use fewer stragglers"):
+        pt.federate(MODEL, DATA, pt.fedprox(lr=0.1), rounds=2, steps=1, schedule=everyone, **COMMON)
 
 
 def test_refusals() -> None:

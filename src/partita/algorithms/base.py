@@ -315,7 +315,7 @@ def serve_with(optimizer: Optimizer) -> Callable[[Problem], ServerRule]:
             averaged = {k: server.shared[k] - delta[k] for k in delta if k in statistics}
             return ServerState({**server.shared, **new, **averaged}, opt, server.extra, server.version + 1)
 
-        return ServerRule(init, step)
+        return ServerRule(init, step, optimizer)
 
     return bind
 

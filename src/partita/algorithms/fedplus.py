@@ -330,6 +330,6 @@ def remember(common: Choices) -> Callable[[Problem], ServerRule]:
             after = rule.step(server, Upload(delta, weight.sum(), metrics=notes))
             return after._replace(opt={**after.opt, **rows, "count": weight})
 
-        return ServerRule(init, step)
+        return rule._replace(init=init, step=step)
 
     return bind

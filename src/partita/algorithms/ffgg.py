@@ -109,7 +109,8 @@ def ffgg(
         step = Phase(_accumulate(problem), (gamma,), work)
         return LocalRule(_measuring(problem, begin), (*phases, step), _finish(problem, common.optimizer))
 
-    return _stateless(local, common, personal, (solver, evaluate or solver), start)
+    algorithm = _stateless(local, common, personal, (solver, evaluate or solver), start)
+    return replace(algorithm, sends_gradients=True)
 
 
 @method(

@@ -207,6 +207,6 @@ def _serve(common: Choices) -> Callable[[Problem], ServerRule]:
                 extra=tree.axpy(1 / problem.clients, upload.sums, server.extra)
             )
 
-        return ServerRule(init, step)
+        return rule._replace(init=init, step=step)
 
     return bind

@@ -245,10 +245,14 @@ class Optimizer(NamedTuple):
 
 
 class ServerRule(NamedTuple):
-    """init (shared) -> ServerState; step (ServerState, aggregated upload) -> ServerState."""
+    """init (shared) -> ServerState; step (ServerState, aggregated upload) -> ServerState.
+
+    `optimizer` is what takes the step on the model, where one does.
+    """
 
     init: Callable[[Tensors], ServerState]
     step: Callable[[ServerState, Upload], ServerState]
+    optimizer: Optimizer | None = None
 
 
 class Personalize(NamedTuple):
@@ -296,6 +300,7 @@ class Algorithm:
                  may be empty) runs under one unless the run says otherwise
     mixes        whether stale uploads count as models: w − w_i, from what the server has now, in place of the
                  client's own delta w^{t−τ} − w_i
+    sends_gradients   whether an upload is one gradient, whose step size is chosen for the clients at work
     synchronous_only  why it cannot run under an asynchronous schedule ('': it can)
     needs_full_model  why every client must hold the whole model ('': it need not)
     """
@@ -311,6 +316,7 @@ class Algorithm:
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
     mixes: bool = False
+    sends_gradients: bool = False
     synchronous_only: str = ""
     needs_full_model: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

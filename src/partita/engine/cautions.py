@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partita.core import check
-from partita.core.parts import Algorithm, StagePlan
+from partita.core.parts import Algorithm, ServerRule, StagePlan
 from partita.core.types import Partition, ServerState, Tensors
 from partita.data import FederatedData
 from partita.data.scale import scale_hint
@@ -63,19 +63,20 @@ def warn_about_time(schedule: Running, server: ServerState, stage: int) -> None:
         )
 
 
-def warn_about_server_step(algorithm: Algorithm, schedule: Running) -> None:
+def warn_about_server_step(algorithm: Algorithm, rule: ServerRule, schedule: Running) -> None:
     """Warn of an asynchronous server that adds up too many deltas of the same model: β s(τ) C / K.
 
-    Gradient steps of a solved problem (ffgg) have a step size of their own, and mixing is no sum.
+    With momentum m, each of them counts 1/(1 − m) times in the end. Adaptive servers divide by the size of
+    what they add up, single gradients (ffgg) have a step size of their own, and mixing is no sum.
     """
-    options, steps = algorithm.options, getattr(schedule, "steps_in_flight", 1.0)
-    server = options.get("server")
-    if algorithm.mixes or "solver" in options or (server is not None and server.name != "sgd"):
+    server, steps = rule.optimizer, getattr(schedule, "steps_in_flight", 1.0)
+    if steps <= 1 or algorithm.mixes or algorithm.sends_gradients or server is None or server.name != "sgd":
         return
-    rate = server.options["lr"] if server is not None else options.get("server_lr", options.get("beta", 1.0))
-    total = rate * steps * schedule.discount(int(steps) - 1) if steps > 1 else rate
-    if steps > 1 and total > MOST_ADDED_UP:
-        name = next((k for k in ("server_lr", "beta") if k in options), "the step of server=")
+    lr, kept = server.options["lr"], min(server.options["momentum"], 0.999)
+    rate = 1.0 if lr is None else lr
+    total = rate / (1 - kept) * steps * schedule.discount(int(steps) - 1)
+    if total > MOST_ADDED_UP:
+        name = next((k for k in ("server_lr", "beta") if k in algorithm.options), "the step of server=")
         check.warn(
             f"the deltas of {steps:g} server steps come from clients that do not know of each other, and "
             f"{total:.3g} times their mean is added up, where a synchronous round takes it once; if training "
@@ -83,12 +84,23 @@ def warn_about_server_step(algorithm: Algorithm, schedule: Running) -> None:
         )
 
 
-def warn_about_abandoned(abandoned: int, rounds: int) -> None:
+def warn_about_partial_work(schedule: Running, most_steps: Callable[[], int]) -> None:
+    """Warn of stragglers with partial work where nobody takes more than one step in any phase."""
+    if getattr(getattr(schedule, "options", None), "late", "") == "partial" and most_steps() <= 1:
+        check.warn(
+            "late='partial': no client has more than one step to take in a round, so that stragglers do as "
+            "much as the others; use more steps or epochs, a smaller batch, or late='drop'",
+        )
+
+
+def warn_about_abandoned(abandoned: int, rounds: int, schedule: Running) -> None:
     """Warn of a run that ends with the weights that it began with."""
     if abandoned and abandoned == rounds:
+        some = getattr(getattr(schedule, "options", None), "stragglers", 0)
+        advice = "fewer stragglers" if some else "a smaller quorum or dropout, or a longer deadline"
         check.warn(
             f"all {abandoned} rounds were abandoned, for want of usable uploads: the model is as it was; use "
-            "a smaller quorum or dropout, or a longer deadline",
+            f"{advice}",
         )
 
 

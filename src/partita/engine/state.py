@@ -17,10 +17,10 @@ from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
-from partita.engine.cautions import warn_about_server_step, warn_about_time
+from partita.engine.cautions import warn_about_partial_work, warn_about_server_step, warn_about_time
 from partita.engine.convergence import Convergence
 from partita.engine.counters import Counters, Timer
-from partita.engine.execute.plan import client_steps
+from partita.engine.execute.plan import client_steps, most_steps
 from partita.engine.pending import PendingUploads
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage, bind
@@ -197,7 +197,10 @@ def _begin(
         shutil.rmtree(folder, ignore_errors=True)
     state = _open(stage, start, time, counters, timer, choices)
     warn_about_time(state.schedule, state.server, stage.number)
-    warn_about_server_step(stage.algorithm, state.schedule)
+    warn_about_server_step(stage.algorithm, stage.server_rule, state.schedule)
+    warn_about_partial_work(
+        state.schedule, lambda: most_steps(stage.rule, stage.setup.data, state.context(stage))
+    )
     return state
 
 

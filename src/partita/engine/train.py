@@ -70,7 +70,7 @@ def train(
             monitor.end(stage, state)
             interrupt.check(name, state.server.version, setup.rounds, over=True, save=lambda: None)
         if not monitor.diverged(state):  # that has been said, with another reason
-            warn_about_abandoned(state.counters.clock.abandoned, state.server.version)
+            warn_about_abandoned(state.counters.clock.abandoned, state.server.version, state.schedule)
             warn_about_unsolved(state.counters.share_unsolved, stage.algorithm.options.get("nu"))
         record = figures(stage, state, monitor, known)
         folder.write_results(record)

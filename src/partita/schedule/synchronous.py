@@ -75,7 +75,7 @@ class Synchronous:
         float,
         Option(
             "the share of a cohort that is not done in time, drawn anew in each round: of E passes, or "
-            "steps, a straggler has done 1 to E − 1, each equally likely",
+            "steps (also those of a single pass), a straggler has done 1 to E − 1, each equally likely",
             low=0,
             high=1,
         ),

@@ -83,6 +83,16 @@ def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, cont
     return total
 
 
+def most_steps(rule: LocalRule, data: FederatedData, context: RoundContext) -> int:
+    """Return the most steps that any client takes in any phase of a rule."""
+    clients, most = np.arange(data.clients), 0
+    for phase in rule.phases:
+        work = work_of(phase, context)
+        n = data.ranges(work.split)[:, 1]
+        most = max(most, int(count_steps(n, clients, work, context).max(initial=0)))
+    return most
+
+
 def epochs_of(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> np.ndarray:
     """Return how often each of these clients passes over its training samples in all phases of a rule."""
     total = np.zeros(len(clients))
@@ -127,16 +137,18 @@ def plans(
 def count_steps(n: np.ndarray, clients: np.ndarray, work: Work, context: RoundContext) -> np.ndarray:
     """Return how many steps each client takes; one without data takes none.
 
-    A straggler with progress u does 1 + ⌊u (E − 1)⌋ of E passes, or of E steps where the work is in steps.
+    A straggler with progress u does 1 + ⌊u (E − 1)⌋ of E passes, or of E steps where the work is in steps or
+    a single pass.
     """
     if isinstance(work.steps, tuple):
         amount = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
     else:
         amount = np.full(len(n), work.steps if work.steps is not None else work.epochs or 1)
+    each = _batches(n, work) if work.steps is None else np.ones_like(n)
     if context.progress is not None:
+        amount, each = np.where(amount == 1, each, amount), np.where(amount == 1, 1, each)
         amount = np.minimum(amount, 1 + np.floor(context.progress.numpy() * (amount - 1)).astype(np.int64))
-    steps = amount * _batches(n, work) if work.steps is None else amount
-    return np.where(n > 0, steps, 0)
+    return np.where(n > 0, amount * each, 0)
 
 
 def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, context: RoundContext) -> Plan:
