@@ -82,6 +82,25 @@ def test_pieces_by_bytes() -> None:
 
 
 @each(
+    ("given", "sizes"),
+    [(None, [1, 1, 1, 1, 5]), (100, [1, 1, 1, 1, 5]), ("100MB", [1, 1, 1, 1, 5]), (2, [1, 1, 1, 1, 2, 2, 1])],
+)
+def test_pieces_stay_within_the_budget(given: int | str | None, sizes: list[int]) -> None:
+    """The smaller of both limits counts, whether pieces are given in blocks or in bytes."""
+    model = pt.models.resnet20(10, width=0.25)
+    budget = memory(model, (3, 32, 32), batch=8).needed(9)
+    weak = weak_of(depth(budget={"weak": budget}, pieces=given), model, torch.zeros(2, 3, 32, 32), 8)
+    assert [len(piece._names) for piece in weak.pieces] == sizes
+
+
+def test_smaller_pieces_than_the_budget_allows() -> None:
+    model = pt.models.resnet20(10, width=0.25)
+    budget = memory(model, (3, 32, 32), batch=8).needed(7)  # all seven at a time
+    weak = weak_of(depth(budget={"weak": budget}, pieces="264kB"), model, torch.zeros(2, 3, 32, 32), 8)
+    assert [piece._names for piece in weak.pieces] == [*pieces(model, 7, "264kB", (3, 32, 32), batch=8)]
+
+
+@each(
     "given, field",
     [
         ({"cuts": {"weak": 1}, "budget": {"weak": "1MB"}}, "capacity budget"),

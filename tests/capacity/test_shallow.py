@@ -153,6 +153,19 @@ def test_it_can_be_compared_with_the_last_blocks() -> None:
 # ---- errors
 
 
+def test_a_cut_between_a_layer_and_its_activation_is_refused() -> None:
+    """It would save nothing, and the layer would go on without its activation."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    for cut, block in ((1, "3"), (3, "1")):
+        with pytest.raises(
+            ValueError, match=rf"capacity cuts\['weak'\]={cut}: .*one of \[2\].*'{block}', has no"
+        ):
+            weak_of(net, torch.zeros(2, 4), cuts={"strong": 0, "weak": cut})
+    weak = weak_of(net, torch.zeros(2, 4), cuts={"strong": 0, "weak": 2})
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(weak(x), net[4](net[1](net[0](x))))
+
+
 def test_errors() -> None:
     x = torch.zeros(2, 64)
     with pytest.raises(ValueError, match=r"capacity cuts\['weak'\]=2: .*one of the 2 blocks before the head"):

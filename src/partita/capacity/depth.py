@@ -124,8 +124,8 @@ def depth(
     pieces: Annotated[
         int | str | None,
         Option(
-            "frozen blocks that a device holds at a time, as a number of them or by their bytes (None: what "
-            "its budget allows, or as many blocks as it trains)",
+            "frozen blocks that a device holds at a time, as a number of them or by their bytes, and within "
+            "its budget (None: what that allows, or as many blocks as it trains)",
             allowed=PIECES,
             check=_pieces,
         ),
@@ -178,8 +178,7 @@ def depth(
                 assert sizes is not None
                 assert limit is not None
                 cut = sizes.fit(f"capacity budget[{name!r}]", limit)
-            by_bytes = pieces if isinstance(pieces, str) else limit if pieces is None else None
-            share = _share(model, name, names, cut, pieces, by_bytes, sizes)
+            share = _share(model, name, names, cut, pieces, limit, sizes)
             found.append(in_time.cut(share, model, names[cut:], x, (words or {}).get(name, 0.0), state))
         return tuple(found)
 
@@ -206,7 +205,7 @@ def _share(
     limit: int | str | None,
     sizes: Measured | None,
 ) -> Share:
-    """Return what a class trains after this cut; its frozen pieces are of at most `limit` bytes, if given."""
+    """Return what a class trains after this cut; its frozen pieces are within `pieces` and `limit` bytes."""
     if cut == 0:
         return Share(name, model)
     if cut >= len(names):
@@ -215,9 +214,12 @@ def _share(
     trained = part(model, names[cut:])
     if not any(p.requires_grad for p in trained.parameters()):
         raise check.fail(f"capacity cuts[{name!r}]", cut, "a cut that leaves parameters to train")
-    if limit is not None and sizes is not None:
-        frozen = sizes.pieces("capacity pieces", cut, limit)
+    limits = [size for size in (limit, pieces if isinstance(pieces, str) else None) if size is not None]
+    most = pieces if isinstance(pieces, int) else None
+    if limits and sizes is not None:
+        least = min(limits, key=lambda size: check.size("capacity pieces", size))
+        frozen = sizes.pieces("capacity pieces", cut, least, most)
     else:
-        size = pieces if isinstance(pieces, int) else len(names) - cut
+        size = most or len(names) - cut
         frozen = tuple(tuple(names[a : min(a + size, cut)]) for a in range(0, cut, size))
     return Share(name, trained, tuple(part(model, piece) for piece in frozen))

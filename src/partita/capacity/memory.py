@@ -222,8 +222,10 @@ class Measured(NamedTuple):
             + (f", {most} to pass the frozen block {frozen!r}" if cut else ""),
         )
 
-    def pieces(self, field: str, cut: int, budget: int | str | None) -> tuple[tuple[str, ...], ...]:
-        """Return the frozen blocks in consecutive pieces of at most so many bytes."""
+    def pieces(
+        self, field: str, cut: int, budget: int | str | None, most_blocks: int | None = None
+    ) -> tuple[tuple[str, ...], ...]:
+        """Return the frozen blocks in consecutive pieces of at most so many bytes, and blocks."""
         trained = self.memory.bytes(cut)
         limit = trained if budget is None else check.size(field, budget)
         name, most = self.largest(cut)
@@ -232,7 +234,8 @@ class Measured(NamedTuple):
             raise check.fail(field, budget, f"at least {most} bytes to pass the frozen block {name!r}{told}")
         consecutive: list[list[_Block]] = []
         for block in self.blocks[:cut]:
-            if consecutive and self.passing([*consecutive[-1], block]) <= limit:
+            fits = consecutive and len(consecutive[-1]) < (most_blocks or cut)
+            if fits and self.passing([*consecutive[-1], block]) <= limit:
                 consecutive[-1].append(block)
             else:
                 consecutive.append([block])

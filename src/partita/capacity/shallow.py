@@ -96,6 +96,12 @@ def _held(model: nn.Module, name: str, names: Sequence[str], cut: int, head: int
     if kept < 1:
         allowed = f"a cut that leaves one of the {len(names) - head} blocks before the head"
         raise check.fail(f"capacity cuts[{name!r}]", cut, allowed)
+    if not _layers(model, names[kept : kept + 1]):
+        # the last layer that is kept would lose what follows it, such as its activation, and nothing is saved
+        before = len(names) - head
+        cuts = [before - i for i in range(before - 1, 0, -1) if _layers(model, names[i : i + 1])]
+        allowed = f"one of {cuts}: the first block that {cut} leaves out, {names[kept]!r}, has no parameters"
+        raise check.fail(f"capacity cuts[{name!r}]", cut, allowed)
     small = part_as(Shallow, model, [*names[:kept], *names[len(names) - head :]])
     small._head = head
     return _fitted(small, model, x)
