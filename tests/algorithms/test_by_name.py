@@ -65,9 +65,7 @@ def test_its_options_go_where_they_belong() -> None:
     assert (last["personal_l2"], last["personal"]) == (0.5, "all")
     with pytest.raises(ValueError, match="lr"):
         by_name("finetune")
-    again = changed(
-        rule, {"personal_l2": 0.25}
-    )  # as --set algorithm.personal_l2=0.25
+    again = changed(rule, {"personal_l2": 0.25})  # as --set algorithm.personal_l2=0.25
     assert [stage.algorithm.name for stage in again.stages] == ["fedavg", "finetune"]
     assert again.stages[1].algorithm.options["personal_l2"] == 0.25
     assert again.stages[0].algorithm.options["weighting"] == "uniform"
