@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""What a model takes: a tensor, or several with a row of each sample, in order or by the names of arguments."""
 
 
 class Partition(NamedTuple):
@@ -86,7 +88,7 @@ class Batch(NamedTuple):
     is random in the forward pass, so that dropout depends on (seed, round, client, step) alone.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     mask: Tensor | None
     key: Tensor

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.core import check, notebook
+from partita.core import check, notebook, tree
+from partita.core.inputs import each
+from partita.core.types import Inputs
 from partita.data import arrays
 from partita.data.arrays import IntArray
 from partita.data.population import SPLITS as SPLITS
@@ -37,7 +39,7 @@ class FederatedData:
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     train: IntArray
     validation: IntArray
@@ -95,23 +97,37 @@ class FederatedData:
         """How many clients there are."""
         return len(self.names)
 
+    @property
+    def rows(self) -> int:
+        """How many samples there are, of all clients and splits."""
+        return len(self.y)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are: the device that computes."""
+        return self.y.device
+
     def sizes(self, split: str = "train") -> IntArray:
         """Return how many samples each client has."""
         return self.population.sizes(split)
 
     def to(self, device: torch.device | str) -> FederatedData:
         """Return the same data on another device."""
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        return replace(self, x=tree.to(self.x, device), y=self.y.to(device))
 
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Return rows by number: an index of any shape gives x and y of that leading shape."""
-        flat = index.to(self.x.device).reshape(-1)
-        x = self.x.index_select(0, flat)
-        x = x if x.is_floating_point() else arrays.decode(x)
-        y = self.y.index_select(0, flat)
-        return x.reshape(index.shape + x.shape[1:]), y.reshape(index.shape + y.shape[1:])
+        flat = index.to(self.device).reshape(-1)
 
-    def client(self, i: int, split: str = "train") -> tuple[Tensor, Tensor]:
+        def taken(values: Tensor) -> Tensor:
+            rows = values.index_select(0, flat)
+            rows = rows if rows.is_floating_point() else arrays.decode(rows)
+            return rows.reshape(index.shape + rows.shape[1:])
+
+        y = self.y.index_select(0, flat)
+        return each(taken, self.x), y.reshape(index.shape + y.shape[1:])
+
+    def client(self, i: int, split: str = "train") -> tuple[Inputs, Tensor]:
         """Return x and y of one client."""
         check.integer("client", i, low=0, high=self.clients - 1)
         start, length = self.ranges(split)[i].tolist()
@@ -121,7 +137,7 @@ class FederatedData:
         """Return some of the clients, in the order given, and only their rows."""
         chosen = chosen_clients(clients, self.clients)
         ranges = [self.ranges(split)[chosen] for split in SPLITS]
-        covered = arrays.covered(np.concatenate(ranges), len(self.x))
+        covered = arrays.covered(np.concatenate(ranges), self.rows)
         used = np.append(covered, False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
         rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
@@ -158,7 +174,7 @@ class FederatedData:
             held = int(mask.sum())
             train[i], held_ranges[i] = (end, length - held), (end + length - held, held)
             end += length
-        tested = arrays.covered(self.test, len(self.x)).astype(np.int64)
+        tested = arrays.covered(self.test, self.rows).astype(np.int64)
         place = np.append(np.cumsum(tested) - tested, 0)  # of test rows, which follow all training rows
         test = np.stack([end + place[self.test[:, 0]], self.test[:, 1]], axis=1)
         rows = torch.from_numpy(np.concatenate([*order, np.flatnonzero(tested)])).to(self.x.device)
@@ -188,7 +204,7 @@ class FederatedData:
         They must have the same shapes. Rows that others see too stay as they are for them.
         """
         classes = 0 if self.y.is_floating_point() or not len(self.y) else int(self.y.max()) + 1
-        xs, ys, train, end = [self.x], [self.y], self.train.copy(), len(self.x)
+        xs, ys, train, end = [self.x], [self.y], self.train.copy(), self.rows
         for i in clients:
             start, length = self.train[i].tolist()
             x, y = alter(self.x[start : start + length], self.y[start : start + length], classes)
@@ -205,8 +221,8 @@ class FederatedData:
         They tell the shapes, ranges, names, labels and all of x (sums of its blocks, and a sample as it is).
         """
         row = max(1, self.x[:1].numel() * self.x.element_size())
-        count = min(len(self.x), max(1, _SAMPLED // row))
-        sample = torch.linspace(0, len(self.x) - 1, count, dtype=torch.float64).round().to(torch.int64)
+        count = min(self.rows, max(1, _SAMPLED // row))
+        sample = torch.linspace(0, self.rows - 1, count, dtype=torch.float64).round().to(torch.int64)
         digest = hashlib.sha256()
         head = [[str(t.dtype), list(t.shape)] for t in (self.x, self.y)]
         digest.update(json.dumps(head).encode())
@@ -215,7 +231,7 @@ class FederatedData:
             digest.update(np.ascontiguousarray(part, dtype="<i8").data)
         for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
             digest.update(values.cpu().contiguous().numpy().tobytes())
-        if count < len(self.x):
+        if count < self.rows:
             digest.update(_sums(self.x).cpu().numpy().tobytes())
         if self.names != Numbered(self.clients):
             digest.update(json.dumps(list(self.names)).encode())

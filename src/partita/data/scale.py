@@ -96,7 +96,7 @@ def _by(data: FederatedData | None) -> str:
 
 def _of_all(data: FederatedData) -> tuple[Tensor, Tensor]:
     """Return mean and deviation over the training samples of all clients."""
-    trained = torch.from_numpy(np.flatnonzero(arrays.covered(data.train, len(data.x))))
+    trained = torch.from_numpy(np.flatnonzero(arrays.covered(data.train, data.rows)))
     return _statistics(data.x, trained, _pooled_axes(data.x))
 
 
@@ -113,7 +113,7 @@ def _expected(data: FederatedData, like: FederatedData, by: str) -> tuple[Tensor
     if like.scaling is not None and by != _by(like):
         raise check.fail("by", by, f"{_by(like)!r}, as like was standardized")
     mean, deviation = _of_all(like) if like.scaling is None else like.scaling
-    return mean.to(data.x.device), deviation.to(data.x.device)
+    return mean.to(data.device), deviation.to(data.device)
 
 
 def scale_hint(data: FederatedData) -> str | None:
@@ -123,10 +123,10 @@ def scale_hint(data: FederatedData) -> str | None:
     """
     if not data.x.is_floating_point():
         return None
-    rows = np.flatnonzero(arrays.covered(data.train, len(data.x)))
+    rows = np.flatnonzero(arrays.covered(data.train, data.rows))
     count = min(len(rows), max(2, _NUMBERS // max(1, data.x[:1].numel())))
     chosen = torch.from_numpy(rows[np.linspace(0, len(rows) - 1, count).round().astype(np.int64)])
-    x = data.x.index_select(0, chosen.to(data.x.device)).reshape(count, -1).double()
+    x = data.x.index_select(0, chosen.to(data.device)).reshape(count, -1).double()
     size = x.square().mean(0).sqrt()[x.amax(0) > x.amin(0)]  # of features that vary
     if not len(size):
         return None

@@ -158,7 +158,7 @@ def rows_of(data: FederatedData, client: int) -> Tensor:
     They come after as many others whatever is held out for validation, so that their draws are the same.
     """
     ranges = [data.ranges(split)[client].tolist() for split in SPLITS]
-    return torch.cat([torch.arange(start, start + n) for start, n in ranges]).to(data.x.device)
+    return torch.cat([torch.arange(start, start + n) for start, n in ranges]).to(data.device)
 
 
 def refuse_overlap(name: str, data: FederatedData) -> None:

@@ -230,7 +230,7 @@ def _prefetch(stage: Stage, state: State, cohort: Cohort) -> None:
     version = state.server.version + 1
     last = version >= state.stage_start + (stage.plan.rounds or 0)
     straggling = any(group.progress for group in cohort.groups)
-    if last or straggling or stage.setup.data.x.device.type not in WORK_AHEAD:
+    if last or straggling or stage.setup.data.device.type not in WORK_AHEAD:
         return
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)

@@ -89,8 +89,8 @@ class Setup:
         data = data.to(device)
         module = own_copy(model, settings.seed).to(device)
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
-        with kept(data.x.device):  # a model or a loss may draw random numbers
-            set_all(settings.seed, data.x.device)
+        with kept(data.device):  # a model or a loss may draw random numbers
+            set_all(settings.seed, data.device)
             profile = examine(module, data, settings.loss, settings.metric)
         check_real(module, profile.buffers)
         if settings.norm == "static":

@@ -334,7 +334,7 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
     state_bytes = max(1, tree.nbytes(new_client))
     most = BLOCK_CLIENTS if BLOCK_CLIENTS * state_bytes < SMALL_BLOCK_BYTES else SMALL_BLOCK_CLIENTS
     all_fit = setup.data.clients * state_bytes <= STATE_BYTES
-    room = budget(_memory(setup), setup.data.x.device) // 4
+    room = budget(_memory(setup), setup.data.device) // 4
     delta_bytes = max(1, 2 * tree.nbytes(shared))  # a delta, and what it is made of
     return Limits(
         clients_per_block=max(1, min(most, STATE_BYTES // state_bytes)),

@@ -39,7 +39,7 @@ def probe_samples(measure: Measure, data: FederatedData, seed: int) -> Tensors:
 
 def _unseen(data: FederatedData, count: int, seed: int) -> Tensor:
     """Draw rows among the clients' test samples that no client trains on."""
-    covered = {name: arrays.covered(data.ranges(name), len(data.x)) for name in SPLITS}
+    covered = {name: arrays.covered(data.ranges(name), data.rows) for name in SPLITS}
     free = np.flatnonzero(covered["test"] & ~covered["train"])
     if count > len(free):
         reason = "so many of the clients' test samples are none that a client trains on"

@@ -190,11 +190,11 @@ class ClassExecutor:
         rows: list[Tensor] = []
         at = 0
         for client in clients.tolist():
-            rows_of_client = [torch.arange(0, device=data.x.device)]
+            rows_of_client = [torch.arange(0, device=data.device)]
             for split in splits:
                 start, length = data.ranges(split)[client].tolist()
                 ranges[split][client] = at, length
-                rows_of_client.append(torch.arange(start, start + length, device=data.x.device))
+                rows_of_client.append(torch.arange(start, start + length, device=data.device))
                 at += length
             rows.append(torch.cat(rows_of_client))
         x = self._passed(program, data, rows, group)
@@ -209,7 +209,7 @@ class ClassExecutor:
         if not group.stacked and not alone:
             return self._pass(pieces, shared, data, torch.cat(list(rows)), BATCH)
         models = [tree.row(shared, i) if group.stacked else shared for i in range(len(rows))]
-        size = len(data.x) if alone else BATCH
+        size = data.rows if alone else BATCH
         parts = (self._pass(pieces, model, data, mine, size) for model, mine in zip(models, rows))
         return recorded(parts, sum(map(len, rows)), self.disk)
 
@@ -262,7 +262,7 @@ class Classes:
             order += rows
         if len(results) == 1:
             return results[0]
-        device = next(iter(self.executors.values())).executor.bound.data.x.device
+        device = next(iter(self.executors.values())).executor.bound.data.device
         uploads, new = tree.rows(tree.cat(results), put(np.argsort(order), device))
         return uploads, new
 
@@ -301,7 +301,7 @@ def rows_of_largest(data: FederatedData, most: int) -> tuple[int, Tensor]:
     """Return the client with most training samples, and the places of at most so many of them."""
     client = int(np.argmax(data.train[:, 1]))
     start, length = data.train[client].tolist()
-    return client, torch.arange(start, start + min(length, most), device=data.x.device)
+    return client, torch.arange(start, start + min(length, most), device=data.device)
 
 
 def _fitting(sizes: np.ndarray, budget: int) -> list[list[int]]:

@@ -45,7 +45,7 @@ def _compiled(task: Task) -> Runner:
 def _auto(task: Task) -> Runner:
     def measured(bound: BoundProblem) -> Runner:
         stack = _stack(task, bound)
-        on_cpu = task.data.x.device.type == "cpu"
+        on_cpu = task.data.device.type == "cpu"
         candidates = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
         return Auto(candidates, task.choices, label=task.label)
 

@@ -31,13 +31,13 @@ class Loop:
     ) -> tuple[Upload, ClientState]:
         """Run each client's rule from start to finish."""
         work = functools.partial(self._all, program, clients, group, states, context)
-        return self.bound.problem.draws.watched(work, work, self.bound.data.x.device)
+        return self.bound.problem.draws.watched(work, work, self.bound.data.device)
 
     def _all(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         rows = Rows(len(clients), self.buffers if program.trains else Buffers())
-        keys = start_keys(clients, context, self.bound.data.x.device)
+        keys = start_keys(clients, context, self.bound.data.device)
         for i in range(len(clients)):
             rows.put(i, self.one(program, i, clients, group, states, context, keys))
         return rows.result()

@@ -47,7 +47,7 @@ class BoundProblem:
 
         They are 0-d (or rows of) float64, and take the type of what they multiply.
         """
-        device, at = self.data.x.device, context.stage_round
+        device, at = self.data.device, context.stage_round
         rounds = [at] if isinstance(at, int) else at.tolist()
         rates = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
         if any(value != values[0] for values in rates for value in values):
@@ -156,7 +156,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
 
     Numbers for each client or step are worked out on the host, those for each sample on the device.
     """
-    device = data.x.device
+    device = data.device
     start, n = data.ranges(work.split)[clients].T
     steps = count_steps(n, clients, work, context)
     length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))

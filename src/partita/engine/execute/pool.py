@@ -58,14 +58,14 @@ class Pool:
             return alone()
         parallel = functools.partial(self._parallel, program, clients, group, states, context)
         # generators belong to all threads: a model that draws by itself runs in one
-        return self.bound.problem.draws.watched(parallel, alone, self.bound.data.x.device)
+        return self.bound.problem.draws.watched(parallel, alone, self.bound.data.device)
 
     def _parallel(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
         rows = Rows(n, self.workers[0].buffers if program.trains else Buffers())
-        keys = start_keys(clients, context, self.bound.data.x.device)
+        keys = start_keys(clients, context, self.bound.data.device)
         places = iter(self.bound.by_work(program, clients, context).tolist())
 
         def work(worker: Loop) -> None:

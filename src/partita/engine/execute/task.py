@@ -95,7 +95,7 @@ class Task:
     def pool(self) -> Loop | Pool:
         """A worker for each core; a loop where there is one core, or where passes share something."""
         bound, behaviour, cores = self.loop.bound, self.profile.behaviour, torch.get_num_threads()
-        if bound.data.x.device.type != "cpu" or cores == 1 or behaviour.draws or behaviour.remembers:
+        if bound.data.device.type != "cpu" or cores == 1 or behaviour.draws or behaviour.remembers:
             return self.loop
         others = [Loop(BoundProblem(bound.problem.twin(), bound.data)) for _ in range(cores - 1)]
         return Pool((self.loop, *others))
@@ -103,7 +103,7 @@ class Task:
     @property
     def room(self) -> int:
         """Bytes that stacked clients may take."""
-        return budget(self.memory, self.data.x.device)
+        return budget(self.memory, self.data.device)
 
     @property
     def model_bytes(self) -> int:

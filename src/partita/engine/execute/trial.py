@@ -126,4 +126,4 @@ def _rows_of_two(data: FederatedData, count: int) -> Tensor:
     first, second = order[0], order[min(1, len(order) - 1)]
     chosen = data.train[[first, second if data.train[second, 1] >= 3 else first]]
     rows = np.stack([start + np.arange(count) % size for start, size in chosen])
-    return torch.from_numpy(rows).to(data.x.device)
+    return torch.from_numpy(rows).to(data.device)

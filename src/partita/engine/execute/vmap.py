@@ -53,12 +53,12 @@ class Vmap:
             return self._chunk(program, clients, group, states, slice(None), context)
         parts = []
         for chunk in np.array_split(order, chunks):
-            places = put(chunk, self.bound.data.x.device)
+            places = put(chunk, self.bound.data.device)
             parts.append(self._chunk(program, clients[chunk], group, states, places, context.of(chunk)))
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
-        back = put(np.argsort(order), self.bound.data.x.device)
+        back = put(np.argsort(order), self.bound.data.device)
         uploads, states = tree.rows(joined, back)
         return uploads, states
 
@@ -93,7 +93,7 @@ class Vmap:
             most = int(n.max(initial=0))
             largest = max(largest, min(work.batch or most, most))
         fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
-        if program.trains or self.bound.data.x.device.type != "cpu":
+        if program.trains or self.bound.data.device.type != "cpu":
             return fit
         return min(fit, max(PASS_CLIENTS, PASS_BYTES // max(1, largest * self.sample_bytes)))
 
@@ -116,7 +116,7 @@ class Vmap:
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
         state = Stack.of(tree.rows(states, places), n, rows=True)
-        keys = Stack.of(start_keys(clients, context, self.bound.data.x.device), n, rows=True)
+        keys = Stack.of(start_keys(clients, context, self.bound.data.device), n, rows=True)
 
         def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
             return Download(*pair, version, key)

@@ -39,7 +39,7 @@ def rows_of_several(data: FederatedData) -> Tensor:
     order = order[data.train[order, 1] > 0]
     chosen = order[np.linspace(0, len(order) - 1, TRIAL_CLIENTS).astype(np.int64)]
     rows = [start + np.arange(SAMPLES_PER_CLIENT) % size for start, size in data.train[chosen]]
-    return torch.from_numpy(np.concatenate(rows)).to(data.x.device)
+    return torch.from_numpy(np.concatenate(rows)).to(data.device)
 
 
 def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str:

@@ -166,7 +166,7 @@ def saved_bytes(model: nn.Module, data: FederatedData) -> int:
 
 def _samples(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
     start, size = data.train[client].tolist()
-    return data.gather(torch.arange(start, start + min(TRIAL_SAMPLES, size), device=data.x.device))
+    return data.gather(torch.arange(start, start + min(TRIAL_SAMPLES, size), device=data.device))
 
 
 def first_samples(data: FederatedData) -> tuple[Tensor, Tensor]:

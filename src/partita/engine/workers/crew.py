@@ -238,7 +238,7 @@ def employed(setup: Setup) -> Iterator[Setup]:
     threads = known.threads if known else _threads(spec)
     crew = None if spec is None else _crew(spec, threads, settings.device)
     shares = settings.shares or (known.shares if known else crew.count if crew else 1)
-    whole = budget(settings.memory_bytes, setup.data.x.device)
+    whole = budget(settings.memory_bytes, setup.data.device)
     memory = known.memory if known else whole // (crew.most_together if crew else 1)
     team = Team(crew, Terms(shares, threads, memory))
     try:

@@ -84,7 +84,7 @@ class Host:
     @property
     def place(self) -> Place:
         """Where this process is."""
-        on_gpu = self._stage is not None and self._stage.setup.data.x.is_cuda
+        on_gpu = self._stage is not None and self._stage.setup.data.device.type == "cuda"
         device = torch.cuda.get_device_name() if on_gpu else "cpu"
         return Place(platform.node(), os.getpid(), device)
 

@@ -73,14 +73,14 @@ class Spread:
         places = self._cut(program, clients, context)
         result = Joined(len(clients), places)
         self._compute(program, places, Assignment(clients, group, states, context), None, result.put)
-        uploads, new = tree.to(result.tree, self.bound.data.x.device)
+        uploads, new = tree.to(result.tree, self.bound.data.device)
         return uploads, new
 
     def summed(self, stage: Stage, assignment: Assignment, key: Tensor) -> Summed:
         """Train clients in shares; only the sum of a share comes back, and what is known of each client."""
         program = stage.programs["training"]
         places = self._cut(program, assignment.clients, assignment.context)
-        n, device = len(assignment.clients), self.bound.data.x.device
+        n, device = len(assignment.clients), self.bound.data.device
         each, total, bytes_up, rejections = Joined(n, places), RunningSum(device), 0, [""] * n
 
         def put(share: int, result: Summed) -> None:

@@ -46,7 +46,7 @@ class Captured:
         self, phase: Phase, carry: Stack, drawn: list[Plan], lr: Stack, data: FederatedData, shape: Shape
     ) -> None:
         self.shape, self.phase = shape, phase
-        self.device = data.x.device
+        self.device = data.device
         self.data, self.own_data = data, False
         self.lr = _roomy(lr, shape.n)
         self.plans = [self._plan(plan) for plan in drawn]
