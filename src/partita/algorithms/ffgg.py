@@ -277,7 +277,7 @@ def _accumulate(problem: Problem) -> Callable[[Measured, Batch, tuple[Tensor]], 
 
     def step(carry: Measured, batch: Batch, lr: tuple[Tensor]) -> Measured:
         loss, g, buffers = problem.grad(carry.params, batch, wrt=moving)
-        seen = batch.x.shape[0] if batch.mask is None else batch.mask.sum()
+        seen = len(batch.y) if batch.mask is None else batch.mask.sum()
         samples = carry.samples + seen
         share = seen / samples.clamp(min=1)
         mean = {k: x + share.to(x.dtype) * (g[k] - x) for k, x in carry.gradient.items()}

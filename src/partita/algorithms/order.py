@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from partita.core.inputs import call, tensors
+from partita.core.types import Inputs
+
 TRIES = 4  # of a model that skips layers at random
 # what has the shape of a sample knows nothing else of it
 _SHAPE_ONLY = {f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")} | {
@@ -43,14 +46,15 @@ class Use(NamedTuple):
     biases: tuple[str, ...]
 
 
-def uses(model: nn.Module, x: Tensor) -> list[Use]:
+def uses(model: nn.Module, x: Inputs) -> list[Use]:
     """What the model's parameters do to `x` on its way to the output, one after another.
 
     The same in every process: draws of the model itself are seeded. A model that skips layers at random has
     several tries, of which the one that used most counts.
     """
     model = copy.deepcopy(model).train()  # as in training; statistics of the copy change
-    devices = [x.device] if x.device.type == "cuda" else []
+    device = tensors(x)[0].device
+    devices = [device] if device.type == "cuda" else []
     before, found = (random.getstate(), np.random.get_state()), list[list[Use]]()
     try:
         with torch.random.fork_rng(devices=devices):
@@ -58,12 +62,12 @@ def uses(model: nn.Module, x: Tensor) -> list[Use]:
                 torch.manual_seed(seed)
                 random.seed(seed)
                 np.random.seed(seed)
-                start = _drawn(x.device)
+                start = _drawn(device)
                 watch = _Watch(model, x)
                 with watch:
-                    output = model(x)
+                    output = call(model, x)
                 found.append(watch.until(output))
-                if _drawn(x.device) == start:  # nothing is random
+                if _drawn(device) == start:  # nothing is random
                     break
     finally:
         random.setstate(before[0])
@@ -88,16 +92,16 @@ class _Operation(NamedTuple):
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows what comes from the sample and what from parameters alone, by the memory in which it lies."""
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Inputs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sample = {_place(x)}
+        self.sample = set(map(_place, tensors(x)))
         self.carried: dict[int, tuple[str, ...]] = {}  # parameters, and what was made of them alone
         self.vectors: set[str] = set()
         self.aliases: dict[str, list[str]] = {}
         self.operations: list[_Operation] = []
         self.made: dict[int, _Operation] = {}  # by the place of what a product has put out
         self.working: list[str] = []  # modules in whose calls we are
-        self.alive: list[Tensor] = [x]  # so that no place is given out twice
+        self.alive: list[Tensor] = tensors(x)  # so that no place is given out twice
         for name, p in model.named_parameters(remove_duplicate=False):
             first = self.carried.setdefault(_place(p), (name,))[0]
             self.aliases.setdefault(first, []).append(name)

@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from partita.algorithms.order import Use, uses
 from partita.core import check
-from partita.core.types import Partition
+from partita.core.inputs import described
+from partita.core.types import Inputs, Partition
 
 Personal = str | Sequence[str] | Callable[[str], bool]
 
@@ -50,7 +51,7 @@ class Names(tuple[str, ...]):
     _trial: Callable[[], list[Use]]
 
     @classmethod
-    def of(cls, model: nn.Module, samples: Callable[[], Tensor], names: Iterable[str] | None = None) -> Names:
+    def of(cls, model: nn.Module, samples: Callable[[], Inputs], names: Iterable[str] | None = None) -> Names:
         """These, or those of what is trained; `samples` are asked for once a word needs them."""
         trained = [n for n, p in model.named_parameters() if p.requires_grad]
         made = cls(trained if names is None else names)
@@ -63,12 +64,12 @@ class Names(tuple[str, ...]):
         return self._trial()
 
 
-def _tried(model: nn.Module, x: Tensor) -> list[Use]:
+def _tried(model: nn.Module, x: Inputs) -> list[Use]:
     try:
         return uses(model, x)
     except Exception as error:  # any module may fail in its own way
         reason = check.reason(error)
-        taken = f"a batch of shape {list(x.shape)}, {x.dtype}"
+        taken = f"a batch of {described(x)}"
         raise check.fail("model", type(model).__name__, f"a model that can take {taken}: {reason}") from error
 
 

@@ -103,6 +103,14 @@ LOSSES = {
 }
 
 
+def _of_the_model(output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG001
+    raise check.fail("loss", OWN.name, "a loss of (output, target): the model's own needs its inputs")
+
+
+OWN = Criterion("model", _of_the_model, _of_the_model)
+"""The loss that the model returns when it gets the targets too."""
+
+
 def own(function: Function) -> Criterion:
     """Return the criterion of a user's function of (output, target), the mean over a batch."""
     name = name_of(function)
@@ -142,7 +150,7 @@ def users_function(field: str, value: Any, names: Iterable[str]) -> Function:
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
     """Return the named loss, the user's own, or the one that fits the targets."""
     if isinstance(loss, str):
-        return LOSSES[check.choice("loss", loss, LOSSES)]
+        return OWN if loss == OWN.name else LOSSES[check.choice("loss", loss, [*LOSSES, OWN.name])]
     if loss is not None:
         return own(users_function("loss", loss, LOSSES))
     if target.is_floating_point():

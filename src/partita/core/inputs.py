@@ -1,4 +1,4 @@
-"""What a model takes: one tensor, or several with a row of each sample, in order or by the names of arguments."""
+"""What a model takes: one tensor, or several with a row of each sample, in order or by argument names."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ def described(x: Inputs) -> str:
     names = x if isinstance(x, dict) else [""] * len(tensors(x))
     kinds = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors(x)]
     return ", ".join(f"{name} {kind}".lstrip() for name, kind in zip(names, kinds))
+
+
+def sample_form(x: Inputs) -> str:
+    """Return the form of one sample in words, such as '[3, 32, 32] of float32'."""
+    names = x if isinstance(x, dict) else [""] * len(tensors(x))
+    kinds = [f"{list(t.shape[1:])} of {str(t.dtype).removeprefix('torch.')}" for t in tensors(x)]
+    return ", ".join(f"{name} {kind}".lstrip() for name, kind in zip(names, kinds))
+
+
+def alike(x: Inputs, like: Inputs) -> Inputs:
+    """Return the inputs with numbers of the precision that others of the same structure have."""
+    if isinstance(x, dict) and isinstance(like, dict) and x.keys() == like.keys():
+        return {name: _alike(x[name], like[name]) for name in like}
+    if isinstance(x, tuple) and isinstance(like, tuple) and len(x) == len(like):
+        return tuple(map(_alike, x, like))
+    return _alike(x, like) if isinstance(x, Tensor) and isinstance(like, Tensor) else x
+
+
+def _alike(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype) if values.is_floating_point() and like.is_floating_point() else values
 
 
 def call(module: nn.Module, x: Inputs, **more: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from partita.core import check, tree
+from partita.core.inputs import alike, sample_form, single
 from partita.core.types import RoundContext, Upload, Work
 from partita.data import FederatedData
 from partita.data.scale import other_scale
@@ -158,16 +159,14 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
     data = _same_labels(ours, data)
     if hint := other_scale(ours, data):
         check.warn(hint)
-    for name in ("x", "y"):
-        known = getattr(ours, name)
-        if known.is_floating_point() and getattr(data, name).is_floating_point():
-            data = replace(data, **{name: getattr(data, name).to(known.dtype)})
-        theirs = getattr(data, name)
-        if theirs.shape[1:] != known.shape[1:] or theirs.dtype != known.dtype:
-            form = f"{list(known.shape[1:])} of {str(known.dtype).removeprefix('torch.')}"
-            given = f"{list(theirs.shape[1:])} of {str(theirs.dtype).removeprefix('torch.')}"
+    x, y = alike(data.x, ours.x), alike(data.y, ours.y)
+    for name, theirs, known in (("x", x, ours.x), ("y", y, ours.y)):
+        form, given = sample_form(known), sample_form(theirs)
+        if given != form:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
-    check_labels(stage.setup.profile.loss, evaluated(stage.setup.model, ours), data)
+    data = replace(data, x=x, y=single(y, "targets"))
+    profile = stage.setup.profile
+    check_labels(profile.loss, evaluated(stage.setup.model, ours, profile.forward), data)
     return data
 
 

@@ -26,6 +26,7 @@ from partita.core.parts import (
 from partita.core.types import Work
 from partita.engine.callbacks import Callback
 from partita.engine.execute import EXECUTORS, Runner, Task
+from partita.engine.model.forward import Output, check_choice
 from partita.engine.record import Record
 from partita.engine.store import Store
 from partita.schedule import Schedule, preferred, synchronous
@@ -270,9 +271,18 @@ class Parts:
     loss: Annotated[
         str | Function | None,
         Option(
-            "'cross_entropy', 'binary_cross_entropy', 'mse', or a function of (output, target) that returns "
-            "the mean over a batch (default: the one that fits the targets)",
+            "'cross_entropy', 'binary_cross_entropy', 'mse', 'model' for the loss that a model returns by "
+            "itself when it gets the labels too, or a function of (output, target) that returns the mean over "
+            "a batch (default: the one that fits the targets)",
             check=_later,
+        ),
+    ] = None
+    output: Annotated[
+        Output,
+        Option(
+            "which of a model's outputs is the prediction: a name, a place, or a function of what the model "
+            "returns (default: `logits`, or the first tensor of a tuple)",
+            check=check_choice,
         ),
     ] = None
     metric: Annotated[

@@ -91,7 +91,7 @@ class Setup:
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
         with kept(data.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, data.device)
-            profile = examine(module, data, settings.loss, settings.metric)
+            profile = examine(module, data, settings.loss, settings.metric, settings.output)
         check_real(module, profile.buffers)
         if settings.norm == "static":
             refuse_own_statistics(module, data)
@@ -166,7 +166,7 @@ class Setup:
 
     def expecting(self, newcomers: FederatedData) -> Setup:
         """Return the same run, after which these clients come; refuse labels that the model does not know."""
-        check_labels(self.profile.loss, evaluated(self.model, self.data), newcomers)
+        check_labels(self.profile.loss, evaluated(self.model, self.data, self.profile.forward), newcomers)
         return replace(self, newcomers=newcomers)
 
     def longer(self, stage: int, rounds: int) -> Setup:

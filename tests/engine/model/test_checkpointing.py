@@ -222,11 +222,17 @@ class Two(nn.Module):
         return (self.output(x), self.aux(x)) if self.training is self.mode else self.output(x)
 
 
-@pytest.mark.parametrize(("mode", "when"), [(True, "training"), (False, "evaluation")])
-def test_several_outputs_are_refused_with_what_to_do(mode, when) -> None:
-    allowed = rf"one tensor, not a tuple of 2 \(in {when}\): wrap the model in an nn.Module"
-    with pytest.raises(ValueError, match=rf"^model='Two': expected a forward pass that returns {allowed}"):
-        federate(Two(mode))
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_first_of_several_outputs_is_the_prediction(mode) -> None:
+    class One(Two):
+        def forward(self, x: Tensor) -> Any:
+            return self.output(x)
+
+    torch.manual_seed(0)
+    model = Two(mode)
+    one = One(mode)
+    one.load_state_dict(model.state_dict())
+    assert_same(federate(model), federate(one))
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -40,7 +40,7 @@ def _zeros(problem: Problem, model: Tensors) -> tuple[Tensors, Tensor]:
 def _added(problem: Problem, sums: Tensors, found: Tensors, batch: Batch) -> tuple[Tensors, Tensor]:
     """Add one more batch to the sums; also return how many samples it has."""
     if batch.mask is None:
-        n = torch.tensor(float(len(batch.x)), device=batch.x.device)
+        n = torch.tensor(float(len(batch.y)), device=batch.y.device)
     else:
         n = batch.mask.sum()
     new: Tensors = {}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from partita.core import check, tree
 from partita.core.device import put
+from partita.core.inputs import single
 from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Tensors, Upload
 from partita.data.federated import SPLITS, FederatedData
@@ -221,7 +222,7 @@ class ClassExecutor:
 
         def batches() -> Iterator[Tensor]:
             for i in range(0, len(rows), size):
-                yield data.gather(rows[i : i + size])[0]
+                yield single(data.gather(rows[i : i + size])[0], "capacity=")
 
         def fetch(names: Sequence[str]) -> Tensors:
             tensors = {k: shared.get(k, self.initial.get(k)) for k in names}

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from partita.capacity.memory import footprint, passing
 from partita.core import check, tree
+from partita.core.inputs import single
+from partita.core.inputs import tensors as tensors_in
 from partita.core.parts import Capacity, Share, StagePlan
-from partita.core.types import Partition, ServerState, Tensors, Upload
+from partita.core.types import Inputs, Partition, ServerState, Tensors, Upload
 from partita.data import FederatedData
 from partita.engine.devices.classes import Classes, ClassExecutor, rows_of_largest
 from partita.engine.devices.holders import (
@@ -61,7 +63,7 @@ class Devices:
     shapes: list[Shapes]
     complete: list[bool]
     used: list[int]
-    sample: Tensor
+    sample: Inputs
 
     @classmethod
     def of(
@@ -81,7 +83,7 @@ class Devices:
         sample = data.gather(rows)[0]
         shares: tuple[Share, ...] = (Share("", model),)
         if capacity is not None:
-            shares = capacity.shares(model, sample, batch)
+            shares = capacity.shares(model, single(sample, "capacity="), batch)
             class_of = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
         return cls(
             capacity=capacity,
@@ -213,7 +215,7 @@ class Devices:
         held = part.held(initial, stacked=False)
         data = part.trial(task.data, initial) if share.pieces else task.data
         if self.masks:
-            outputs = outputs_of(self.model, self.sample, profile.loss, data.y)
+            outputs = outputs_of(self.model, single(self.sample, "capacity="), profile.loss, data.y)
             labels, classes = owned(data, outputs)
             part, profile = (
                 replace(part, training=labels),
@@ -224,7 +226,7 @@ class Devices:
             model=share.model,
             data=data,
             partition=partition,
-            profile=profile._replace(sample_bytes=saved_bytes(share.model, data)),
+            profile=profile._replace(sample_bytes=saved_bytes(share.model, data, profile.forward)),
             params=held,
             label=f"{share.name}, ",
             change=ordered(share.widths, held, profile.buffers) if share.widths else None,
@@ -233,7 +235,7 @@ class Devices:
         return replace(
             part,
             executor=make_executor(executor, class_task).on(task.data),
-            record_bytes=data.x[:1].numel() * data.x.element_size() if share.pieces and not part.disk else 0,
+            record_bytes=data.row_bytes if share.pieces and not part.disk else 0,
         )
 
     def aggregate(self, rule: Aggregate) -> Aggregate:
@@ -252,7 +254,7 @@ class Devices:
     @functools.cached_property
     def regions(self) -> list[SharedRegion]:
         """The regions of the model, with the classes that hold each."""
-        return held_by(self.full, self.shapes, self.sample.device)
+        return held_by(self.full, self.shapes, tensors_in(self.sample)[0].device)
 
     def settled(self, before: ServerState, after: ServerState, uploads: Upload) -> ServerState:
         """Undo the server's step, whatever its momentum, in regions that nobody in the cohort holds."""
@@ -296,7 +298,7 @@ class Devices:
         is more. Capacity is 2p + 2a as a share of the whole model's.
         """
         size = max(p.element_size() for p in self.model.parameters())
-        x = self.sample[:1]
+        x = single(self.sample, "capacity=")[:1]
 
         def numbers(share: Share) -> tuple[int, int]:
             activations, largest = x, 0

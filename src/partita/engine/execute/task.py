@@ -77,6 +77,7 @@ class Task:
             profile.loss,
             profile.metrics,
             profile.buffers,
+            forward=profile.forward,
             initial=self.params,
             stacked=stacked,
             clients=self.data.clients,

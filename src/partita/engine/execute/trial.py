@@ -12,7 +12,8 @@ from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.criterion import LOSSES
-from partita.core.types import Batch, Tensors
+from partita.core.inputs import each
+from partita.core.types import Batch, Inputs, Tensors
 from partita.data import FederatedData
 from partita.engine.execute.stack import Stack, lift
 from partita.engine.model.by_sample import not_by_sample
@@ -35,8 +36,9 @@ def not_stackable(
     another way than small ones. Roundings grow in some models until single precision cannot tell: then double
     precision decides.
     """
-    if loop.loss not in LOSSES.values():
-        reason = not_by_sample(loop.loss, evaluated(loop.evaluation, data, params), data)
+    if loop.loss not in LOSSES.values() and not loop.forward.labels:
+        output = evaluated(loop.evaluation, data, loop.forward, params)
+        reason = not_by_sample(loop.loss, output, data)
         if reason:
             return reason
     x, y = data.gather(_rows_of_two(data, batch))
@@ -50,7 +52,7 @@ def not_stackable(
 
 
 def _same_in_double(
-    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]
 ) -> bool:
     def wide(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
@@ -63,11 +65,12 @@ def _same_in_double(
 
 
 def _compare(
-    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Tensor, y: Tensor, sizes: tuple[int, int]
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]
 ) -> str:
     """Return what differs between two stacked clients with so many samples and each of them alone, if any."""
-    key = torch.arange(2, device=x.device)
-    short = torch.arange(x.shape[1], device=x.device) < torch.tensor(sizes, device=x.device)[:, None]
+    device = y.device
+    key = torch.arange(2, device=device)
+    short = torch.arange(y.shape[1], device=device) < torch.tensor(sizes, device=device)[:, None]
     batches = Stack.of(Batch(x, y, None if bool(short.all()) else short.float(), key), 2, rows=True)
     models = Stack.of(tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params), 2, rows=True)
     try:
@@ -83,7 +86,8 @@ def _compare(
         if slow:
             return f"{slow[1]} cannot run for several clients at once"
     for i, n in enumerate(sizes):
-        alone, expected, after = loop.grad(params, Batch(x[i, :n], y[i, :n], None, key[i]), loop.trainable)
+        batch = Batch(each(lambda t: t[i, :n], x), y[i, :n], None, key[i])  # noqa: B023
+        alone, expected, after = loop.grad(params, batch, loop.trainable)
         if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
             return DIFFERENT
         if _differ(tree.row(buffers, i), after):
@@ -97,7 +101,7 @@ def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedD
     Some cannot: a `view` of what a convolution puts out needs them first.
     """
     x, y = first_samples(data)
-    able = x.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    able = y.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not able or all(v.dim() != 4 for v in params.values()):
         return False
     batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64))

@@ -19,15 +19,16 @@ from torch.utils import checkpoint
 
 from partita.core import check
 from partita.core.criterion import Criterion
-from partita.core.types import Tensors
-from partita.engine.model.fit import check_output
+from partita.core.inputs import call, described
+from partita.core.types import Batch, Inputs, Tensors
+from partita.engine.model.forward import Forward
 from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
 from partita.engine.model.problem import in_place
 from partita.engine.model.seeding import changed, kept, set_all, state
 from partita.engine.model.stackable import KEY, batch_buffers, stackable
 
 STATISTICS = ("running_mean", "running_var")
-Samples = Sequence[tuple[Tensor, Tensor]]
+Samples = Sequence[tuple[Inputs, Tensor]]
 
 
 class Behaviour(NamedTuple):
@@ -54,21 +55,21 @@ class Behaviour(NamedTuple):
         return "it remembers something of earlier passes" if self.remembers else ""
 
 
-def observe(model: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
+def observe(model: nn.Module, loss: Criterion, trials: Samples, forward: Forward) -> Behaviour:
     """Observe a model in passes on these batches, forwards and back, in training and in evaluation."""
-    with kept(trials[0][0].device):
-        behaviour = _observe(stackable(model), loss, trials)
+    with kept(trials[0][1].device):
+        behaviour = _observe(stackable(model), loss, trials, forward)
         if behaviour.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.model.problem`
-            behaviour = _observe(stackable(model, keyed=False), loss, trials)
+            behaviour = _observe(stackable(model, keyed=False), loss, trials, forward)
     return behaviour
 
 
-def check_static(model: nn.Module, x: Tensor) -> None:
+def check_static(model: nn.Module, x: Inputs, device: torch.device) -> None:
     """Refuse norm="static" for a layer whose statistics go on where they should stay."""
     module = static(stackable(model).train())
     start = _buffers(module)
-    with kept(x.device), torch.no_grad(), in_place(module, _tensors(module, start, x.device)):
-        module(x)
+    with kept(device), torch.no_grad(), in_place(module, _tensors(module, start, device)):
+        call(module, x)
         moved = _different(module, start)
     for name in moved:
         layer, _, statistic = name.rpartition(".")
@@ -82,8 +83,8 @@ def check_static(model: nn.Module, x: Tensor) -> None:
             )
 
 
-def _observe(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
-    device = trials[0][0].device
+def _observe(module: nn.Module, loss: Criterion, trials: Samples, forward: Forward) -> Behaviour:
+    device = trials[0][1].device
     buffers: set[str] = set()
     draws: set[str] = set()
     outputs: list[Tensor] = []
@@ -100,37 +101,36 @@ def _observe(module: nn.Module, loss: Criterion, trials: Samples) -> Behaviour:
         with torch.set_grad_enabled(i == 0), in_place(module.train(), _tensors(module, start, device)):
             watch = Watch(type(module).__name__)
             with watch:
-                output = _passed(module, x)
-                value = loss.mean(output, y) if i < 2 else output
+                output, own = _passed(module, forward, x, y)
+                value = own if own is not None else loss.mean(output, y) if i < 2 else output
             _check_parameters(module, versions)
             buffers |= set(_different(module, start))
             if i == 0:
                 recomputes = _recomputes(module, value) or watch.recomputes
         outputs.append(output.detach())
         draws |= set(changed(before, device))
-    for x, _ in trials:
+    for x, y in trials:
         before = state(device)
         with torch.no_grad(), in_place(module.eval(), _tensors(module, start, device)):
-            _passed(module, x)
+            _passed(module, forward, x, y)
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes
         buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
     return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, _apart(*outputs[:2]))
 
 
-def _passed(module: nn.Module, x: Tensor) -> Tensor:
-    """Return what the model makes of a batch; refuse a model that cannot take it."""
+def _passed(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the prediction for a batch, and the model's own loss if it is used, or refuse the model."""
     try:
-        output = module(x)
-    except _Reentrant:
+        if forward.labels:
+            return forward.with_loss(module, Batch(x, y, None, y.new_zeros(())))
+        return forward(module, x), None
+    except (_Reentrant, check.Refused):
         raise
     except Exception as error:
         mode = "training" if module.training else "evaluation"
-        allowed = f"a model that can take a batch of shape {list(x.shape)}, {x.dtype} (in {mode})"
+        allowed = f"a model that can take a batch of {described(x)} (in {mode})"
         raise check.fail("model", type(module).__name__, f"{allowed}: {check.reason(error)}") from error
-    check_output(module, output)
-    assert isinstance(output, Tensor)
-    return output
 
 
 def _uncalled(module: nn.Module, called: set[nn.Module]) -> list[str]:

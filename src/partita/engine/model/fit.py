@@ -47,20 +47,6 @@ def check_real(model: nn.Module, names: Iterable[str]) -> None:
         )
 
 
-def check_output(module: nn.Module, output: object) -> None:
-    """Refuse a model that does not return one tensor, in training and in evaluation."""
-    if isinstance(output, Tensor):
-        return
-    parts = f" of {len(output)}" if isinstance(output, tuple | list | dict) else ""
-    when = "training" if module.training else "evaluation"
-    raise check.fail(
-        "model",
-        type(module).__name__,
-        f"a forward pass that returns one tensor, not a {type(output).__name__}{parts} (in {when}): wrap the "
-        "model in an nn.Module that returns its main output, or several in one tensor that your loss= parts",
-    )
-
-
 def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
     """Refuse outputs without a row for each label, or a number for each number, with a built-in loss."""
     if loss not in LOSSES.values():

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from partita.capacity.blocks import block_names
 from partita.core import check
-from partita.core.types import Tensors
+from partita.core.inputs import functional, samples
+from partita.core.types import Inputs, Tensors
 
 
 def outputs(
-    module: nn.Module, tensors: tuple[Tensors, ...], x: Tensor, names: Sequence[str] | None = None
+    module: nn.Module, tensors: tuple[Tensors, ...], x: Inputs, names: Sequence[str] | None = None
 ) -> Tensors:
     """Return what the named submodules (None: the blocks) put out for x, by name, without gradients.
 
@@ -28,8 +28,8 @@ def outputs(
     with ExitStack() as hooks, torch.no_grad():
         for name, part in submodules.items():
             hooks.callback(part.register_forward_hook(_keep(recorded, name)).remove)
-        functional_call(module, tensors, (x,))
-    return {name: _rows(name, recorded.get(name), len(x)) for name in chosen}
+        functional(module, tensors, x)
+    return {name: _rows(name, recorded.get(name), samples(x)) for name in chosen}
 
 
 def owners(module: nn.Module) -> tuple[str, ...]:

@@ -12,20 +12,22 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita.algorithms.partition import Names
 from partita.core import check
-from partita.core.criterion import LOSSES, Criterion, Function, choose_loss
+from partita.core.criterion import LOSSES, OWN, Criterion, Function, choose_loss
 from partita.core.device import arithmetic
+from partita.core.inputs import described, samples
 from partita.core.metrics import ClientMetric, as_number, choose_metrics
-from partita.core.types import Tensors
+from partita.core.types import Batch, Inputs, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
 from partita.engine.model.by_sample import rows_of_several
 from partita.engine.model.fit import (
     check_labels,
-    check_output,
     check_parameters,
     check_shapes,
     refuse_broadcast,
 )
+from partita.engine.model.forward import Forward, Output, labels_of
+from partita.engine.model.problem import in_place
 from partita.engine.model.seeding import kept, set_all
 from partita.engine.model.stackable import batch_buffers, stackable
 
@@ -38,6 +40,7 @@ class ModelProfile(NamedTuple):
     """What a trial has shown of a model, its loss and its metrics, the one that decides first.
 
     `sample_bytes` is what autograd saves, `kept` what the metrics keep of a sample: rows by their names.
+    `forward` is how the model is called, and which of its outputs is the prediction.
     """
 
     loss: Criterion
@@ -46,6 +49,7 @@ class ModelProfile(NamedTuple):
     sample_bytes: int
     kept: Tensors
     behaviour: Behaviour = Behaviour()
+    forward: Forward = Forward()
 
     @property
     def metric(self) -> ClientMetric:
@@ -53,22 +57,26 @@ class ModelProfile(NamedTuple):
         return self.metrics[0]
 
 
-def examine(model: nn.Module, data: FederatedData, loss: str | Function | None, metric: Any) -> ModelProfile:
+def examine(
+    model: nn.Module, data: FederatedData, loss: str | Function | None, metric: Any, choice: Output = None
+) -> ModelProfile:
     """Return the profile of a model, by passes on a few samples of the largest clients.
 
-    One client with a finite loss is enough; the model is refused where it does not fit the data.
+    One client with a finite loss is enough; the model is refused where it does not fit the data. `choice` is
+    the user's among the model's outputs.
     """
     check_parameters(model)
+    forward = Forward(choice, labels_of(model) if loss == OWN.name else "")
     order = np.argsort(-data.train[:, 1], kind="stable")
     largest = [c for c in order[:TRIAL_CLIENTS].tolist() if data.train[c, 1]]
     for client in largest:
         x, y = _samples(data, client)
         module = stackable(model).train()
-        output, saved = _forward(module, x)
+        output, saved, own_loss = _forward(module, forward, x, y)
         criterion = choose_loss(loss, output, y)
         check_shapes(criterion, output, y)
         check_labels(criterion, output, data)
-        value = _value(criterion, output, y)
+        value = _value(criterion, output, y) if own_loss is None else own_loss
         if bool(torch.isfinite(value)):
             break  # a single client with impossible numbers is set aside during the run, not here
     else:
@@ -78,15 +86,15 @@ def examine(model: nn.Module, data: FederatedData, loss: str | Function | None, 
     refuse_broadcast(criterion, output.detach(), y)
     own = criterion not in LOSSES.values()
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
-    kept = _try_metrics(metrics, evaluated(module, data), data)
-    behaviour = observe(model, criterion, [_samples(data, client) for client in largest])
+    kept = _try_metrics(metrics, evaluated(module, data, forward), data)
+    behaviour = observe(model, criterion, [_samples(data, client) for client in largest], forward)
     if behaviour.remembers:
         check.warn(
             "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
             "something between passes (a generator, a counter), so that a run depends on the order of "
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    return ModelProfile(criterion, metrics, behaviour.buffers, saved // len(x), kept, behaviour)
+    return ModelProfile(criterion, metrics, behaviour.buffers, saved // samples(x), kept, behaviour, forward)
 
 
 def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: FederatedData) -> Tensors:
@@ -119,15 +127,16 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
     rows = rows_of_several(data)
     x, y = data.gather(rows)
     numbers: Trial = {}
-    with arithmetic("fp32"), kept(x.device), torch.no_grad():
+    with arithmetic("fp32"), kept(data.device), torch.no_grad():
         for mode in ("training", "evaluation"):
-            set_all(seed, x.device)
+            set_all(seed, data.device)
             module = stackable(model).train(mode == "training")
             try:
-                output = _output(module, x)
+                output, own = _output(module, profile.forward, x, y)
                 numbers[mode] = _fingerprint(output)
                 if module.training:
-                    numbers["training.loss"] = _fingerprint(torch.as_tensor(profile.loss.mean(output, y)))
+                    value = profile.loss.mean(output, y) if own is None else own
+                    numbers["training.loss"] = _fingerprint(torch.as_tensor(value))
                 else:
                     rows = profile.metric.keep(output, y).cpu()
                     score = profile.metric.score(rows, y.cpu())
@@ -149,7 +158,7 @@ def _fingerprint(values: Tensor) -> list[float] | None:
 
 def refuse_own_statistics(model: nn.Module, data: FederatedData) -> None:
     """Refuse norm="static" where a layer does not leave its statistics as they are."""
-    check_static(model, first_samples(data)[0])
+    check_static(model, first_samples(data)[0], data.device)
 
 
 def names_of(model: nn.Module, data: FederatedData, buffers: tuple[str, ...] = ()) -> Names:
@@ -158,44 +167,48 @@ def names_of(model: nn.Module, data: FederatedData, buffers: tuple[str, ...] = (
     return Names.of(model, lambda: first_samples(data)[0], (*trained, *buffers))
 
 
-def saved_bytes(model: nn.Module, data: FederatedData) -> int:
+def saved_bytes(model: nn.Module, data: FederatedData, forward: Forward) -> int:
     """Return the bytes of each sample that a forward pass keeps for the backward pass."""
-    x, _ = first_samples(data)
-    return _forward(stackable(model).train(), x)[1] // len(x)
+    x, y = first_samples(data)
+    return _forward(stackable(model).train(), forward, x, y)[1] // samples(x)
 
 
-def _samples(data: FederatedData, client: int) -> tuple[Tensor, Tensor]:
+def _samples(data: FederatedData, client: int) -> tuple[Inputs, Tensor]:
     start, size = data.train[client].tolist()
     return data.gather(torch.arange(start, start + min(TRIAL_SAMPLES, size), device=data.device))
 
 
-def first_samples(data: FederatedData) -> tuple[Tensor, Tensor]:
+def first_samples(data: FederatedData) -> tuple[Inputs, Tensor]:
     """Return a few training samples of the largest client."""
     return _samples(data, int(np.argmax(data.train[:, 1])))
 
 
-def evaluated(module: nn.Module, data: FederatedData, params: Tensors | None = None) -> Tensor:
-    """Return what the model puts out for samples of several clients, in evaluation mode."""
-    x, _ = data.gather(rows_of_several(data))
+def evaluated(
+    module: nn.Module, data: FederatedData, forward: Forward, params: Tensors | None = None
+) -> Tensor:
+    """Return what the model predicts for samples of several clients, in evaluation mode."""
+    x, y = data.gather(rows_of_several(data))
     training = module.training
     try:
         with torch.no_grad():
-            output = _output(module.eval(), x, params)
-            check_output(module, output)
-            return output
+            return _output(module.eval(), forward, x, y, params)[0]
     finally:
         module.train(training)
 
 
-def _output(module: nn.Module, x: Tensor, params: Tensors | None = None) -> Tensor:
-    """Return the output of the module for a batch without padding, with some tensors exchanged."""
-    of_batch = batch_buffers(module, torch.zeros((), dtype=torch.int64, device=x.device), None)
-    output: Tensor = torch.func.functional_call(module, {**(params or {}), **of_batch}, (x,))
-    return output
+def _output(
+    module: nn.Module, forward: Forward, x: Inputs, y: Tensor, params: Tensors | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the prediction for a batch without padding, and the model's own loss, if it is to be used."""
+    key = torch.zeros((), dtype=torch.int64, device=y.device)
+    with in_place(module, {**(params or {}), **batch_buffers(module, key, None)}):
+        if forward.labels:
+            return forward.with_loss(module, Batch(x, y, None, key))
+        return forward(module, x), None
 
 
-def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """Return the output, and the bytes that autograd saved for the backward pass."""
+def _forward(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[Tensor, int, Tensor | None]:
+    """Return the prediction, the bytes that autograd saved for the backward pass, and a loss of its own."""
     parameters = {p.data_ptr() for p in module.parameters()}
     saved: dict[int, int] = {}
 
@@ -205,17 +218,19 @@ def _forward(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
         return t
 
     try:
-        with saved_tensors_hooks(pack, lambda t: t), kept(x.device):
-            output = _output(module, x)
+        with saved_tensors_hooks(pack, lambda t: t), kept(y.device):
+            output, own = _output(module, forward, x, y)
+    except check.Refused:
+        raise
     except Exception as error:
-        taken = f"a batch of shape {list(x.shape)}, {x.dtype}{_hint(module, x)}"
-        allowed = f"a model that can take {taken}: {check.reason(error)}"
+        allowed = f"a model that can take a batch of {described(x)}{_hint(module, x)}: {check.reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
-    check_output(module, output)
-    return output, sum(saved.values())
+    return output, sum(saved.values()), own
 
 
-def _hint(module: nn.Module, x: Tensor) -> str:
+def _hint(module: nn.Module, x: Inputs) -> str:
+    if not isinstance(x, Tensor):
+        return ""
     kind = next(module.parameters()).dtype
     if any(isinstance(m, nn.Embedding) for m in module.modules()):
         return " (ids of an embedding are int64; uint8 is taken as images)" if x.is_floating_point() else ""

@@ -15,14 +15,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 from torch.nn.utils.stateless import _reparametrize_module
 
 from partita.core import tree
 from partita.core.criterion import Criterion
+from partita.core.inputs import functional
+from partita.core.inputs import tensors as tensors_in
 from partita.core.metrics import ClientMetric
-from partita.core.types import Batch, Partition, Scores, Tensors
+from partita.core.types import Batch, Inputs, Partition, Scores, Tensors
 from partita.engine.model.finished import everyone, unless
+from partita.engine.model.forward import Forward
 from partita.engine.model.normalize import of_one_batch, static, tracked
 from partita.engine.model.outputs import outputs
 from partita.engine.model.seeding import OwnDraws
@@ -57,6 +60,7 @@ class ModelProblem:
     evaluation: nn.Module
     differentiate: Callable[[ModelProblem, Tensors, Batch, Tensors], tuple[Tensor, Tensors, Tensors]]
     owns_gradients: bool
+    forward: Forward = field(default_factory=Forward)
     initial: Tensors = field(default_factory=dict)
     clients: int = 1
     change: Change | None = None
@@ -127,9 +131,11 @@ class ModelProblem:
 
     def value(self, batch: Batch) -> Tensor:
         """Return f on the batch, of the tensors that are in place."""
-        with torch.autocast(batch.x.device.type, torch.bfloat16, self.half, cache_enabled=False):
-            output = self.training(batch.x)
-        output = output.to(batch.x.dtype) if self.half else output
+        with torch.autocast(batch.key.device.type, torch.bfloat16, self.half, cache_enabled=False):
+            if self.forward.labels:
+                return self.forward.with_loss(self.training, batch)[1].float()
+            output = self.forward(self.training, batch.x)
+        output = output.float() if self.half else output
         return self.loss.of_batch(output, batch.y, batch.mask)
 
     def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
@@ -155,7 +161,7 @@ class ModelProblem:
         with torch.no_grad(), self.draws.of(batch.key):
             buffers = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
             tensors = {**params, **buffers, **batch_buffers(self.measuring, batch.key, batch.mask)}
-            functional_call(self.measuring, tensors, (batch.x,))
+            functional(self.measuring, tensors, batch.x)
         return tree.pick(tensors, names)
 
     def score(self, params: Tensors, batch: Batch, keep: bool = False) -> Scores:
@@ -164,15 +170,24 @@ class ModelProblem:
         with torch.no_grad(), self.draws.of(batch.key):
             of_batch = batch_buffers(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
-            output = functional_call(self.evaluation, (params, of_batch), (batch.x,))
-            loss = self.loss.sums(output, batch.y, batch.mask)
+            output, loss = self._evaluated({**params, **of_batch}, batch)
             metric = loss if criterion is None else criterion.sums(output, batch.y, batch.mask)
             rows = {m.name: m.keep(output, batch.y) for m in self.metrics} if keep else {}
         return Scores(*metric, *loss, rows)
 
-    def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
+    def _evaluated(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the prediction for a batch, and the sums of its loss."""
+        if not self.forward.labels:
+            output = self.forward.functional(self.evaluation, tensors, batch.x)
+            return output, self.loss.sums(output, batch.y, batch.mask)
+        with in_place(self.evaluation, tensors):
+            output, mean = self.forward.with_loss(self.evaluation, batch)
+        count = mean.new_full((), len(batch.y)) if batch.mask is None else batch.mask.sum()
+        return output, (mean * count, count)
+
+    def outputs(self, params: Tensors, x: Inputs, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for these samples."""
-        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        key = torch.zeros((), dtype=torch.int64, device=tensors_in(x)[0].device)
         with self.draws.of(key):
             return outputs(self.evaluation, (params, batch_buffers(self.evaluation, key, None)), x, names)
 
@@ -184,6 +199,7 @@ def make_problem(
     metrics: tuple[ClientMetric, ...],
     buffers: tuple[str, ...],
     *,
+    forward: Forward | None = None,
     initial: Tensors | None = None,
     stacked: bool = False,
     clients: int = 1,
@@ -211,6 +227,7 @@ def make_problem(
         evaluation=evaluation,
         differentiate=_functional if stacked else _autograd,
         owns_gradients=not stacked,
+        forward=forward or Forward(),
         initial=initial or {},
         clients=clients,
         change=change,

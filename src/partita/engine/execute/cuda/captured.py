@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from partita.core.device import put
+from partita.core.inputs import each
+from partita.core.inputs import tensors as tensors_in
 from partita.core.parts import Phase
 from partita.core.types import Batch
 from partita.data import FederatedData
@@ -67,7 +69,7 @@ class Captured:
         rows = torch.zeros(n, steps, width, dtype=torch.int64, device=self.device)
         real = torch.zeros(n, steps, width, dtype=torch.bool, device=self.device)
         keys = torch.zeros(n, steps, dtype=torch.int64, device=self.device)
-        return Plan(rows, real, plan.size, plan.steps, keys, plan.whole)
+        return plan._replace(rows=rows, real=real, keys=keys)
 
     def _trace(self) -> Traced:
         """Trace the operations, with a row for each client of all that comes to differ between them."""
@@ -110,7 +112,7 @@ class Captured:
         batches = tuple([self._batch(plan) for plan in self.plans])
         n = self.shape.n
         batch = Stack.of(batches if self.phase.batches > 1 else batches[0], n, rows=True)
-        inputs = [self.carry, batch, self.lr]
+        inputs = [self.carry, batch, self.lr.at(self.counter)]
         return [*inputs, Stack.of(self.counter < self.limit, n, rows=True)] if self.shape.waits else inputs
 
     def _batch(self, plan: Plan) -> Batch:
@@ -119,7 +121,7 @@ class Captured:
 
         x, y = self.data.gather(now(plan.rows))
         mask = now(plan.real).to(torch.float32) if self.shape.short else None
-        return Batch(x, y, mask, now(plan.keys))
+        return Batch(x, y, mask, now(plan.keys), plan.piece)
 
     # ---- recording
 
@@ -127,7 +129,7 @@ class Captured:
     def nbytes(self) -> int:
         """Bytes that it holds between its runs: tensors of clients, plans, samples, and little else."""
         plans = [x for plan in self.plans for x in (plan.rows, plan.real, plan.keys)]
-        samples = [self.data.x, self.data.y] if self.own_data else []
+        samples = [*tensors_in(self.data.x), self.data.y] if self.own_data else []
         return sum(x.nbytes for x in [*tensors(self.carry), *plans, *samples])
 
     @property
@@ -235,13 +237,14 @@ class Captured:
         """Copy samples into place where they are others in every round, as those of weak devices are."""
         if data.x is self.data.x and data.y is self.data.y:
             return False
-        fits = self.own_data and len(data.x) <= len(self.data.x)
+        fits = self.own_data and data.rows <= self.data.rows
         if not fits:
-            n = 1 << (len(data.x) - 1).bit_length()
-            x, y = (t.new_zeros(n, *t.shape[1:]) for t in (data.x, data.y))
+            n = 1 << (data.rows - 1).bit_length()
+            x = each(lambda t: t.new_zeros(n, *t.shape[1:]), data.x)
+            y = data.y.new_zeros(n, *data.y.shape[1:])
             self.data, self.own_data = replace(data, x=x, y=y, source={}), True
-        self.data.x[: len(data.x)].copy_(data.x)
-        self.data.y[: len(data.y)].copy_(data.y)
+        for room, values in zip((*tensors_in(self.data.x), self.data.y), (*tensors_in(data.x), data.y)):
+            room[: data.rows].copy_(values)
         return not fits
 
 
