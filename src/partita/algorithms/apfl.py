@@ -83,6 +83,7 @@ def apfl(
         init_client=new,
         personalize=_mixture,
         newcomer=lambda problem: rule(problem, moves_w=False),
+        kept=pair.KEPT_BY_BOTH,
     )
 
 

@@ -1,21 +1,35 @@
-"""What all methods have in common: options, the registry, and the pieces of a method by default."""
+"""What all methods have in common: the registry, and the pieces of a method by default."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypedDict, Unpack
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple, ParamSpec
 
 from torch import Tensor, nn
 
-from partita import optim
 from partita.aggregate.batchnorm import with_statistics
-from partita.aggregate.mean import mean
-from partita.algorithms.partition import Personal, check_personal, split
+from partita.algorithms.local import sgd
+from partita.algorithms.options import (
+    BY_SAMPLES,
+    RATE,
+    RATES,
+    WEIGHTINGS,
+    Choices,
+    Common,
+    Lr,
+    Part,
+    PersonalL2,
+    PersonalLr,
+    ServerLr,
+    having,
+    settings,
+)
+from partita.algorithms.partition import Personal, split
 from partita.core import check, tree
-from partita.core.options import Option, Range, bind, readable, signature
+from partita.core.options import Option, bind, readable, signature
 from partita.core.parts import (
     Aggregation,
     Aggregator,
@@ -24,171 +38,35 @@ from partita.core.parts import (
     Optimizer,
     Personalize,
     Problem,
-    Rate,
     ServerRule,
 )
 from partita.core.types import ClientState, Download, Partition, ServerState, Tensors, Upload
-from partita.optim.optimizers import clipped
+
+__all__ = [  # a method takes its options from here, too
+    "ABOUT",
+    "METHODS",
+    "RATE",
+    "RATES",
+    "WEIGHTINGS",
+    "Choices",
+    "Common",
+    "Lr",
+    "Part",
+    "PersonalL2",
+    "PersonalLr",
+    "ServerLr",
+    "aggregate_with",
+    "as_is",
+    "compose",
+    "counted",
+    "having",
+    "method",
+    "own_part",
+    "serve_with",
+    "settings",
+]
 
 P = ParamSpec("P")
-
-WEIGHTINGS = ("samples", "uniform")
-BY_SAMPLES = "clients count by samples, or equally"
-
-RATE = "a rate such as partita.optim.linear(0.1)"
-RATES = Range(1e-3, 1.0, log=True)
-Lr = Annotated[float | Rate, Option("the client's step size", low=0, allowed=RATE, example=0.1, search=RATES)]
-PersonalLr = Annotated[
-    float | Rate | None,
-    Option("the step size of the personal part (None: lr)", low=0, allowed=RATE, search=RATES, like="lr"),
-]
-PersonalL2 = Annotated[
-    float,
-    Option(
-        "μ, the weight of the pull (μ/2)‖v_i − v⁰‖² of the personal part to where the stage began",
-        low=0,
-        search=Range(1e-3, 1.0, log=True, asked=True),
-    ),
-]
-
-
-Part = Annotated[
-    Personal,
-    Option(
-        "the part of the model that stays with the client",
-        allowed="'input', 'output', 'adapter', 'norm', 'all', 'none', a name pattern such as 'head.*', "
-        "a list or a callable",
-        check=check_personal,
-        example="output",
-    ),
-]
-
-
-OPTIMIZER = "an optimizer without lr= such as partita.optim.adamw()"
-SERVER = "a server optimizer such as partita.optim.adam(lr=0.01)"
-
-
-def _for_clients(field: str, value: Any) -> Optimizer:
-    """Refuse an optimizer with a step size of its own: that of clients is the method's."""
-    if not isinstance(value, Optimizer):
-        raise check.fail(field, value, OPTIMIZER)
-    if value.options.get("lr") is not None:
-        raise check.fail(field, value, f"{OPTIMIZER}: the step size of clients is the method's own lr=")
-    return value
-
-
-def _for_server(field: str, value: Any) -> Optimizer:
-    """Refuse an optimizer without a step size; that of sgd is 1, the whole of the delta."""
-    if not isinstance(value, Optimizer):
-        raise check.fail(field, value, SERVER)
-    if value.options.get("lr", 1.0) is None and value.name == "sgd":
-        return value._replace(options={**value.options, "lr": 1.0})
-    if value.options.get("lr", 1.0) is None:
-        raise check.fail(field, value, f"{SERVER}: the server has a step size of its own")
-    return value
-
-
-class Common(TypedDict, total=False):
-    """Options of every method, but for those that it is defined by: its optimizers, and how clients count."""
-
-    optimizer: Annotated[
-        Optimizer | None,
-        Option("how clients take their steps of size lr (None: SGD)", allowed=OPTIMIZER, check=_for_clients),
-    ]
-    momentum: Annotated[
-        float,
-        Option("β of the clients' SGD", low=0, high=1, default=0.0, search=Range(0.0, 0.95, asked=True)),
-    ]
-    weight_decay: Annotated[
-        float,
-        Option(
-            "ω of the clients' SGD: ω w joins the gradient",
-            low=0,
-            default=0.0,
-            search=Range(1e-6, 1e-1, log=True, asked=True),
-        ),
-    ]
-    max_grad_norm: Annotated[
-        float | None,
-        Option(
-            "longer gradients are cut to this length (None: never)",
-            low=0,
-            open_low=True,
-            search=Range(0.1, 10.0, log=True, asked=True),
-        ),
-    ]
-    weighting: Annotated[str, Option(BY_SAMPLES, choices=WEIGHTINGS, default="samples")]
-    aggregate: Annotated[
-        Aggregator | None,
-        Option(
-            "how the deltas are combined (None: their mean, or the method's own way)",
-            allowed="an aggregator such as partita.aggregate.mean()",
-        ),
-    ]
-    server: Annotated[
-        Optimizer | None,
-        Option(
-            "the step that the server takes along the result (None: all of it)",
-            allowed=SERVER,
-            check=_for_server,
-        ),
-    ]
-
-
-ServerLr = Annotated[
-    float,
-    Option(
-        "β, the step of the server along what it receives",
-        low=0,
-        open_low=True,
-        search=Range(0.03, 1.0, log=True),
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The common options with nothing left open."""
-
-    optimizer: Optimizer
-    weighting: str
-    aggregate: Aggregator
-    server: Optimizer
-
-
-def settings(options: Common, **fixed: Unpack[Common]) -> Choices:
-    """Return the common options, as a method gets them, with nothing left open.
-
-    `fixed` are those by which the method is defined.
-    """
-    options = having(options, **fixed)
-    optimizer, limit = options.get("optimizer"), options.get("max_grad_norm")
-    if optimizer is None:
-        momentum, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
-        optimizer = optim.sgd(momentum=momentum, weight_decay=decay)
-    else:
-        _refuse_both(optimizer, options)
-    return Choices(
-        optimizer if limit is None else clipped(optimizer, limit),
-        options.get("weighting", "samples"),
-        options.get("aggregate") or mean(),
-        options.get("server") or optim.sgd(lr=1.0),
-    )
-
-
-def having(options: Common, **fixed: Unpack[Common]) -> Common:
-    """Return the options with those by which a method is defined."""
-    return {**options, **fixed}
-
-
-def _refuse_both(optimizer: Optimizer, options: Mapping[str, Any]) -> None:
-    for short in ("momentum", "weight_decay"):
-        if options.get(short):
-            name = optimizer.name if short in optimizer.options else "sgd"
-            example = f"optimizer=partita.optim.{name}({short}={options[short]:g})"
-            raise check.fail(
-                short, options[short], f"nothing beside optimizer=, which has its own: {example}"
-            )
 
 
 class About(NamedTuple):
@@ -203,7 +81,12 @@ ABOUT: dict[str, About] = {}
 
 
 def method(
-    *given: Any, paper: str = "", use: str = "", weighting: str | None = None, without: tuple[str, ...] = ()
+    *given: Any,
+    paper: str = "",
+    use: str = "",
+    weighting: str | None = None,
+    without: tuple[str, ...] = (),
+    refuses: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
     """Register a method under its function's name, check its options and record them: `@method(...)`.
 
@@ -211,15 +94,19 @@ def method(
     use        when to use it, in a sentence
     weighting  how clients count unless the user says otherwise, where that is not by 'samples'
     without    common options that it does not take, since they are what it is defined by
+    refuses    common options that make no sense for it, and why
     """
+    reasons = refuses or {}
     if given:
         raise check.fail("method", given[0], "brackets: @method() or @method(paper=..., use=...)")
 
     def register(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-        name, known = build.__name__, _signature(build, weighting, without)
+        name, known = build.__name__, _signature(build, weighting, (*without, *reasons))
 
         @functools.wraps(build)
         def make(*args: P.args, **kwargs: P.kwargs) -> Algorithm:
+            for field in [k for k in kwargs if k in reasons]:
+                raise check.fail(field, kwargs[field], f"{name} without it: {reasons[field]}")
             bound = bind(name, known, args, kwargs)
             return replace(build(*bound.args, **bound.kwargs), name=name, options=dict(bound.arguments))
 
@@ -255,9 +142,13 @@ def compose(
     *,
     personal: Personal = "none",
     partition: Callable[[nn.Module, Sequence[str]], Partition] | None = None,
+    kept: Sequence[str] = (sgd.KEPT,),
     **parts: Any,
 ) -> Algorithm:
-    """Return a method from its local rule; `parts` are fields of `Algorithm` other than the default."""
+    """Return a method from its local rule; `parts` are fields of `Algorithm` other than the default.
+
+    `kept` begins the names, in a client's memory, of the state of each of its optimizers.
+    """
     default = {
         "partition": partition or functools.partial(split, personal=personal),
         "init_client": own_part,
@@ -265,7 +156,39 @@ def compose(
         "server": serve_with(common.server),
         "personalize": as_is,
     }
-    return Algorithm(name="", local=local, **{**default, **parts})
+    parts = {"local": local, **default, **parts}
+    if common.keeps_optimizer:
+        parts["init_client"] = _with_optimizer(parts["init_client"], common.optimizer, kept)
+    if common.accumulate > 1:
+        rules = [k for k in ("local", "newcomer", "personalize") if parts.get(k) not in (None, as_is)]
+        parts |= {k: _accumulating(parts[k], common.accumulate) for k in rules}
+    return Algorithm(name="", **parts)
+
+
+def _with_optimizer(
+    new_client: Callable[[Tensors, Partition], ClientState], optimizer: Optimizer, kept: Sequence[str]
+) -> Callable[[Tensors, Partition], ClientState]:
+    """A new client whose memory has a place for the state of its optimizers."""
+
+    @functools.wraps(new_client)
+    def new(model: Tensors, partition: Partition) -> ClientState:
+        names = dict.fromkeys((*partition.shared, *partition.personal))
+        opt = optimizer.init({k: model[k] for k in names if model[k].is_floating_point()})
+        state = new_client(model, partition)
+        return state._replace(memory={**state.memory, **{w + k: v for w in kept for k, v in opt.items()}})
+
+    return new
+
+
+def _accumulating(build: Callable[[Problem], Any], batches: int) -> Callable[[Problem], Any]:
+    """The rule, each of whose steps takes so many batches of the run."""
+
+    @functools.wraps(build)
+    def bind(problem: Problem) -> Any:
+        rule = build(problem)
+        return rule._replace(phases=tuple(p._replace(accumulate=batches) for p in rule.phases))
+
+    return bind
 
 
 def own_part(model: Tensors, partition: Partition) -> ClientState:

@@ -6,7 +6,15 @@ from partita.algorithms.alone import local
 from partita.algorithms.fedavg import fedavg
 from partita.core.parts import Algorithm
 
-SAME = ("lr", "optimizer", "momentum", "weight_decay", "max_grad_norm")
+SAME = (
+    "lr",
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "max_grad_norm",
+    "accumulate",
+    "optimizer_state",
+)
 
 
 def baselines(algorithm: Algorithm) -> dict[str, Algorithm]:

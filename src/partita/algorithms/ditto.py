@@ -13,7 +13,16 @@ from __future__ import annotations
 from typing import Annotated, Unpack
 
 from partita.algorithms.base import Common, Lr, PersonalLr, compose, method, settings
-from partita.algorithms.local.pair import all_twice, copies, everything, finish, on_own, on_shared, start
+from partita.algorithms.local.pair import (
+    KEPT_BY_BOTH,
+    all_twice,
+    copies,
+    everything,
+    finish,
+    on_own,
+    on_shared,
+    start,
+)
 from partita.algorithms.local.sgd import move, personal_only
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem
@@ -51,4 +60,6 @@ def ditto(
     def newcomer(problem: Problem) -> LocalRule:
         return personal_only(problem, eta_v, common.optimizer, pull=lam)
 
-    return compose(local, common, partition=all_twice, init_client=copies, newcomer=newcomer)
+    return compose(
+        local, common, partition=all_twice, init_client=copies, newcomer=newcomer, kept=KEPT_BY_BOTH
+    )

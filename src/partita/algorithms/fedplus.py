@@ -99,6 +99,8 @@ def fedplus(
     eta = as_rate(lr)
     if solver is None:
         warn_about_kappa(eta(0, 1), sigma)
+    elif common.keeps_optimizer:
+        raise check.fail("optimizer_state", "keep", "'reset' with solver=, which solves anew in every round")
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:  # noqa: ARG001
         penalties.covers(psi, names)

@@ -60,6 +60,8 @@ from partita.optim.rates import as_rate
 
 PAPER = "FFGG: Mishchenko et al., Partially Personalized Federated Learning (2023), Algorithms 1 to 5"
 
+NOTHING_KEPT = "its clients keep nothing between rounds"
+
 SOLVER = "a solver such as partita.gd(steps=10, lr=0.1), partita.cg(steps=10) or partita.exact()"
 Solves = Annotated[
     Solver,
@@ -90,6 +92,7 @@ Gradient = Annotated[
     use="Use it when clients cannot keep a state, or when the personal part is so large that it fits "
     "every client.",
     weighting="uniform",
+    refuses={"optimizer_state": NOTHING_KEPT},
 )
 def ffgg(
     personal: Part,
@@ -117,6 +120,7 @@ def ffgg(
     paper=PAPER,
     use="Use it instead of ffgg when rounds are expensive: many local steps, one upload.",
     weighting="uniform",
+    refuses={"optimizer_state": NOTHING_KEPT},
 )
 def ffgg_local(
     personal: Part,
@@ -151,6 +155,7 @@ def ffgg_local(
     paper=PAPER,
     use="Use it when some clients may be faulty or hostile.",
     weighting="uniform",
+    refuses={"optimizer_state": NOTHING_KEPT},
 )
 def ffgg_robust(
     personal: Part,
@@ -173,6 +178,7 @@ def ffgg_robust(
     paper=PAPER,
     use="Use it instead of ffgg when clients differ much in speed.",
     weighting="uniform",
+    refuses={"optimizer_state": NOTHING_KEPT},
 )
 def ffgg_async(
     personal: Part,

@@ -25,7 +25,7 @@ from partita.core import check, draws
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.core.types import Batch, RoundContext, Work
-from partita.optim.rates import as_rate
+from partita.optim.rates import as_rate, changed
 
 ONCE = Work(steps=1, batch=1, shuffle=False)
 """The pull looks at no data; a client without data has no model to pull."""
@@ -87,7 +87,7 @@ def tails(now: RoundContext, p: float) -> int:
 
 
 def _over(rate: Rate, number: float) -> Rate:
-    return lambda t, rounds: rate(t, rounds) / number
+    return changed(rate, lambda rate, t, rounds: rate(t, rounds) / number)
 
 
 def _pull(problem: Problem) -> Callable[[Carry, Batch, tuple[Tensor, ...]], Carry]:

@@ -24,7 +24,7 @@ from typing import Unpack
 from torch import Tensor
 
 from partita.algorithms.base import Common, Lr, ServerLr, as_is, compose, having, method, settings
-from partita.algorithms.local.prox import Solve, counted, descent, proximal
+from partita.algorithms.local.prox import NEW_THETA, Solve, counted, descent, proximal
 from partita.algorithms.local.sgd import finish, start
 from partita.algorithms.perfedavg import Alpha, Delta, Hessian, perfedavg
 from partita.algorithms.pfedme import InnerLr, InnerSteps, Lam, Nu, most_steps
@@ -62,6 +62,7 @@ def persafl_maml(
     use="Use it like pfedme, when clients differ much in speed, keep nothing, or new ones come later.",
     weighting="uniform",
     without=("server",),
+    refuses={"optimizer_state": NEW_THETA},
 )
 def persafl_me(
     lr: Lr,

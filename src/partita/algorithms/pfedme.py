@@ -18,7 +18,7 @@ from typing import Annotated, Unpack
 
 from partita.algorithms.base import RATE, RATES, Common, Lr, compose, method, settings
 from partita.algorithms.local.pair import all_twice, copies, finish, start
-from partita.algorithms.local.prox import Solve, around, counted, envelope, proximal
+from partita.algorithms.local.prox import NEW_THETA, Solve, around, counted, envelope, proximal
 from partita.core.options import Option, Range
 from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Rate
 from partita.optim import sgd
@@ -67,6 +67,7 @@ def most_steps(inner_steps: int | None, nu: float | None) -> int:
     "are cheap: each local step takes `inner_steps` of them.",
     weighting="uniform",
     without=("server",),
+    refuses={"optimizer_state": NEW_THETA},
 )
 def pfedme(
     lr: Lr,

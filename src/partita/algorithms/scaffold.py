@@ -9,9 +9,9 @@
 S is who was heard in this round, N counts all clients; the chosen aggregator combines the Δc_i, too, with
 draws of their own. The client's optimizer acts on ∇f_i − c_i + c. With momentum β a gradient acts in several
 steps: T = Σ_k η (1 + β + … + β^{k−1}), so that (x − y)/T is still a mean of gradients. The steps of Adam and
-its like are no gradients: with them, c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what
-it comes down to for SGD. A client that takes no step leaves its c_i. As long as c_i = c = 0, a round is one
-of fedavg.
+its like are no such sums, nor are those of Nesterov or of momentum that is kept between rounds: with them,
+c_i⁺ of option II is the mean of ∇f_i(y) over the steps, which is what it comes down to for SGD. A client that
+takes no step leaves its c_i. As long as c_i = c = 0, a round is one of fedavg.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def scaffold(
 
     def local(problem: Problem) -> LocalRule:
         names = _controlled(problem)
-        by_distance = option == 2 and common.optimizer.name == "sgd"
+        by_distance = option == 2 and _steps_are_gradients(common)
         step = _step(problem, names, common.optimizer, sums=option == 2 and not by_distance)
         at_x = (Phase(_full_gradient(problem, names), work=sgd.one_pass),) if option == 1 else ()
         begin, end = _start(problem, names, common.optimizer), _finish(problem, names, by_distance)
@@ -97,6 +97,13 @@ def _controlled(problem: Problem) -> tuple[str, ...]:
     """Parameters that are shared: what a client keeps to itself does not drift from anything."""
     shared = set(problem.partition.shared)
     return tuple(k for k in problem.trainable if k in shared)
+
+
+def _steps_are_gradients(common: Choices) -> bool:
+    """Return whether (x − y)/T is a mean of the gradients of this round."""
+    options = common.optimizer.options
+    plain = common.optimizer.name == "sgd" and not options.get("nesterov")
+    return plain and not (common.keeps_optimizer and options.get("momentum"))
 
 
 def _new(model: Tensors, partition: Partition) -> ClientState:
@@ -170,7 +177,7 @@ def _finish(
             mean = {k: c.gradient[k] / divisor for k in names}
         own = {k: torch.where(count > 0, mean[k], state.memory[k]) for k in names}
         change = {k: own[k] - state.memory[k] for k in names}
-        return upload._replace(sums=change), new._replace(memory={**state.memory, **own})
+        return upload._replace(sums=change), new._replace(memory={**new.memory, **own})
 
     return finish
 

@@ -28,15 +28,29 @@ Rate = Callable[[int, int], float]
 """A learning rate over time: (round of the stage, rounds of the stage) -> step size."""
 
 
+class StepRate:
+    """A rate that changes within a round, too. As any other rate, it is that of the first step of a round."""
+
+    def at(self, t: int, rounds: int, step: int, steps: int) -> float:
+        """Return the rate of one of the `steps` that the client takes in a phase of round `t`."""
+        raise NotImplementedError
+
+    def __call__(self, t: int, rounds: int) -> float:
+        """Return the rate of a round that has one step."""
+        return self.at(t, rounds, 0, 1)
+
+
 class Phase(NamedTuple):
     """`step` is repeated over the batches of a client.
 
-    step     (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per rate
-    lr       the rates
-    work     how much to do, from the work of the run at this moment (None: just that)
-    batches  independent batches for each step; with more than one, `batch` is a tuple of them
-    until    (carry) -> whether the client is finished with this phase, asked before each step: then its carry
-             stays as it is (None: after all of its steps)
+    step        (carry, batch, lr) -> carry, written for one client; `lr` is a tuple of 0-d tensors, one per
+                rate
+    lr          the rates
+    work        how much to do, from the work of the run at this moment (None: just that)
+    batches     independent batches for each step; with more than one, `batch` is a tuple of them
+    until       (carry) -> whether the client is finished with this phase, asked before each step: then its
+                carry stays as it is (None: after all of its steps)
+    accumulate  how many batches of the run make the batch of a step, whose gradient is taken in pieces
     """
 
     step: Callable[[Any, Any, Any], Any]
@@ -44,6 +58,7 @@ class Phase(NamedTuple):
     work: Callable[[RoundContext], Work] | None = None
     batches: int = 1
     until: Callable[[Any], Tensor] | None = None
+    accumulate: int = 1
 
     def within(self, field: str) -> Phase:
         """Return the phase on this field of a larger carry."""

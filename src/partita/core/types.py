@@ -14,7 +14,7 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
-"""What a model takes: a tensor, or several with a row of each sample, in order or by the names of arguments."""
+"""What a model takes: a tensor, or several with a row of each sample, in order or by argument names."""
 
 
 class Partition(NamedTuple):
@@ -40,7 +40,7 @@ class Download(NamedTuple):
 class ClientState(NamedTuple):
     """What a client keeps between rounds; empty for stateless clients.
 
-    An entry of `memory` of a tensor's shape, under its name or that name after a word and a dot
+    An entry of `memory` of a tensor's shape, under its name or that name after words and dots
     (`shared.fc.weight`), is about that tensor: a device that holds a part of the one holds that part of both.
     """
 
@@ -85,13 +85,15 @@ class Batch(NamedTuple):
     """One minibatch of one client.
 
     `mask` marks the real samples where a short batch was padded (None: all are real). `key` seeds whatever
-    is random in the forward pass, so that dropout depends on (seed, round, client, step) alone.
+    is random in the forward pass, so that dropout depends on (seed, round, client, step) alone. `piece` is
+    how many samples pass through the model at a time, where that is not the whole batch.
     """
 
     x: Inputs
     y: Tensor
     mask: Tensor | None
     key: Tensor
+    piece: int | None = None
 
 
 class Scores(NamedTuple):
@@ -138,6 +140,7 @@ class Cohort(NamedTuple):
     activity   virtual time that clients were at work since the last cohort, all of them together
     bytes_down sent to clients since then, also to those who will never report
     quorum     usable uploads without which the round is abandoned: the server takes no step
+    asked      how many clients were asked for their loss before some of them were chosen
     """
 
     clients: tuple[int, ...]
@@ -150,6 +153,7 @@ class Cohort(NamedTuple):
     activity: float = 0.0
     bytes_down: int = 0
     quorum: int = 1
+    asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ class Work:
     """How much a client computes in one phase.
 
     Exactly one of `steps` (a number, or one per client) and `epochs`; `batch=None` is the full batch.
-    `split` is the part of the client's data, `shuffle` whether each pass draws a new order.
+    `split` is the part of the client's data, `shuffle` whether each pass draws a new order. `piece` is how
+    many samples of a batch pass through the model at a time (None: all of them).
     """
 
     steps: int | tuple[int, ...] | None = None
@@ -165,6 +170,7 @@ class Work:
     batch: int | None = None
     split: str = "train"
     shuffle: bool = True
+    piece: int | None = None
 
 
 class RoundContext(NamedTuple):

@@ -1,18 +1,20 @@
-"""Optimizers of Kingma & Ba (2015), Loshchilov & Hutter (2019) and Reddi et al. (2021).
+"""Optimizers of Kingma & Ba (2015), Loshchilov & Hutter (2019), Reddi et al. (2021) and Chen et al. (2023).
 
     g is a gradient; at the server the aggregated delta Δ (received − computed) takes its place
-    sgd      g ← g + ω x,   m ← β m + g,   x ← x − η m
-    adam     m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   from m = v = 0
+    sgd      g ← g + ω x,   m ← β m + g,   x ← x − η m,   or with nesterov   x ← x − η (g + β m)
+    adam     g ← g + ω x,   m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   from m = v = 0
              x ← x − η m̂ / (√v̂ + ε),   m̂ = m / (1 − β₁ᵗ),   v̂ = v / (1 − β₂ᵗ)
-    adamw    x ← x − η ω x, then as adam
+    adamw    x ← x − η ω x, then as adam with ω = 0
+    lion     x ← x − η (sign(β₁ m + (1 − β₁) g) + ω x),   then   m ← β₂ m + (1 − β₂) g
     adagrad  v ← v + g²                            these two, and adam with τ instead of ε:
     yogi     v ← v − (1 − β₂) g² sign(v − g²)      x ← x − η m / (√v + τ),   from v = τ²
 
 Each is a pair of pure functions (`partita.core.parts.Optimizer`) that serves clients (`optimizer=`), the
 solvers of FFGG and the server (`server=`). A client steps by the `lr` of its method, and its state begins
-anew in every round; the server steps by the `lr` that is given here. Adam has two forms: with `eps` it
-corrects the bias of its means, with `tau` it is that of Reddi et al., Algorithm 2, which does not. Without
-either, clients have the first one (ε = 1e-8) and the server the second (τ = 1e-3).
+anew in every round unless the method has `optimizer_state="keep"`; the server steps by the `lr` that is given
+here. Adam has two forms: with `eps` it corrects the bias of its means, with `tau` it is that of Reddi et al.,
+Algorithm 2, which does not. Without either, clients have the first one (ε = 1e-8) and the server the second
+(τ = 1e-3).
 """
 
 from __future__ import annotations
@@ -62,6 +64,15 @@ Beta2 = Annotated[
         search=Range(0.9, 0.999, asked=True),
     ),
 ]
+LionBeta2 = Annotated[
+    float,
+    Option(
+        "β₂, how slowly the mean m that is kept changes",
+        low=0,
+        high=NEVER_ONE,
+        search=Range(0.9, 0.999, asked=True),
+    ),
+]
 Eps = Annotated[float, Option("ε, which keeps the step finite where v is zero", low=0, open_low=True)]
 Tau = Annotated[
     float,
@@ -105,12 +116,19 @@ optimizer = checked("optimizer ")
 
 
 @optimizer
-def sgd(lr: Lr = None, momentum: Momentum = 0.0, weight_decay: Decay = 0.0) -> Optimizer:
+def sgd(
+    lr: Lr = None,
+    momentum: Momentum = 0.0,
+    weight_decay: Decay = 0.0,
+    nesterov: Annotated[bool, Option("step by g + β m, where momentum leads, in place of m")] = False,
+) -> Optimizer:
     """m ← β m + g + ω x, x ← x − η m: stochastic gradient descent.
 
     At the server η = 1 by default, which without momentum is plain averaging. For clients, the options
     `momentum` and `weight_decay` of a method are the short form.
     """
+    if nesterov and not momentum:
+        raise check.fail("optimizer nesterov", nesterov, "False, or momentum= above 0, such as momentum=0.9")
 
     def init(params: Tensors) -> Tensors:
         return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if momentum else {}
@@ -120,14 +138,15 @@ def sgd(lr: Lr = None, momentum: Momentum = 0.0, weight_decay: Decay = 0.0) -> O
             if weight_decay:
                 g = tree.axpy(weight_decay, params, g)
             if momentum:
-                g = {k: momentum * state[f"m.{k}"] + x for k, x in g.items()}
-                state = {**state, **{f"m.{k}": m for k, m in g.items()}}
+                m = {k: momentum * state[f"m.{k}"] + x for k, x in g.items()}
+                state = {**state, **{f"m.{k}": x for k, x in m.items()}}
+                g = tree.axpy(momentum, m, g) if nesterov else m
             own = overwrites and not momentum  # else the state is in that memory
             return {k: _minus(params[k], x, lr[k], own) for k, x in g.items()}, state
 
         return update
 
-    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
     return Optimizer("sgd", init, stepping(overwrites=False), options, stepping(overwrites=True))
 
 
@@ -138,6 +157,7 @@ def adam(
     beta2: AdamBeta2 = None,
     tau: AdamTau = None,
     eps: AdamEps = None,
+    weight_decay: Decay = 0.0,
 ) -> Optimizer:
     """x ← x − η m̂ / (√v̂ + ε): steps along the mean of the gradients, by the size that they have had.
 
@@ -149,7 +169,8 @@ def adam(
     corrected = tau is None and (eps is not None or lr is None)
     form = {"eps": eps or 1e-8} if corrected else {"tau": tau or 1e-3}
     beta2 = (0.999 if corrected else 0.99) if beta2 is None else beta2
-    return _adaptive("adam", _mean(beta2), {"lr": lr, "beta1": beta1, **form, "beta2": beta2})
+    options = {"lr": lr, "beta1": beta1, **form, "beta2": beta2, "weight_decay": weight_decay}
+    return _adaptive("adam", _mean(beta2), options)
 
 
 @optimizer
@@ -165,7 +186,33 @@ def adamw(
     Use it for clients that train transformers.
     """
     options = {"lr": lr, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "eps": eps}
-    return _adaptive("adamw", _mean(beta2), options)
+    return _adaptive("adamw", _mean(beta2), options, decoupled=True)
+
+
+@optimizer
+def lion(
+    lr: Lr = None, weight_decay: Decoupled = 0.0, beta1: Beta1 = 0.9, beta2: LionBeta2 = 0.99
+) -> Optimizer:
+    """x ← x − η (sign(β₁ m + (1 − β₁) g) + ω x): every entry moves by η, whatever its gradient.
+
+    Use it in place of AdamW where memory is short, with a step size three to ten times smaller and a decay as
+    many times larger.
+    """
+
+    def init(params: Tensors) -> Tensors:
+        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()}
+
+    def update(params: Tensors, gradient: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
+        new, after = {}, dict(state)
+        for k, g in gradient.items():
+            x, m = params[k], state[f"m.{k}"]
+            direction = torch.sign(beta1 * m + (1 - beta1) * g)
+            new[k] = x - _as(lr[k], x) * (direction + weight_decay * x if weight_decay else direction)
+            after[f"m.{k}"] = beta2 * m + (1 - beta2) * g
+        return new, after
+
+    options = {"lr": lr, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2}
+    return Optimizer("lion", init, update, options)
 
 
 @optimizer
@@ -192,8 +239,11 @@ def _mean(beta2: float) -> Second:
     return lambda v, g2: beta2 * v + (1 - beta2) * g2
 
 
-def _adaptive(name: str, second: Second, options: Mapping[str, Any]) -> Optimizer:
-    """Return the optimizer with this second moment, corrected for its bias if there is an ε."""
+def _adaptive(name: str, second: Second, options: Mapping[str, Any], decoupled: bool = False) -> Optimizer:
+    """Return the optimizer with this second moment, corrected for its bias if there is an ε.
+
+    Weight decay joins the gradient or, `decoupled`, acts on the parameters alone.
+    """
     beta1, decay = options["beta1"], options.get("weight_decay", 0.0)
     corrected = "eps" in options
     offset = options["eps"] if corrected else options["tau"]
@@ -209,8 +259,10 @@ def _adaptive(name: str, second: Second, options: Mapping[str, Any]) -> Optimize
         new, after = {}, dict(state)
         for k, g in gradient.items():
             x, size = params[k], lr[k]
-            if decay:
+            if decay and decoupled:
                 x = x - _as(size * decay, x) * x
+            elif decay:
+                g = g + decay * x
             after[f"m.{k}"] = m = beta1 * state[f"m.{k}"] + (1 - beta1) * g
             after[f"v.{k}"] = v = second(state[f"v.{k}"], g**2)
             if corrected:  # η m̂ is (η / (1 − β₁ᵗ)) m

@@ -23,6 +23,10 @@ from partita.core.types import Batch, ClientState, Download, Partition, Tensors,
 KEPT = "shared."
 """What the memory calls w's copy of a name that is never received: this and the name."""
 
+KEPT_BY_W = "optimizer_of_shared."
+"""What the memory calls the state of w's optimizer, where it is kept; that of v_i's has the usual name."""
+KEPT_BY_BOTH = (sgd.KEPT, KEPT_BY_W)
+
 Step = Callable[[Carry, Batch, tuple[Tensor, ...]], Carry]
 
 
@@ -52,11 +56,11 @@ def shared_model(download: Download, state: ClientState) -> Tensors:
 
 def start(problem: Problem, optimizer: Optimizer) -> Callable[[Download, ClientState], Pair]:
     """w as received, v_i as kept."""
-    begin = sgd.start(problem, optimizer)
+    begin_w, begin_v = sgd.start(problem, optimizer, KEPT_BY_W), sgd.start(problem, optimizer)
 
     def both(download: Download, state: ClientState) -> Pair:
-        w = ClientState(shared_model(download, state), {})
-        return Pair(begin(download, w), begin(download, state))
+        w = state._replace(personal=shared_model(download, state))
+        return Pair(begin_w(download, w), begin_v(download, state))
 
     return both
 
@@ -79,9 +83,8 @@ def finish(problem: Problem) -> Callable[[Pair, Download, ClientState], tuple[Up
         w, v = pair
         total = w._replace(loss=w.loss + v.loss, steps=w.steps + v.steps)
         upload, _ = end(total, download, state)
-        memory = {
-            k: w.params[k.removeprefix(KEPT)] if k.startswith(KEPT) else x for k, x in state.memory.items()
-        }
+        memory = sgd.remembered(sgd.remembered(state.memory, v), w, KEPT_BY_W)
+        memory = {k: w.params[k.removeprefix(KEPT)] if k.startswith(KEPT) else x for k, x in memory.items()}
         return upload, ClientState(tree.pick(v.params, problem.partition.personal), memory)
 
     return both

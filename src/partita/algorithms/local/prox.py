@@ -25,6 +25,9 @@ from partita.core import tree
 from partita.core.parts import LocalRule, Optimizer, Phase, Problem, Rate
 from partita.core.types import Batch, ClientState, Download, Tensors, Upload
 
+NEW_THETA = "its optimizer finds θ̃, and begins anew with every θ̃"
+"""Why no state of the client's optimizer is kept between rounds."""
+
 
 class Solution(NamedTuple):
     """θ̃ with its statistics, f̃ where the inner steps began, and 1 where they ended before ν (None: no ν)."""

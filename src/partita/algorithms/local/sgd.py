@@ -3,7 +3,8 @@
 g ← ∇f(w; batch) + μ (w − w^t)            pull towards what was received, if any
 g_v ← g_v + μ_v (v − v⁰)                  pull of the personal part towards where the stage began, if any
 g ← g · min(1, G / ‖g‖)                   clipping at `max_grad_norm`, if any
-w ← optimizer(w, g, η)                    w − η g, or as `partita.optim` says; its state begins with the round
+w ← optimizer(w, g, η)                    w − η g, or as `partita.optim` says; its state begins with the
+                                          round, or is what the client has kept of the one before
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from partita.core import tree
 from partita.core.parts import LocalRule, Optimizer, Phase, Problem, Rate, Update
 from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 
+KEPT = "optimizer."
+"""What the memory calls the state of an optimizer that is kept between rounds: this and its name."""
+
 
 class Carry(NamedTuple):
     """What passes from step to step: the whole model, what was received, the optimizer's state, losses."""
@@ -29,13 +33,19 @@ class Carry(NamedTuple):
     steps: Tensor
 
 
-def start(problem: Problem, optimizer: Optimizer) -> Callable[[Download, ClientState], Carry]:
-    """w = (u, v_i): what was received, with the client's own part in place."""
+def start(
+    problem: Problem, optimizer: Optimizer, kept: str = KEPT
+) -> Callable[[Download, ClientState], Carry]:
+    """w = (u, v_i): what was received, with the client's own part in place.
+
+    `kept` begins the names of the optimizer's state in the client's memory, where it is kept.
+    """
 
     def begin(download: Download, state: ClientState) -> Carry:
         params = {**download.shared, **state.personal}
         zero = torch.zeros((), device=next(iter(params.values())).device)
-        opt = optimizer.init(tree.pick(params, problem.trainable))
+        new = optimizer.init(tree.pick(params, problem.trainable))
+        opt = {k: state.memory.get(kept + k, v) for k, v in new.items()}
         return Carry(params, download.shared, opt, zero, zero)
 
     return begin
@@ -88,11 +98,15 @@ def finish(
         delta = {k: download.shared[k] - carry.params[k] for k in sent}
         loss = carry.loss / carry.steps.clamp(min=1)
         personal = tree.pick(carry.params, problem.partition.personal)
-        return Upload(delta, metrics={"loss": loss, "steps": carry.steps}), ClientState(
-            personal, state.memory
-        )
+        memory = remembered(state.memory, carry)
+        return Upload(delta, metrics={"loss": loss, "steps": carry.steps}), ClientState(personal, memory)
 
     return end
+
+
+def remembered(memory: Tensors, carry: Carry, kept: str = KEPT) -> Tensors:
+    """Return the memory with the state of the optimizer, as far as it has a place for that."""
+    return {k: carry.opt.get(k.removeprefix(kept), v) if k.startswith(kept) else v for k, v in memory.items()}
 
 
 def personal_only(

@@ -95,8 +95,8 @@ class Graph(Vmap):
         falls_back = self.choices.get(role, {}).get("picked") == "vmap"
         if not program.trains or falls_back or not int(drawn[0].steps.max(initial=0)):
             return super()._phase(program, phase, carry, drawn, context)
-        rates, rows = self.bound.rates(phase, context)
-        lr = Stack.of(rates, carry.n, rows=rows)
+        rates, rows = self.bound.rates(phase, drawn[0], context)
+        lr = Stack.of(tuple([_roomy(rate, rows) for rate in rates]), carry.n, rows=rows)
         try:
             recording = self._recording(phase, carry, drawn, lr, context, role)
             return recording.run(carry, drawn, lr, self.bound.data)
@@ -196,6 +196,14 @@ class Graph(Vmap):
         finally:
             self.notify("")
         return ""
+
+
+def _roomy(rate: Tensor, rows: bool) -> Tensor:
+    """Return a rate that goes by step with room for more steps, up to the next power of two."""
+    if rate.dim() == int(rows):
+        return rate
+    steps = rate.shape[-1]
+    return torch.nn.functional.pad(rate, (0, (1 << max(0, steps - 1).bit_length()) - steps))
 
 
 def _apart(result: tuple[Upload, ClientState], places: set[int]) -> tuple[Upload, ClientState]:

@@ -62,12 +62,13 @@ class Loop:
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
             drawn = plans(self.bound.data, client, phase, number, context)
-            lr, _ = self.bound.rates(phase, context)
+            rates, _ = self.bound.rates(phase, drawn[0], context)
             batches: tuple[Batch | None, ...] = (None,) * len(drawn)
             for s in range(int(drawn[0].steps[0])):
                 if phase.until is not None and bool(phase.until(carry)):
                     break
                 batches = tuple([self._batch(plan, s, last) for plan, last in zip(drawn, batches)])
+                lr = tuple([rate[s] if rate.dim() else rate for rate in rates])  # by step, or the same
                 carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)
 
@@ -75,7 +76,7 @@ class Loop:
         if plan.whole and before is not None:
             return before._replace(key=plan.keys[0, s])  # the rows are there already
         x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
-        return Batch(x, y, None, plan.keys[0, s])
+        return Batch(x, y, None, plan.keys[0, s], plan.piece)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""

@@ -7,6 +7,7 @@ sorting random bits; nothing depends on who else is in the chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from partita.core import draws
 from partita.core.device import put
-from partita.core.parts import LocalRule, Phase, Program
+from partita.core.parts import LocalRule, Phase, Program, Rate, StepRate
 from partita.core.types import Cohort, RoundContext, Work
 from partita.data import FederatedData
 from partita.engine.model.problem import ModelProblem
@@ -42,13 +43,17 @@ class BoundProblem:
         """Return this problem with its rules, bound to other samples."""
         return replace(self, data=data)
 
-    def rates(self, phase: Phase, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
+    def rates(self, phase: Phase, plan: Plan, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
         """Return the phase's learning rates in this round, and whether they have a row for each client.
 
-        They are 0-d (or rows of) float64, and take the type of what they multiply.
+        They are float64, and take the type of what they multiply: 0-d, or with a row for each client. Where a
+        rate goes by step, they have one more axis at the end, the steps.
         """
         device, at = self.data.device, context.stage_round
         rounds = [at] if isinstance(at, int) else at.tolist()
+        if any(isinstance(rate, StepRate) for rate in phase.lr):
+            tables = _by_step(phase.lr, rounds, context.stage_rounds, plan)
+            return tuple([put(table, device) for table in tables]), tables[0].ndim == 2
         rates = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
         if any(value != values[0] for values in rates for value in values):
             return tuple([put(np.array(values, dtype=np.float64), device) for values in rates]), True
@@ -68,9 +73,30 @@ class BoundProblem:
         return np.argsort(-count_steps(n, clients, work, context), kind="stable")
 
 
+def _by_step(rates: Sequence[Rate], rounds: list[int], total: int, plan: Plan) -> list[np.ndarray]:
+    """Return for each rate its values in each step: of each client, or once where all have the same."""
+    length, clients = plan.size.shape[1], len(plan.planned)
+    each = list(zip(rounds if len(rounds) == clients else rounds * clients, plan.planned.tolist()))
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(each))}
+    tables = [np.zeros((len(kinds), length)) for _ in rates]
+    for rate, table in zip(rates, tables):
+        for (t, steps), i in kinds.items():
+            count = min(steps, length)
+            if isinstance(rate, StepRate):
+                table[i, :count] = [rate.at(t, total, step, steps) for step in range(count)]
+            else:
+                table[i, :count] = rate(t, total)
+    if len(kinds) == 1:
+        return [table[0] for table in tables]
+    return [table[[kinds[kind] for kind in each]] for table in tables]
+
+
 def work_of(phase: Phase, context: RoundContext) -> Work:
     """Return how much this phase asks for."""
-    return context.work if phase.work is None else phase.work(context)
+    work = context.work if phase.work is None else phase.work(context)
+    if phase.accumulate == 1 or work.batch is None:
+        return work
+    return replace(work, batch=work.batch * phase.accumulate, piece=work.batch)
 
 
 def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
@@ -118,7 +144,9 @@ class Plan(NamedTuple):
     size: np.ndarray  # [clients, steps], 0 after a client's last step
     steps: np.ndarray  # [clients]
     keys: Tensor  # [clients, steps]
+    planned: np.ndarray  # [clients], the steps that stragglers would take, too, with all of their progress
     whole: bool = False  # every step sees the same rows: all of them
+    piece: int | None = None  # rows that pass through the model at a time; None: all of a step
 
 
 def start_keys(clients: np.ndarray, context: RoundContext, device: torch.device) -> Tensor:
@@ -159,6 +187,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
     device = data.device
     start, n = data.ranges(work.split)[clients].T
     steps = count_steps(n, clients, work, context)
+    planned = count_steps(n, clients, work, context._replace(progress=None))
     length, width = int(steps.max(initial=0)), int(np.minimum(n, work.batch or n).max(initial=0))
     per_pass = np.maximum(_batches(n, work), 1)
     which = np.arange(length)
@@ -179,7 +208,8 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
     else:
         place = _on(offset + start[:, None], device) + column
     index = torch.where(real, place, 0) if short else place
-    return Plan(index, real, size, steps, put(keys, device), whole=work.batch is None)
+    whole = work.batch is None
+    return Plan(index, real, size, steps, put(keys, device), planned, whole, work.piece)
 
 
 def _round(context: RoundContext) -> int | np.ndarray:

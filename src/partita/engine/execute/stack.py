@@ -79,6 +79,22 @@ class Stack:
         """Return the clients at these places, in this order."""
         return self._map(lambda x: x[order], len(order))
 
+    def at(self, step: int | Tensor) -> Stack:
+        """Return the values of one step, where tensors of numbers have an axis of steps at the end.
+
+        The step may be a counter on the device.
+        """
+
+        def now(x: Tensor, rows: bool) -> Tensor:
+            if x.dim() == int(rows):  # the same in every step
+                return x
+            if isinstance(step, Tensor):
+                return x.index_select(-1, step).squeeze(-1)
+            return x[..., step].contiguous()
+
+        leaves = [now(x, r) for x, r in zip(self.leaves, self.has_rows)]
+        return Stack(leaves, self.has_rows, self.spec, self.n)
+
     def full(self) -> Any:
         """Return the structure with a row for every client."""
         leaves = [

@@ -91,7 +91,7 @@ class Vmap:
         for phase in self.bound.bind(program).phases:
             work, n = self.bound.work(phase, clients, context)
             most = int(n.max(initial=0))
-            largest = max(largest, min(work.batch or most, most))
+            largest = max(largest, min(work.piece or work.batch or most, most))
         fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
         if program.trains or self.bound.data.device.type != "cpu":
             return fit
@@ -150,15 +150,15 @@ class Vmap:
     ) -> Stack:
         """Take all steps of a phase; a client leaves the stack after its last one."""
         steps = drawn[0].steps  # the same for each of the batches of a step
+        rates, rows = self.bound.rates(phase, drawn[0], context)
+        lr = Stack.of(rates, carry.n, rows=rows)
         order = np.argsort(-steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
         place = put(order, drawn[0].rows.device)
         if not sorted_already:
             carry = carry.take(place)
             drawn, steps = [reordered(plan, order, place) for plan in drawn], steps[order]
-        rates, rows = self.bound.rates(phase, context)
-        lr = Stack.of(rates, carry.n, rows=rows)
-        lr = lr if sorted_already else lr.take(place)
+            lr = lr.take(place)
         done: list[Stack] = []
         before: tuple[Batch | None, ...] = (None,) * len(drawn)
         for s in range(drawn[0].size.shape[1]):
@@ -172,7 +172,7 @@ class Vmap:
             batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(drawn, before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
-            after = self.steps(phase.step, carry, batch, lr.between(0, active))
+            after = self.steps(phase.step, carry, batch, lr.at(s).between(0, active))
             carry = after if finished is None else unless_rows(finished, carry, after)
         if done:
             carry = join([carry, *reversed(done)])
@@ -185,7 +185,7 @@ class Vmap:
         width = int(size.max())
         x, y = self.bound.data.gather(plan.rows[:active, s, :width])
         mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
-        return Batch(x, y, mask, plan.keys[:active, s])
+        return Batch(x, y, mask, plan.keys[:active, s], plan.piece)
 
 
 def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
@@ -196,4 +196,5 @@ def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
         size=plan.size[order],
         steps=plan.steps[order],
         keys=plan.keys[place],
+        planned=plan.planned[order],
     )

@@ -28,6 +28,7 @@ from partita.engine.model.finished import everyone, unless
 from partita.engine.model.forward import Forward
 from partita.engine.model.normalize import of_one_batch, static, tracked
 from partita.engine.model.outputs import outputs
+from partita.engine.model.pieces import accumulated, pieces
 from partita.engine.model.seeding import OwnDraws
 from partita.engine.model.stackable import batch_buffers, stackable
 
@@ -72,11 +73,19 @@ class ModelProblem:
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """Return f, ∇f with respect to the named tensors, and the buffers after the pass."""
+        if len(parts := pieces(batch)) > 1:
+            return accumulated(lambda at, part: self.grad(at, part, wrt), self.loss, params, parts)
         with self.draws.of(batch.key):
             return self.differentiate(self, params, batch, tree.pick(params, wrt))
 
     def hvp(self, params: Tensors, batch: Batch, direction: Tensors) -> Tensors:
         """Return ∇²f(params) d = d/dt ∇f(params + t d) at t = 0: forward over reverse, without a Hessian."""
+        if len(parts := pieces(batch)) > 1:
+            zero = next(iter(direction.values())).new_zeros(())
+            products = accumulated(
+                lambda at, part: (zero, self.hvp(at, part, direction), {}), self.loss, params, parts
+            )
+            return products[1]
         plain = replace(self, last=False)  # forward derivatives of some layers want channels first
         point = tree.pick(params, direction)
         if self.recomputes:  # what `torch.func` cannot do
