@@ -96,6 +96,12 @@ def number(seed: int, purpose: str, *parts: int) -> float:
     return ((_mixed(_key(seed, purpose, *parts)) >> 12) + 0.5) * 2.0**-52
 
 
+def numbers(seed: int, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
+    """Return `number` for each of many parts at once: an array of one dimension at least."""
+    uniform: np.ndarray = (_shift(bits(keys(seed, purpose, *parts)), 12) + 0.5) * 2.0**-52
+    return uniform
+
+
 def _key(seed: int, purpose: str, *parts: Any) -> int:
     """Return `key` of whole numbers, unsigned."""
     k = zlib.crc32(purpose.encode())

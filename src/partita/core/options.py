@@ -129,7 +129,7 @@ def _checked_class(kind: Any, prefix: str) -> Any:
 
     @functools.wraps(assign)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = bind(kind.__name__.lower(), arguments, args, kwargs, prefix)
+        bound = bind(called(kind), arguments, args, kwargs, prefix)
         assign(self, *bound.args, **bound.kwargs)
 
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -137,6 +137,11 @@ def _checked_class(kind: Any, prefix: str) -> Any:
     init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     kind.__init__ = init
     return kind
+
+
+def called(kind: type) -> str:
+    """Return the name that users call a class by: power_of_choice for PowerOfChoice."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def constructors(module: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from partita.core import check
+from partita.core.options import called
 from partita.core.parts import Algorithm, ServerRule, StagePlan
 from partita.core.types import Partition, ServerState, Tensors
 from partita.data import FederatedData
@@ -56,7 +57,9 @@ def warn_about_reset(plans: Sequence[StagePlan], splits: Sequence[Partition], in
 
 def warn_about_time(schedule: Running, server: ServerState, stage: int) -> None:
     """Warn of a stage whose time is up before it has begun."""
-    if schedule.done(server):
+    if schedule.done(server) and schedule.until is None:
+        check.warn(f"available=: nobody is ever available in stage {stage + 1}, which ends before it begins")
+    elif schedule.done(server):
         check.warn(
             f"until={schedule.until:g}: stage {stage + 1} ends before anyone can report, so that the server "
             "takes no step; use a later time, shorter delays or a smaller dropout",
@@ -81,6 +84,18 @@ def warn_about_server_step(algorithm: Algorithm, rule: ServerRule, schedule: Run
             f"the deltas of {steps:g} server steps come from clients that do not know of each other, and "
             f"{total:.3g} times their mean is added up, where a synchronous round takes it once; if training "
             f"diverges, lower {name} from {rate:g} to about {rate / total:.2g}, or use a larger buffer",
+        )
+
+
+def warn_about_choice(algorithm: Algorithm, schedule: Running, data: FederatedData) -> None:
+    """Warn of large clients that count twice: they are chosen more often, and weigh more when they are."""
+    choice = getattr(getattr(schedule, "options", None), "choose", None)
+    sizes = data.train[:, 1]
+    twice = getattr(choice, "by_samples", False) and algorithm.options.get("weighting") == "samples"
+    if twice and len(np.unique(sizes[sizes > 0])) > 1:
+        check.warn(
+            f"{called(type(choice))}: clients are drawn by their samples, and {algorithm.name} weights them "
+            f"by samples, so that large ones count twice; use {algorithm.name}(weighting='uniform')",
         )
 
 

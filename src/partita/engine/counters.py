@@ -25,7 +25,8 @@ BINS = 4
 
 
 class ClientCounters:
-    """For each client how often it reported, was late or lost, its delays, and passes over its samples."""
+    """For each client how often it reported, was late or lost, its delays, and passes over its samples;
+    the round in which its upload was last used (0: never), and the training loss that it last had."""
 
     def __init__(self, clients: int) -> None:
         self.reports: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
@@ -34,6 +35,8 @@ class ClientCounters:
         # not zeros_like, which writes its zeros: memory that nobody writes to is never taken
         self.late: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
         self.lost: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+        self.seen: NDArray[np.int64] = np.zeros(clients, dtype=np.int64)
+        self.loss: NDArray[np.float64] = np.zeros(clients)
 
     def count(self, cohort: Cohort) -> None:
         """One more server step."""
@@ -43,6 +46,12 @@ class ClientCounters:
         for count, some in ((self.late, cohort.late), (self.lost, cohort.lost)):
             if some:
                 np.add.at(count, list(some), 1)
+
+    def see(self, clients: NDArray[np.int64], loss: NDArray[np.float64], round: int) -> None:
+        """Remember the losses of clients whose uploads were used in a round (NaN: no step, no loss)."""
+        keeps = np.isnan(loss) & (self.seen[clients] > 0)
+        self.loss[clients] = np.where(keeps, self.loss[clients], loss)
+        self.seen[clients] = round
 
     def columns(self) -> dict[str, np.ndarray]:
         """What clients.csv has: counts, and the mean delay of those who reported."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from partita.algorithms.psi import Penalty
+from partita.core.options import called
 from partita.core.parts import Aggregation, Aggregator, Algorithm, Attack, Capacity, Measure, Optimizer
 from partita.engine import digest as code
 from partita.engine.setup import Setup
@@ -24,7 +25,7 @@ def describe(value: Any) -> Any:
         return {"name": value.name, **describe(value.options), **_own_code(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {} if code.is_installed(type(value)) else {"code": code.digest(type(value))}
-        return {"name": type(value).__name__.lower(), **describe(_fields(value)), **own}
+        return {"name": called(type(value)), **describe(_fields(value)), **own}
     if isinstance(value, Mapping):
         return {str(k): describe(v) for k, v in value.items()}
     if isinstance(value, str | int | float | bool) or value is None:

@@ -29,6 +29,7 @@ from partita.engine.store import MemoryStore
 from partita.engine.workers.share import Assignment
 
 WORK_AHEAD = ("cuda",)  # devices that work while the host goes on
+ANSWER_BYTES = 4  # of a client that is asked for its loss
 
 
 class Round(NamedTuple):
@@ -94,7 +95,8 @@ def one_round(stage: Stage, state: State) -> Round:
         for states in [c.states for c in chunks if c.states is not None]:
             state.save(*states)
     state.server, notes = _server_step(stage, state, usable, combined)
-    bytes_up, seconds = sum([c.bytes_up for c in chunks]), time.perf_counter() - begin
+    bytes_up = sum([c.bytes_up for c in chunks]) + ANSWER_BYTES * cohort.asked
+    seconds = time.perf_counter() - begin
     return Round(cohort, uploads, rejections, bytes_up, notes, seconds)
 
 

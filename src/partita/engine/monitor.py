@@ -234,6 +234,7 @@ class Monitor:
         counters.uploads += len(arrived)
         usable = [i for i in arrived if not done.rejections[i]]
         self._count_steps(state, cohort.clients, done.uploads, usable)
+        self._see(state, done)
         if not diverged_before and self.diverged(state):  # who looks on need not wait for the end
             told = self.divergence(state)
             check.warn(f"{self.name}: {who(told)} {advice(told)}")
@@ -253,6 +254,16 @@ class Monitor:
             missed = round(sum([unsolved[i] for i in counted]))
             state.counters.unsolved += missed
             state.counters.solved += round(sum([steps[i] for i in counted])) - missed
+
+    def _see(self, state: State, done: Round) -> None:
+        """Remember what clients whose uploads were used have told of their training loss."""
+        used = [i for i, rejection in enumerate(done.rejections) if not rejection]
+        clients = np.asarray(done.cohort.clients, dtype=np.int64)[used]
+        loss, steps = (done.uploads.metrics.get(k) for k in ("loss", "steps"))
+        told = np.full(len(used), np.nan)
+        if loss is not None and steps is not None and len(used):
+            told = np.where(steps.numpy()[used] > 0, loss.double().numpy()[used], np.nan)
+        state.counters.clock.turns.see(clients, told, state.server.version)
 
     def diverged(self, state: State) -> list[int]:
         """The honest clients whose uploads were set aside."""

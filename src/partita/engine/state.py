@@ -17,7 +17,13 @@ from torch import Tensor
 
 from partita.core import check, tree
 from partita.core.types import ClientState, Group, RoundContext, ServerState, Tensors
-from partita.engine.cautions import warn_about_partial_work, warn_about_server_step, warn_about_time
+from partita.engine.asking import Questions, facts_of
+from partita.engine.cautions import (
+    warn_about_choice,
+    warn_about_partial_work,
+    warn_about_server_step,
+    warn_about_time,
+)
 from partita.engine.convergence import Convergence
 from partita.engine.counters import Counters, Timer
 from partita.engine.execute.plan import client_steps, most_steps
@@ -198,6 +204,7 @@ def _begin(
     state = _open(stage, start, time, counters, timer, choices)
     warn_about_time(state.schedule, state.server, stage.number)
     warn_about_server_step(stage.algorithm, stage.server_rule, state.schedule)
+    warn_about_choice(stage.algorithm, state.schedule, stage.setup.data)
     warn_about_partial_work(
         state.schedule, lambda: most_steps(stage.rule, stage.setup.data, state.context(stage))
     )
@@ -249,6 +256,8 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         time=time,
         steps=lambda client: client_steps(stage.rule, np.array([client]), setup.data, state.context(stage)),
         received=None if devices.alike else lambda client: stage.bytes_down[int(devices.class_of[client])],
+        facts=lambda: facts_of(setup.data.train[:, 1], counters.clock.turns),
+        ask=lambda clients, samples: questions(clients, samples),
     )
     server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
     state = State(
@@ -264,6 +273,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         executor_choices=choices,
         rounds=tuple(part.rounds or 0 for part in setup.plans),
     )
+    questions = Questions(stage, state)
     return state
 
 

@@ -2,8 +2,11 @@
 
 from partita.schedule.activity import Activity, activity
 from partita.schedule.asynchronous import Asynchronous, asynchronous
+from partita.schedule.available import Availability, day_night, intermittent, windows
 from partita.schedule.base import Running, Schedule, StageSpec
-from partita.schedule.clock import Clock, ClockedSchedule
+from partita.schedule.choice import Choice, by_loss, by_size, least_chosen, power_of_choice
+from partita.schedule.clock import Clock
+from partita.schedule.clocked import ClockedSchedule
 from partita.schedule.delay import (
     Delays,
     classes,
@@ -16,16 +19,22 @@ from partita.schedule.delay import (
     trace,
     uniform,
 )
+from partita.schedule.known import Answers, Facts, Known
 from partita.schedule.preferred import Preferred, preferred
 from partita.schedule.staleness import hinge, polynomial
 from partita.schedule.synchronous import Synchronous, synchronous
 
 __all__ = [
     "Activity",
+    "Answers",
     "Asynchronous",
+    "Availability",
+    "Choice",
     "Clock",
     "ClockedSchedule",
     "Delays",
+    "Facts",
+    "Known",
     "Preferred",
     "Running",
     "Schedule",
@@ -33,17 +42,24 @@ __all__ = [
     "Synchronous",
     "activity",
     "asynchronous",
+    "by_loss",
+    "by_size",
     "classes",
     "constant",
+    "day_night",
     "delays",
     "exponential",
     "gamma",
     "hinge",
+    "intermittent",
+    "least_chosen",
     "lognormal",
     "polynomial",
+    "power_of_choice",
     "preferred",
     "scaled",
     "synchronous",
     "trace",
     "uniform",
+    "windows",
 ]

@@ -7,7 +7,7 @@ has the same times, and `active` in its rows of metrics is the sum of the three 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ from partita.core import check
 from partita.core.types import ServerState
 from partita.schedule.asynchronous import MOST_FRUITLESS, Asynchronous
 from partita.schedule.base import StageSpec
-from partita.schedule.clock import Clock, ClockedSchedule, Flight
+from partita.schedule.clock import Clock
+from partita.schedule.clocked import ClockedSchedule
 from partita.schedule.delay import ONE_UNIT
+from partita.schedule.flight import Flight
 from partita.schedule.synchronous import Synchronous
 
 PHASES = 3  # download, local steps, upload
@@ -56,6 +58,10 @@ def activity(
     if not isinstance(schedule, Asynchronous | Synchronous):
         allowed = "partita.schedule.asynchronous(...) or partita.schedule.synchronous(...)"
         raise check.fail("schedule", schedule, allowed)
+    if schedule.choose is not None:
+        raise check.fail(
+            "schedule choose", schedule.choose, "None: nobody trains here, and so reports a loss"
+        )
     check.number("until", until, low=0, open_low=True)
     check.integer("points", points, low=1)
     cohort = clients if cohort is None else check.integer("cohort", cohort, low=1, high=clients)
@@ -78,8 +84,10 @@ class _Recording(Clock):
     turns: list[Flight] = field(default_factory=list)
     recalled: dict[int, float] = field(default_factory=dict)
 
-    def send(self, server: ServerState, chosen: Iterable[int]) -> list[Flight]:
-        flights = super().send(server, chosen)
+    def send(
+        self, server: ServerState, chosen: Iterable[int], informed: Collection[int] = ()
+    ) -> list[Flight]:
+        flights = super().send(server, chosen, informed)
         self.turns += flights
         return flights
 
@@ -97,10 +105,10 @@ def _turns(
     spec = StageSpec(clients, cohort, 0, int(rounds), seed, 0.0, lambda client: steps, lambda client: 0)  # noqa: ARG005
     running, version = schedule.begin(spec), 0
     assert isinstance(running, ClockedSchedule)
-    clock = running.clock = _Recording.of(spec, schedule.delays)
+    clock = running.clock = _Recording.of(spec, schedule.delays, schedule.available)
     assert isinstance(clock, _Recording)
     time, since = 0.0, 0
-    while clock.now < until:
+    while clock.now < until and not clock.deserted:
         running.next(ServerState({}, {}, {}, version))
         version += 1
         time, since = (clock.now, version) if clock.now > time else (time, since)

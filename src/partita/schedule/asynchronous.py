@@ -13,8 +13,18 @@ from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
-from partita.schedule.base import StageSpec, TurnDelays, Until
-from partita.schedule.clock import Clock, ClockedSchedule, Flight
+from partita.schedule.base import (
+    Available,
+    Choose,
+    StageSpec,
+    TurnDelays,
+    Until,
+    check_parts,
+    refuse_order,
+)
+from partita.schedule.clock import Clock
+from partita.schedule.clocked import ChoosingSchedule
+from partita.schedule.flight import Flight
 from partita.schedule.staleness import OfSchedule
 
 ORDERS = ("random", "same")
@@ -49,10 +59,17 @@ class Asynchronous:
         int | None, Option("older deltas, in server steps, are dropped (None: none is)", low=0)
     ] = None
     until: Until = None
+    choose: Choose = None
+    available: Available = None
+
+    def __post_init__(self) -> None:
+        refuse_order(self.order, self.choose, self.available)
+        if getattr(self.choose, "asks", False):
+            reason = "an asynchronous server waits for nobody's answer"
+            raise check.fail("choose", self.choose, "power_of_choice(d=..., losses='last')", reason)
 
     def check(self, clients: int, cohort: int) -> None:
-        if self.delays is not None:
-            self.delays.check(clients)
+        check_parts(clients, 1, self.delays, self.choose, self.available)
         if self.concurrency is not None:
             check.integer("concurrency", self.concurrency, low=1, high=clients)
         most = clients if self.order == "random" else self.concurrency or cohort
@@ -73,10 +90,10 @@ class Asynchronous:
         return replace(self, buffer=buffer, staleness=staleness)
 
     def begin(self, spec: StageSpec) -> Arrivals:
-        return Arrivals(self, spec, Clock.of(spec, self.delays))
+        return Arrivals(self, spec, Clock.of(spec, self.delays, self.available))
 
 
-class Arrivals(ClockedSchedule[Asynchronous]):
+class Arrivals(ChoosingSchedule[Asynchronous]):
     """An asynchronous schedule that runs."""
 
     @property
@@ -99,6 +116,8 @@ class Arrivals(ClockedSchedule[Asynchronous]):
         while len(landed) < buffer and fruitless < MOST_FRUITLESS:
             if not self.clock.flights or self.clock.next_end() > self.clock.now:
                 self._fill(server)
+            if not self.clock.flights:  # nobody will ever be available again
+                break
             flight = self.clock.land()
             if not flight.lost and not self._too_stale(server.version - flight.version):
                 landed.append(flight)
@@ -110,16 +129,19 @@ class Arrivals(ClockedSchedule[Asynchronous]):
         return self.clock.cohort(server.version, landed, late, lost)
 
     def _fill(self, server: ServerState) -> None:
-        """Send clients until as many as wanted are in flight: idle ones, or those who have just reported."""
-        free = (self.options.concurrency or self.spec.cohort) - len(self.clock.flights)
-        if free <= 0:
-            return
-        if self.options.order == "same" and self.clock.sent:
-            chosen = [*self.clock.back]
-        else:
-            chosen = self.clock.idle(free, self.clock.draw(server.version))
-        if chosen:
-            self.clock.send(server, chosen)
+        """Send clients until as many as wanted are in flight: idle ones, or those who have just reported.
+
+        Where too few are available, others follow when they become so, until an upload arrives.
+        """
+        while (free := (self.options.concurrency or self.spec.cohort) - len(self.clock.flights)) > 0:
+            if self.options.order == "same" and self.clock.sent:
+                chosen = [*self.clock.back]
+            else:
+                chosen = self.chosen(server, free, self.clock.draw(server.version))
+            if chosen:
+                self.clock.send(server, chosen)
+            if len(chosen) >= free or not self.waits():
+                return
 
     def _too_stale(self, staleness: int) -> bool:
         most = self.options.max_staleness

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
 
+from partita.core import check
 from partita.core.options import Option
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
+from partita.schedule.available import ALLOWED_AVAILABILITY, Availability, as_availability
+from partita.schedule.choice import ALLOWED_CHOICE, Choice, checked_choice
 from partita.schedule.delay import ALLOWED_DELAYS, Delays
+from partita.schedule.known import Ask, Facts
 
 TurnDelays = Annotated[
     Delays | None, Option("what a client's turn takes (None: one unit of time)", allowed=ALLOWED_DELAYS)
@@ -21,6 +25,46 @@ Until = Annotated[
         open_low=True,
     ),
 ]
+Choose = Annotated[
+    Choice | None,
+    Option(
+        "who is chosen, by what the server knows of clients (None: as `order` says)",
+        allowed=ALLOWED_CHOICE,
+        check=checked_choice,
+    ),
+]
+Available = Annotated[
+    Availability | None,
+    Option(
+        "when clients are available on the virtual clock: only then can they be chosen (None: always)",
+        allowed=ALLOWED_AVAILABILITY,
+        check=as_availability,
+    ),
+]
+
+
+def refuse_order(order: str, choose: Choice | None, available: Availability | None) -> None:
+    """Refuse an order of clients beside a choice of them, or where some of them may be away."""
+    for name, value in (("choose", choose), ("available", available)):
+        if order != "random" and value is not None:
+            advice = "choose=least_chosen() lets all take part about equally often"
+            raise check.fail("order", order, f"'random' with {name}=; {advice}")
+
+
+def check_parts(
+    clients: int,
+    cohort: int,
+    delays: Delays | None,
+    choose: Choice | None,
+    available: Availability | None,
+) -> None:
+    """Raise a ValueError if a part of a schedule does not fit so many clients, or so many at a time."""
+    if delays is not None:
+        delays.check(clients)
+    if available is not None:
+        available.check(clients, "available")
+    if (fits := getattr(choose, "check", None)) is not None:
+        fits(clients, cohort)
 
 
 class StageSpec(NamedTuple):
@@ -29,6 +73,7 @@ class StageSpec(NamedTuple):
     cohort    clients that the run wants at a time
     steps     how many local steps a client takes in a turn
     received  bytes that a client downloads (None: the server's whole model)
+    facts     what is known of clients by now, and `ask` asks some for their loss: for choices
     """
 
     clients: int
@@ -39,6 +84,8 @@ class StageSpec(NamedTuple):
     time: float
     steps: Callable[[int], int]
     received: Callable[[int], int] | None = None
+    facts: Callable[[], Facts] | None = None
+    ask: Ask | None = None
 
 
 class Running(Protocol):

@@ -7,48 +7,26 @@ again. Nothing here knows whether the server waits for all (`synchronous`) or fo
 from __future__ import annotations
 
 import bisect
-import copy
 import functools
 import heapq
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partita.core import check, draws, tree
 from partita.core.types import Cohort, Download, Group, ServerState, Tensors
+from partita.schedule.available import Availability
 from partita.schedule.base import StageSpec
 from partita.schedule.delay import ONE_UNIT, Delays
-from partita.schedule.staleness import Staleness, as_staleness
+from partita.schedule.flight import Event, Flight
 
-
-class Event(NamedTuple):
-    """A client's receipt of a model: which version, and how often the client had received it before."""
-
-    version: int
-    repeat: int = 0
-
-    @property
-    def number(self) -> int:
-        """The part of this event in the keys of draws: a first receipt is known by its version alone."""
-        return self.version + (self.repeat << 40)
-
-
-class Flight(NamedTuple):
-    """One turn of a client, from its request to the arrival of its upload."""
-
-    end: float
-    number: int  # of all turns so far: who left first is first among those that arrive at the same time
-    client: int
-    version: int  # of the model that it received
-    repeat: int  # how often it had received that version before
-    begin: float
-    lost: bool
-
-    @property
-    def event(self) -> Event:
-        """The receipt with which the turn began."""
-        return Event(self.version, self.repeat)
+TRIES = 8
+"""Idle clients that are tried for each one that is wanted, before all are asked whether they are there."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -80,23 +58,89 @@ class Clock:
     activity: float = 0.0  # time that clients were at work since it was last asked for
     traffic: int = 0  # bytes that were sent to clients since then
     received: Callable[[int], int] | None = None  # bytes that a client downloads (None: the whole model)
+    available: Availability | None = None  # when clients can be chosen (None: always)
+    asked: int = 0  # clients that were asked for their loss since the last cohort
 
     @classmethod
-    def of(cls, spec: StageSpec, delays: Delays | None = None) -> Clock:
+    def of(
+        cls, spec: StageSpec, delays: Delays | None = None, available: Availability | None = None
+    ) -> Clock:
         """Return the clock of a stage (delays=None: each turn takes one unit of time)."""
         delays = ONE_UNIT if delays is None else delays
-        return cls(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
+        clients, seed, received = spec.clients, spec.seed, spec.received
+        return cls(clients, seed, delays, spec.steps, spec.time, received=received, available=available)
 
     # ---- who leaves
 
     def idle(self, count: int, draw: int) -> list[int]:
-        """Return so many idle clients, or all, each with the same probability: the draw of this number."""
+        """Return so many idle and available clients, or all, each with the same probability.
+
+        `draw` is the number of the draw.
+        """
         idle = self.clients - len(self.busy)
+        if self.available is not None:
+            return self._available(count, draw, idle)
         if count >= idle:
             return [self._idle(i) for i in range(idle)]
         if count == 1:
             return [self._idle(int(draws.number(self.seed, "cohort", draw) * idle))]
         return [self._idle(i) for i in _sample(self.seed, draw, idle, count)]
+
+    def _available(self, count: int, draw: int, idle: int) -> list[int]:
+        """Return so many of the idle clients that are available: some are tried, all if too few are there."""
+        rng, tries = draws.generator(self.seed, "cohort", draw), TRIES * count
+        if tries < idle:
+            places = rng.choice(idle, tries, replace=False).tolist()
+            clients = np.array([self._idle(place) for place in places])
+            there = clients[self._opens(clients) <= self.now]
+            if len(there) >= count:
+                first: list[int] = there[:count].tolist()
+                return first
+        clients = self.candidates()
+        if len(clients) > count:
+            clients = rng.choice(clients, count, replace=False)
+        chosen: list[int] = clients.tolist()
+        return chosen
+
+    def candidates(self) -> NDArray[np.int64]:
+        """Return all clients that are idle and available, in order."""
+        idle = np.delete(np.arange(self.clients), self.busy)
+        return idle if self.available is None else idle[self._opens(idle) <= self.now]
+
+    def opening(self) -> float:
+        """Return when the first idle client that is not available becomes so; infinity if none does."""
+        if self.available is None:
+            return math.inf
+        opens = self._opens(np.delete(np.arange(self.clients), self.busy))
+        return float(opens[opens > self.now].min(initial=math.inf))
+
+    @property
+    def deserted(self) -> bool:
+        """Whether nobody is in flight, and nobody will ever be available again."""
+        if self.available is None or self.flights:
+            return False
+        some, everyone = np.arange(min(TRIES, self.clients)), np.arange(self.clients)
+        return all(bool(np.isinf(self._opens(clients)).all()) for clients in (some, everyone))
+
+    def _opens(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert self.available is not None
+        return self.available.opens(self.seed, clients, self.now)
+
+    def ask(
+        self, server: ServerState, clients: Sequence[int], steps: Sequence[int], informed: Collection[int]
+    ) -> None:
+        """Let clients download the server's model and evaluate it, for so many steps; wait for all answers.
+
+        An answer is a number, which takes no time to send. Who is `informed` has the model already.
+        """
+        event, longest = Event(server.version).number, 0.0
+        for client, n in zip(clients, steps):
+            download, compute, _ = self.delays.parts(self.seed, event, client, n)
+            longest = max(longest, (0.0 if client in informed else download) + compute)
+        self.asked += len(clients)
+        downloads = [client for client in clients if client not in informed]
+        self.traffic += self._bytes((server.shared, server.extra), downloads)
+        self.wait(self.now + longest)
 
     def draw(self, version: int) -> int:
         """Return the number of the next draw among idle clients: another for each that left so far."""
@@ -109,17 +153,20 @@ class Clock:
         # busy[i] − i idle clients come before busy[i]: count the busy ones that come before the place
         return place + bisect.bisect_right(range(len(self.busy)), place, key=lambda i: self.busy[i] - i)
 
-    def send(self, server: ServerState, chosen: Iterable[int]) -> list[Flight]:
-        """Send the server's model to these clients, who ask for it now."""
+    def send(
+        self, server: ServerState, chosen: Iterable[int], informed: Collection[int] = ()
+    ) -> list[Flight]:
+        """Send the server's model to these clients, who ask for it now; who is `informed` has it already."""
         if server.version != self.newest:
             self.newest, self.fills = server.version, 0
             self.again.clear()
-        flights = self._leaving(list(chosen), server.version)
+        flights = self._leaving(list(chosen), server.version, informed)
         self.fills += 1
         self.back.clear()
         if flights:
             self.models[server.version] = (server.shared, server.extra)
-            self.traffic += self._bytes(server.version, flights)
+            downloads = [f.client for f in flights if f.client not in informed]
+            self.traffic += self._bytes(self.models[server.version], downloads)
             self.users[server.version] = self.users.get(server.version, 0) + len(flights)
         if len(flights) > len(self.flights):  # sorted, it is a heap
             self.flights = sorted([*self.flights, *flights])
@@ -130,28 +177,37 @@ class Clock:
             bisect.insort(self.busy, flight.client)
         return flights
 
-    def _bytes(self, version: int, flights: Sequence[Flight]) -> int:
+    def _bytes(self, model: tuple[Tensors, Tensors], clients: Sequence[int]) -> int:
         if self.received is None:
-            return tree.nbytes(self.models[version]) * len(flights)
-        return sum([self.received(f.client) for f in flights])
+            return tree.nbytes(model) * len(clients)
+        return sum([self.received(client) for client in clients])
 
-    def _leaving(self, clients: list[int], version: int) -> list[Flight]:
-        if self.delays.fixed is None or self.again:
-            return [self._flight(client, version) for client in clients]
+    def _leaving(self, clients: list[int], version: int, informed: Collection[int]) -> list[Flight]:
+        if self.delays.fixed is None or self.again or informed or self.available is not None:
+            flights = [self._flight(client, version, client in informed) for client in clients]
+            return flights if self.available is None else self._within_windows(flights)
         self.again = dict.fromkeys(clients, 1)
         first, end = self.sent + 1, self.now + self.delays.fixed
         self.sent += len(clients)
         return [Flight(end, first + i, c, version, 0, self.now, False) for i, c in enumerate(clients)]
 
-    def _flight(self, client: int, version: int) -> Flight:
+    def _flight(self, client: int, version: int, informed: bool) -> Flight:
         repeat = self.again.get(client, 0)
         self.again[client] = repeat + 1
         event = Event(version, repeat).number
         steps = self.steps(client) if self.delays.computes else 0
-        length = check.number("delays", self.delays.length(self.seed, event, client, steps), low=0)
+        length = self.delays.length(self.seed, event, client, steps, informed)
+        length = check.number("delays", length, low=0)
         lost = self.delays.lost(self.seed, event, client)
         self.sent += 1
         return Flight(self.now + length, self.sent, client, version, repeat, self.now, lost)
+
+    def _within_windows(self, flights: list[Flight]) -> list[Flight]:
+        """Return turns as lost where they outlast the window of their client."""
+        assert self.available is not None
+        clients = np.array([f.client for f in flights], dtype=np.int64)
+        closes = self.available.closes(self.seed, clients, self.now).tolist()
+        return [f._replace(lost=f.lost or f.end > close) for f, close in zip(flights, closes)]
 
     # ---- who arrives
 
@@ -213,8 +269,9 @@ class Clock:
             lost=tuple([f.client for f in lost]),
             activity=self.activity,
             bytes_down=self.traffic,
+            asked=self.asked,
         )
-        self.activity, self.traffic = 0.0, 0
+        self.activity, self.traffic, self.asked = 0.0, 0, 0
         for received, turns in Counter([f.version for f in (*landed, *late, *lost)]).items():
             self.users[received] -= turns
             if not self.users[received]:  # nobody needs a model that nobody works on
@@ -282,71 +339,3 @@ class Clock:
         self.users = dict(Counter(f.version for f in self.flights))
         models = {version: (shared, extra) for version, shared, extra in state["models"]}
         self.models = {version: models[version] for version in self.users}
-
-
-class Clocked(Protocol):
-    """The options that all schedules with a clock have."""
-
-    @property
-    def staleness(self) -> Staleness | str | None: ...
-
-    @property
-    def until(self) -> float | None: ...
-
-
-T = TypeVar("T", bound=Clocked)
-
-
-@dataclass
-class ClockedSchedule(Generic[T]):
-    """A schedule that runs on the virtual clock; `next` is left to those who know whom the server awaits."""
-
-    options: T
-    spec: StageSpec
-    clock: Clock
-    peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
-    discounts: dict[int, float] = field(default_factory=dict)  # by staleness, as far as they were asked for
-
-    @property
-    def time(self) -> float:
-        return self.clock.now
-
-    @property
-    def until(self) -> float | None:
-        return self.options.until
-
-    def done(self, server: ServerState) -> bool:
-        """Return whether all steps are taken, or the next one would come too late."""
-        over = server.version >= self.spec.first + self.spec.rounds
-        return over or (self.options.until is not None and self._peek(server) > self.options.until)
-
-    def next(self, server: ServerState) -> Cohort:
-        raise NotImplementedError
-
-    def _peek(self, server: ServerState) -> float:
-        """Return when the next cohort reports: worked out on a copy, once for each step."""
-        if self.peeked[0] != server.version:
-            ahead = copy.copy(self)
-            ahead.clock = self.clock.copy()
-            self.peeked = (server.version, ahead.next(server).time)
-        return self.peeked[1]
-
-    def in_flight(self) -> Cohort:
-        return self.clock.in_flight()
-
-    def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
-        return ()
-
-    def discount(self, staleness: int) -> float:
-        if staleness not in self.discounts:
-            discount = as_staleness("staleness", self.options.staleness)(staleness)
-            self.discounts[staleness] = check.number(f"staleness({staleness})", discount, low=0)
-        return self.discounts[staleness]
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold."""
-        return self.clock.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what a checkpoint holds."""
-        self.clock.load_state(state)

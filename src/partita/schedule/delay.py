@@ -14,11 +14,9 @@ client's delays depend on nobody else, and come back when a run is resumed.
 
 from __future__ import annotations
 
-import csv
 import functools
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
@@ -26,6 +24,7 @@ from typing import Annotated, Any, Protocol
 
 from partita.core import check, draws
 from partita.core.options import Option, checked
+from partita.schedule import recorded
 
 LONGEST = 1e12
 """The longest delay: sums of longer ones would lose their fractions."""
@@ -196,13 +195,13 @@ class Trace(_Drawn):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
-        object.__setattr__(self, "digest", _digest(str(self.path)))
+        object.__setattr__(self, "digest", recorded.digest("delay path", str(self.path)))
         _recorded(str(self.path), self.digest)
 
     def at(self, seed: int, purpose: str, event: int, client: int) -> float:
         devices = _recorded(str(self.path), self.digest)
-        recorded = devices[int(draws.number(seed, "device", client) * len(devices))]
-        return recorded[int(draws.number(seed, purpose, event, client) * len(recorded))]
+        lengths = devices[int(draws.number(seed, "device", client) * len(devices))]
+        return lengths[int(draws.number(seed, purpose, event, client) * len(lengths))]
 
 
 @checked("delay ")
@@ -291,10 +290,11 @@ class Delays:
             speed = self.speed.value if isinstance(self.speed, Constant) else self.speed
             raise check.fail("delays speed", speed, "1 without compute=: it is a factor of what a step takes")
 
-    def length(self, seed: int, event: int, client: int, steps: int) -> float:
-        """Return the time from a client's request to the arrival of its upload."""
+    def length(self, seed: int, event: int, client: int, steps: int, informed: bool = False) -> float:
+        """Return the time from a client's request to the arrival of its upload; who is informed need not
+        download."""
         download, compute, upload = self.parts(seed, event, client, steps)
-        return download + upload + compute
+        return (0.0 if informed else download) + upload + compute
 
     def parts(self, seed: int, event: int, client: int, steps: int) -> tuple[float, float, float]:
         """Return how long a client downloads, computes and uploads in this turn."""
@@ -342,30 +342,19 @@ ONE_UNIT = Delays(upload=1.0)
 # ---- recorded delays
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")  # spreadsheets may begin a file with a mark
-    except (OSError, ValueError) as error:
-        raise check.fail("delay path", path, f"a readable file ({error})") from None
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(_text(path).encode()).hexdigest()[:16]
-
-
 @functools.lru_cache(maxsize=16)
 def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:
     """Return the values of a file by device; of one device if it names none."""
-    if _digest(path) != digest:
+    if recorded.digest("delay path", path) != digest:
         raise check.fail("delay path", path, "the file as it was when the run began")
     devices: dict[str, list[float]] = {}
     columns = 0
-    for number, row in _rows(path):
+    for number, row in recorded.rows("delay path", path):
         columns = columns or len(row)
         if len(row) > 2 or len(row) != columns:
             raise check.fail("delay path", path, f"one delay, or device,delay, in every line (line {number})")
         device = row[0].strip() if columns == 2 else ""
-        value = _number(row[-1])
+        value = recorded.as_number(row[-1])
         if value is None or not 0 <= value <= LONGEST:
             raise check.fail(
                 "delay path", path, f"delays that are numbers from 0 (line {number}: {row[-1]!r})"
@@ -374,17 +363,3 @@ def _recorded(path: str, digest: str) -> tuple[tuple[float, ...], ...]:
     if not devices:
         raise check.fail("delay path", path, "a file with at least one number")
     return tuple(map(tuple, devices.values()))
-
-
-def _rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines that are not empty, with their numbers, but for a heading."""
-    lines = enumerate(csv.reader(_text(path).splitlines()), start=1)
-    filled = [(number, row) for number, row in lines if any(cell.strip() for cell in row)]
-    yield from filled[1:] if filled and _number(filled[0][1][-1]) is None else filled
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

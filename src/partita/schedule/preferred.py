@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from partita.core.options import checked
 from partita.core.parts import Algorithm
 from partita.schedule.asynchronous import Asynchronous
-from partita.schedule.base import Running, StageSpec, TurnDelays, Until
+from partita.schedule.base import Available, Choose, Running, StageSpec, TurnDelays, Until
 from partita.schedule.synchronous import Synchronous
 
 
@@ -21,19 +21,22 @@ class Preferred:
 
     delays: TurnDelays = None
     until: Until = None
+    choose: Choose = None
+    available: Available = None
 
-    def check(self, clients: int, cohort: int) -> None:  # noqa: ARG002
-        if self.delays is not None:
-            self.delays.check(clients)
+    def check(self, clients: int, cohort: int) -> None:
+        self._as(Synchronous).check(clients, cohort)
 
     def of(self, algorithm: Algorithm) -> Synchronous | Asynchronous:
         """Return the schedule that the method wants."""
-        kind = Synchronous if algorithm.asynchronous is None else Asynchronous
-        return kind(delays=self.delays, until=self.until).of(algorithm)
+        return self._as(Synchronous if algorithm.asynchronous is None else Asynchronous).of(algorithm)
 
     def begin(self, spec: StageSpec) -> Running:
         """Start a synchronous schedule: there is no method that could want another."""
-        return Synchronous(delays=self.delays, until=self.until).begin(spec)
+        return self._as(Synchronous).begin(spec)
+
+    def _as(self, kind: type[Synchronous | Asynchronous]) -> Synchronous | Asynchronous:
+        return kind(delays=self.delays, until=self.until, choose=self.choose, available=self.available)
 
 
 preferred = Preferred

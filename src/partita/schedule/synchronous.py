@@ -8,13 +8,24 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partita.core import check, draws
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, Group, ServerState
-from partita.schedule.base import StageSpec, TurnDelays, Until
-from partita.schedule.clock import Clock, ClockedSchedule, Flight
+from partita.schedule.base import (
+    Available,
+    Choose,
+    StageSpec,
+    TurnDelays,
+    Until,
+    check_parts,
+    refuse_order,
+)
+from partita.schedule.clock import Clock
+from partita.schedule.clocked import ChoosingSchedule
+from partita.schedule.flight import Flight
 from partita.schedule.staleness import OfSchedule
 
 ORDERS, LATE = ("random", "turns"), ("drop", "apply", "partial")
@@ -82,8 +93,11 @@ class Synchronous:
     ] = 0.0
     staleness: OfSchedule = None
     until: Until = None
+    choose: Choose = None
+    available: Available = None
 
     def __post_init__(self) -> None:
+        refuse_order(self.order, self.choose, self.available)
         if self.deadline is not None and self.delays is None:
             raise check.fail("deadline", self.deadline, "None without delays=, such as delays(upload=2.0)")
         if self.deadline is None:
@@ -104,8 +118,7 @@ class Synchronous:
     def check(self, clients: int, cohort: int) -> None:
         if isinstance(self.quorum, int):
             check.integer("quorum", self.quorum, low=1, high=cohort)
-        if self.delays is not None:
-            self.delays.check(clients)
+        check_parts(clients, cohort, self.delays, self.choose, self.available)
 
     def of(self, algorithm: Algorithm) -> Synchronous:
         """Return it, unless it would apply uploads of earlier rounds and the method cannot use them."""
@@ -114,15 +127,19 @@ class Synchronous:
         return self
 
     def begin(self, spec: StageSpec) -> Rounds:
-        return Rounds(self, spec, Clock.of(spec, self.delays))
+        return Rounds(self, spec, Clock.of(spec, self.delays, self.available))
 
 
-class Rounds(ClockedSchedule[Synchronous]):
+class Rounds(ChoosingSchedule[Synchronous]):
     """A synchronous schedule that runs."""
 
     def next(self, server: ServerState) -> Cohort:
         """Send a new cohort; return who of it reports, and who of earlier ones does."""
-        sent = self.clock.send(server, self._choose(server.version))
+        self.informed = frozenset()
+        chosen = self._cohort(server, server.version)
+        while not chosen and self.waits():
+            chosen = self._cohort(server, server.version)
+        sent = self.clock.send(server, chosen, self.informed)
         quorum = self._quorum(server.version, len(sent))
         arrived = self.clock.land_until(self._end(sent, quorum))
         landed, lost = [f for f in arrived if not f.lost], [f for f in arrived if f.lost]
@@ -139,17 +156,29 @@ class Rounds(ClockedSchedule[Synchronous]):
 
     def upcoming(self, server: ServerState) -> Sequence[int]:
         """Return the next cohort, unless some of it are late until then."""
-        return self._choose(server.version + 1)
+        if self.options.choose is not None or self.options.available is not None:
+            return ()  # nobody knows yet what will be known then
+        return self._cohort(server, server.version + 1)
 
-    def _choose(self, round: int) -> Sequence[int]:
+    def _cohort(self, server: ServerState, round: int) -> Sequence[int]:
         if self.options.order == "random":
-            return self.clock.idle(self.spec.cohort, round)
+            return self.chosen(server, self.spec.cohort, round)
         # the next ones of a random order of all clients; a new order when everyone had a turn
         number, place = divmod(round, self._cohorts)
         order = _order(self.spec.seed, number, self.spec.clients)
         chosen = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
         busy = set(self.clock.busy)
         return [c for c in chosen if c not in busy]
+
+    def _ask(
+        self, server: ServerState, clients: NDArray[np.int64], samples: int | None
+    ) -> NDArray[np.float64]:
+        assert self.spec.ask is not None
+        loss, steps = self.spec.ask(clients, samples)
+        numbers: list[int] = clients.tolist()
+        self.clock.ask(server, numbers, steps.tolist(), self.informed)
+        self.informed |= frozenset(numbers)
+        return loss
 
     def _progress(self, round: int, sent: list[Flight]) -> dict[int, float]:
         """Return the stragglers among those who were sent, and how far each of them gets: u from 0 to 1."""

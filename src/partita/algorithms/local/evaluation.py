@@ -39,11 +39,16 @@ class Sums(NamedTuple):
 
 
 def evaluation(
-    personalize: Callable[[Problem], Personalize], split: str, kept: Tensors | None = None, samples: int = 0
+    personalize: Callable[[Problem], Personalize],
+    split: str,
+    kept: Tensors | None = None,
+    samples: int = 0,
+    drawn: int | None = None,
 ) -> Callable[[Problem], LocalRule]:
     """Personalize, then one pass over a split of the client's data.
 
     kept     what metrics keep of a sample: then the rows of up to so many `samples` are returned, too
+    drawn    of each client, only so many drawn samples are looked at (None: all)
     """
 
     def build(problem: Problem) -> LocalRule:
@@ -74,7 +79,7 @@ def evaluation(
             return Upload({}, metrics=metrics), ClientState({}, {})
 
         adapt = tuple(phase.within("inner") for phase in own.phases)
-        return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split))), finish)  # noqa: ARG005
+        return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split, drawn))), finish)  # noqa: ARG005
 
     return build
 
@@ -100,7 +105,9 @@ def global_model(problem: Problem) -> Personalize:
     return Personalize(lambda download, state: download.shared, (), lambda params, d, s: params)  # noqa: ARG005
 
 
-def _pass(split: str) -> Work:
+def _pass(split: str, drawn: int | None) -> Work:
+    if drawn is not None:
+        return Work(steps=1, batch=drawn, split=split)
     return Work(epochs=1, batch=BATCH, split=split, shuffle=False)
 
 
