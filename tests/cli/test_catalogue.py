@@ -123,6 +123,8 @@ BESIDE: dict[Any, dict[str, Any]] = {
     (pt.schedule.synchronous, "deadline"): {"delays": SLOW},
     (pt.schedule.synchronous, "late"): {"delays": SLOW, "deadline": 1.0},
     **{(solver, "epochs"): {"steps": None} for solver in (pt.gd, pt.adam)},
+    (pt.schedule.power_of_choice, "samples"): {"losses": "now"},
+    **{(pt.schedule.windows, name): {"given": [[]]} for name in ("period", "unfinished")},
     (pt.schedule.synchronous, "staleness"): {"delays": SLOW, "deadline": 1.0, "late": "apply"},
 }
 
@@ -265,7 +267,8 @@ def test_the_kinds_hold_what_the_package_offers() -> None:
 
     assert of("methods") == {*METHODS, "stage", "tuned"}
     assert of("optimizers") | of("rates") == set(pt.optim.__all__)
-    assert of("schedules") | of("delays") | of("staleness") == {
+    parts = ("schedules", "delays", "choices", "availability", "staleness")
+    assert set().union(*map(of, parts)) == {
         n for n in pt.schedule.__all__ if n[0].islower() and n != "activity"
     }
     assert of("schedules") == {"asynchronous", "synchronous", "preferred"} == set(SCHEDULES)
@@ -343,8 +346,9 @@ STORED = ("real(", "mnist_shifted(")  # they read files of PARTITA_DATA
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file is that the example of `trace` names."""
+    """Where the files are that the examples of `trace` and `windows` name."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "windows.csv").write_text("phone,0,8\nphone,22,30\nlaptop,9,17\n")
     (tmp_path / "delays.csv").write_text("phone,3.5\nphone,2\nlaptop,0.5\n")
 
 
@@ -571,7 +575,7 @@ def test_set_an_aggregator_of_an_aggregator(text: str) -> None:
             "weighting='unifrom': expected one of 'samples', 'uniform' (did you mean",
         ),
         ("algorithm.server=adam", "server='adam': expected a server optimizer such as"),
-        ("algorithm.server=linear(0.1)", "server=Linear(lr=0.1, warmup=0.1): expected a server optimizer"),
+        ("algorithm.server=linear(0.1)", "server=pt.optim.linear(lr=0.1): expected a server optimizer"),
         ("algorithm.aggregate=sgd()", "aggregate=pt.optim.sgd("),
         ("algorithm.lr=lineer(1)", "algorithm.lr: function='lineer': expected one of"),
         ("algorithm.lr=linear(1, warmpu=0)", "algorithm.lr: warmpu=0: linear has no such argument (did you"),

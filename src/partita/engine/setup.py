@@ -127,6 +127,10 @@ class Setup:
             steps_of(plan.steps, clients)
             if plan.cohort is not None:
                 check.integer("cohort", plan.cohort, low=1, high=clients)
+            together = plan.algorithm.options.get("accumulate", 1)
+            if together > 1 and plan.batch is None:
+                reason = "a step takes all samples of a client at once"
+                raise check.fail("accumulate", together, "batch= with it, the samples in a piece", reason)
         splits = [self.partition_of(plan.algorithm) for plan in self.plans]
         warn_about_buffers(self.profile.buffers, self.settings.norm)
         warn_about_reset(self.plans, splits, self.initial)

@@ -30,7 +30,8 @@ class Written:
     """A rate that is printed as one writes it."""
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))  # type: ignore[arg-type]
+        values = [(f, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
+        options = ", ".join(f"{f.name}={value!r}" for f, value in values if value != f.default)
         return f"pt.optim.{called(type(self))}({options})"
 
 
@@ -137,8 +138,8 @@ class ByStep(Written, StepRate):
     """A rate that goes on from local step to local step: each of them is what a round is to the rate.
 
     A client that takes S steps in each of T rounds has T·S of them; in step s of round t, the rate is that of
-    round t·S + s of T·S. Warm-up and decay are then those of one training of T·S steps, as with a scheduler of
-    torch that is called after every step. Where S differs between clients, each follows its own, so that all
+    round t·S + s of T·S. Warm-up and decay are then those of one training of T·S steps, as with schedulers of
+    torch that are called after each step. Where S differs between clients, each follows its own, so that all
     reach the end together. S counts the steps of a phase (such as the personal ones of fedalt) that a client
     is to take; a straggler takes the first of them.
 

@@ -10,7 +10,6 @@ killed goes on as if it had not been: what is lost is the trial that was running
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import logging
@@ -36,6 +35,7 @@ from partita.engine.stopping import Stopped
 from partita.engine.store.files import append_jsonl, plain, read_jsonl, write_json
 from partita.engine.store.output import new_folder, new_page
 from partita.engine.workers.crew import staying
+from partita.optim.rates import size_of, with_size
 from partita.recipes.comparison import Methods, Model, aligned, as_html, described, labels
 from partita.recipes.experiment import Experiment, changed
 from partita.recipes.study import Study, check_parts
@@ -106,7 +106,7 @@ class Dimension:
         """Return the value of the option that the sampler's number stands for."""
         if not isinstance(self.values, Range):
             return self.values[param]
-        return param if self.rate is None else replace(self.rate, lr=param)
+        return param if self.rate is None else with_size(self.rate, param)
 
     def rounded(self, param: Any) -> Any:
         """Return the sampler's number with as many digits as anybody would write."""
@@ -164,8 +164,8 @@ def _dimension(
     numbers = {float, int} & {*members(kind)}
     if not numbers:
         raise check.fail(f"search[{name!r}]", wish, "a list of values: this option is no number")
-    rate = start if dataclasses.is_dataclass(start) and hasattr(start, "lr") else None
-    start = start.lr if rate is not None else start
+    rate = None if size_of(start) is None else start
+    start = start if rate is None else size_of(rate)
     if callable(start):  # a rate of the user's own, whose size has no name
         return None
     start = number(start)
