@@ -84,6 +84,7 @@ class Task:
             change=self.change,
             tracks=self.tracks,
             recomputes=profile.behaviour.recomputes,
+            functions=profile.behaviour.functions,
         )
 
     @functools.cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from partita.core.criterion import Criterion
 from partita.core.inputs import call, described
 from partita.core.types import Batch, Inputs, Tensors
 from partita.engine.model.forward import Forward
+from partita.engine.model.functions import Functions
 from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
 from partita.engine.model.problem import in_place
 from partita.engine.model.seeding import changed, kept, set_all, state
@@ -38,14 +40,16 @@ class Behaviour(NamedTuple):
     draws: tuple[str, ...] = ()  # the generators of the process that it draws from
     recomputes: bool = False
     remembers: bool = False
+    functions: bool = False  # whether it calls what `partita.engine.model.functions` replaces
 
     @property
     def not_stackable(self) -> str:
         """Why clients cannot be stacked, as far as this shows; '' if they may be."""
         if self.draws:
             return (
-                f"it draws random numbers of its own ({', '.join(self.draws)}), which a pass for several "
-                "clients would draw for all of them at once; nn.Dropout modules can be stacked"
+                f"it draws random numbers of its own ({', '.join(self.draws)}) in a way that cannot be keyed "
+                "by client, so that a pass for several clients would draw for all of them at once; draw by "
+                "torch.rand, torch.randn, dropout and the like, without a generator"
             )
         if self.recomputes:
             return (
@@ -60,7 +64,7 @@ def observe(model: nn.Module, loss: Criterion, trials: Samples, forward: Forward
     with kept(trials[0][1].device):
         behaviour = _observe(stackable(model), loss, trials, forward)
         if behaviour.recomputes:  # then nn.Dropout draws by itself, too: see `partita.engine.model.problem`
-            behaviour = _observe(stackable(model, keyed=False), loss, trials, forward)
+            behaviour = _observe(stackable(model, keyed=False), loss, trials, forward, keyed=False)
     return behaviour
 
 
@@ -83,12 +87,14 @@ def check_static(model: nn.Module, x: Inputs, device: torch.device) -> None:
             )
 
 
-def _observe(module: nn.Module, loss: Criterion, trials: Samples, forward: Forward) -> Behaviour:
+def _observe(
+    module: nn.Module, loss: Criterion, trials: Samples, forward: Forward, keyed: bool = True
+) -> Behaviour:
     device = trials[0][1].device
     buffers: set[str] = set()
     draws: set[str] = set()
     outputs: list[Tensor] = []
-    recomputes = False
+    recomputes = functions = False
     start = _buffers(module)
     versions = {k: p._version for k, p in module.named_parameters()}
     called: set[nn.Module] = set()
@@ -99,24 +105,29 @@ def _observe(module: nn.Module, loss: Criterion, trials: Samples, forward: Forwa
         set_all(max(0, i - 1), device)  # the second pass has all that the first one had
         before = state(device)
         with torch.set_grad_enabled(i == 0), in_place(module.train(), _tensors(module, start, device)):
-            watch = Watch(type(module).__name__)
-            with watch:
+            watch, replaced = Watch(type(module).__name__), Functions(y.new_zeros((), dtype=torch.int64))
+            with watch, replaced if keyed else nullcontext():
                 output, own = _passed(module, forward, x, y)
                 value = own if own is not None else loss.mean(output, y) if i < 2 else output
             _check_parameters(module, versions)
             buffers |= set(_different(module, start))
             if i == 0:
                 recomputes = _recomputes(module, value) or watch.recomputes
+        functions = functions or replaced.used
         outputs.append(output.detach())
         draws |= set(changed(before, device))
     for x, y in trials:
         before = state(device)
+        replaced = Functions(y.new_zeros((), dtype=torch.int64))
         with torch.no_grad(), in_place(module.eval(), _tensors(module, start, device)):
-            _passed(module, forward, x, y)
+            with replaced if keyed else nullcontext():
+                _passed(module, forward, x, y)
+        functions = functions or replaced.used
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes
         buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
-    return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, _apart(*outputs[:2]))
+    remembers = _apart(*outputs[:2])
+    return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, remembers, functions)
 
 
 def _passed(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from partita.core.metrics import ClientMetric
 from partita.core.types import Batch, Inputs, Partition, Scores, Tensors
 from partita.engine.model.finished import everyone, unless
 from partita.engine.model.forward import Forward
+from partita.engine.model.functions import Functions
 from partita.engine.model.normalize import of_one_batch, static, tracked
 from partita.engine.model.outputs import outputs
 from partita.engine.model.pieces import accumulated, pieces
@@ -70,6 +71,7 @@ class ModelProblem:
     last: bool = False  # images have their channels last, which convolutions on a CPU like
     recomputes: bool = False  # parts of the forward pass run again in the backward pass (checkpointing)
     draws: OwnDraws = field(default_factory=OwnDraws)
+    functions: bool = False  # whether the model calls what `partita.engine.model.functions` replaces
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """Return f, ∇f with respect to the named tensors, and the buffers after the pass."""
@@ -140,12 +142,17 @@ class ModelProblem:
 
     def value(self, batch: Batch) -> Tensor:
         """Return f on the batch, of the tensors that are in place."""
-        with torch.autocast(batch.key.device.type, torch.bfloat16, self.half, cache_enabled=False):
+        half = torch.autocast(batch.key.device.type, torch.bfloat16, self.half, cache_enabled=False)
+        with half, self._functions(batch.key):
             if self.forward.labels:
                 return self.forward.with_loss(self.training, batch)[1].float()
             output = self.forward(self.training, batch.x)
         output = output.float() if self.half else output
         return self.loss.of_batch(output, batch.y, batch.mask)
+
+    def _functions(self, key: Tensor) -> AbstractContextManager[Any]:
+        """Return the context of a pass on the batch of this key, for what the model calls."""
+        return Functions(key) if self.functions else nullcontext()
 
     def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
         """Return the buffers after the pass; those of channels that took no part stay as they were."""
@@ -170,7 +177,8 @@ class ModelProblem:
         with torch.no_grad(), self.draws.of(batch.key):
             buffers = {k: params[k].clone() for k in self.buffers} | tree.zeros_like(tree.pick(params, names))
             tensors = {**params, **buffers, **batch_buffers(self.measuring, batch.key, batch.mask)}
-            functional(self.measuring, tensors, batch.x)
+            with self._functions(batch.key):
+                functional(self.measuring, tensors, batch.x)
         return tree.pick(tensors, names)
 
     def score(self, params: Tensors, batch: Batch, keep: bool = False) -> Scores:
@@ -179,7 +187,8 @@ class ModelProblem:
         with torch.no_grad(), self.draws.of(batch.key):
             of_batch = batch_buffers(self.evaluation, batch.key, batch.mask)
             params = {**params, **_channels_last(params)} if self.last else params
-            output, loss = self._evaluated({**params, **of_batch}, batch)
+            with self._functions(batch.key):
+                output, loss = self._evaluated({**params, **of_batch}, batch)
             metric = loss if criterion is None else criterion.sums(output, batch.y, batch.mask)
             rows = {m.name: m.keep(output, batch.y) for m in self.metrics} if keep else {}
         return Scores(*metric, *loss, rows)
@@ -197,7 +206,7 @@ class ModelProblem:
     def outputs(self, params: Tensors, x: Inputs, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for these samples."""
         key = torch.zeros((), dtype=torch.int64, device=tensors_in(x)[0].device)
-        with self.draws.of(key):
+        with self.draws.of(key), self._functions(key):
             return outputs(self.evaluation, (params, batch_buffers(self.evaluation, key, None)), x, names)
 
 
@@ -215,6 +224,7 @@ def make_problem(
     change: Change | None = None,
     tracks: bool = True,
     recomputes: bool = False,
+    functions: bool = False,
 ) -> ModelProblem:
     """Return the problem for one client at a time, or for `stacked` clients under `vmap`.
 
@@ -242,6 +252,7 @@ def make_problem(
         change=change,
         measuring=measuring,
         recomputes=recomputes,
+        functions=functions,
     )
 
 
