@@ -371,6 +371,7 @@ MODELS: dict[str, Foreign] = {
             use_cache=False,
             eos_token_id=2,
             pad_token_id=0,
+            decoder_start_token_id=0,
         ),
         lambda: _ending(text()()),
     ),

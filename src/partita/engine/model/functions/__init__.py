@@ -24,6 +24,7 @@ from partita.engine.model.functions.attention import attention
 from partita.engine.model.functions.pooling import FORMS as POOLING
 from partita.engine.model.functions.random import FORMS as RANDOM
 from partita.engine.model.functions.recurrent import FORMS as RECURRENT
+from partita.engine.model.functions.transformers import announce_stacks
 
 _COMPOSED = (F.multi_head_attention_forward, F.gumbel_softmax)
 """Functions of Python that call others of these: torch would hide those."""
@@ -36,6 +37,12 @@ class Functions(TorchFunctionMode):
     def __init__(self, key: Tensor) -> None:
         super().__init__()
         self.key, self.calls, self.used = draws.branch(key, _PURPOSE), 0, False
+
+    def __enter__(self) -> Functions:
+        if self.stacked:
+            announce_stacks()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def stacked(self) -> bool:

@@ -75,7 +75,7 @@ def _like(draw: Draw) -> Callable[..., Any]:
 
     def form(
         mode: Functions, func: Any, x: Tensor, *, dtype: Any = None, device: Any = None, **more: Any
-    ) -> Any:  # noqa: ARG001
+    ) -> Any:
         return draw(mode.draw(), x.shape, dtype or x.dtype, torch.device(device or x.device))
 
     return form
@@ -146,7 +146,7 @@ def _gaussian(mode: Functions, func: Any, mean: Any, std: Any = 1.0, *size: Any,
     place = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
     if place is None or kwargs:
         return NotImplemented
-    shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor)))
+    shape = (torch.as_tensor(mean) + torch.as_tensor(std)).shape
     return _normal(mode.draw(), shape, place.dtype, place.device) * std + mean
 
 
@@ -156,7 +156,7 @@ def _multinomial(
     p: Tensor,
     num_samples: int,
     replacement: bool = False,
-    **kwargs: Any,  # noqa: ARG001
+    **kwargs: Any,
 ) -> Any:
     """Return places by their probabilities: the first arrivals of Poisson processes with these rates."""
     if kwargs.get("generator") is not None or kwargs.get("out") is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, _VF
+from torch import _VF, Tensor
 
 if TYPE_CHECKING:
     from partita.engine.model.functions import Functions
