@@ -162,7 +162,7 @@ def test_unusable_numbers_are_named(bad: float) -> None:
         ((np.ones(3), np.ones(3), [(0.0, 2.0)]), "train="),
         ((np.ones(3), np.ones(3), [(0, 3)], [(0, 1), (1, 1)]), "clients in test=2"),
         ((["a", "b"], np.ones(2), [(0, 2)]), "dtype of x='<U1'"),
-        (([[1], [1, 2]], np.ones(2), [(0, 2)]), "rows of one shape"),
+        (([[[1]], [[1, 2]]], np.ones(2), [(0, 2)]), "rows of one shape"),
         ((np.ones(2, complex), np.ones(2), [(0, 2)]), "dtype of x"),
     ],
 )

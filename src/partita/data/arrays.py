@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -12,9 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core import check
+from partita.data import columns
+from partita.data.columns import Column, Columns, Mapped, Ragged
 
 IntArray = NDArray[np.int64]
 
+IGNORED = -100  # the label of positions that do not count
 TEXT = "numbers (encode text as integers first)"
 ADVICE = {  # by the kind of a NumPy dtype
     "c": "real numbers: real and imaginary part as two features, for example",
@@ -31,12 +36,55 @@ KINDS: tuple[tuple[Any, Any], ...] = (  # of objects, and the dtypes that hold t
 )
 
 
-def features(values: Any, *, single: bool = False) -> Tensor:
+def features(values: Any, *, single: bool = False, field: str = "x") -> Columns:
     """Return x as it is stored: uint8 images, int32 or int64 ids, float32 or float64 numbers.
 
-    `single`: float64 of a tensor only, since NumPy and pandas hand it over unasked.
+    A dictionary of arrays, or a tuple of them, are several inputs. Among these booleans stay what they are,
+    since they are masks, and uint8 is an image only with three axes or more. A list of arrays that differ in
+    length is a column of sequences. `single`: float64 of a tensor
+    only, since NumPy and pandas hand it over unasked.
     """
-    x = _tensor("x", values, single)
+    if not is_several(values):
+        return column(field, values, single=single)
+    if not values:
+        raise check.fail(field, values, "at least one input")
+    if isinstance(values, Mapping):
+        strange = next((name for name in values if not isinstance(name, str)), None)
+        if strange is not None:
+            raise check.fail(f"{field}: a name of an input", strange, "the names of the model's arguments")
+        return {n: column(f"{field}[{n!r}]", v, single=single, several=True) for n, v in values.items()}
+    return tuple([column(f"{field}[{i}]", v, single=single, several=True) for i, v in enumerate(values)])
+
+
+def is_several(values: Any) -> bool:
+    """Return whether they are several inputs: a dictionary, or a tuple with an array or a column in it.
+
+    A list, and a tuple of numbers or lists, are the rows of one.
+    """
+    return isinstance(values, Mapping) or (isinstance(values, tuple) and any(map(_is_array, values)))
+
+
+def _is_array(values: Any) -> bool:
+    kept = isinstance(values, Column)
+    return kept or (hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0)
+
+
+def column(field: str, values: Any, *, single: bool = False, several: bool = False) -> Column:
+    """Return one input as it is stored; `several` says that it is one of them. See `features`."""
+    if isinstance(values, Ragged | Mapped):
+        return values
+    if isinstance(values, np.memmap) and (mapped := _mapped(field, values, single, several)) is not None:
+        return mapped
+    if (lengths := different_lengths(values)) is not None:
+        entries = _entries(field, values, lengths)
+        stored = column(field, entries, single=single, several=True)
+        assert isinstance(stored, Tensor)
+        return Ragged(stored, lengths.cumsum(0) - lengths, lengths)
+    x = _tensor(field, values, single)
+    if several and x.dtype == torch.bool:
+        return x
+    if x.dtype == torch.uint8 and several and x.ndim < 3:
+        return x.to(torch.int32)
     if x.dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64):
         return x
     if x.dtype in (torch.int8, torch.int16, torch.uint16):
@@ -46,17 +94,116 @@ def features(values: Any, *, single: bool = False) -> Tensor:
     return x.to(torch.float32)
 
 
-def targets(values: Any, *, single: bool = False) -> Tensor:
-    """Return y as it is stored: int64 labels, float32 or float64 numbers; `single` as for `features`."""
+def _mapped(field: str, values: NDArray[Any], single: bool, several: bool) -> Mapped | None:
+    """Return rows of a file as they are there; None where torch cannot read them so."""
+    first = column(field, np.array(values[:1]), single=single, several=several)  # refuses what is no number
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the file is not writable, and nobody writes to it
+            tensor = torch.from_numpy(values)
+    except (TypeError, ValueError):  # another order of bytes, or of rows
+        return None
+    return Mapped(tensor, torch.arange(len(tensor)), first.dtype)
+
+
+def padded_with(x: Columns, pad: Any) -> Columns:
+    """Return sequences with the value that pads them: one for all, or by the names or places of inputs."""
+    sequences = [name for name, column in columns.named(x) if isinstance(column, Ragged)]
+    if isinstance(pad, Mapping):
+        values = {f"x[{name!r}]": check.number(f"pad[{name!r}]", value) for name, value in pad.items()}
+        for name in values:
+            if name not in sequences:
+                raise check.fail(
+                    "pad", name, f"names of sequences: {', '.join(sequences) or 'there are none'}"
+                )
+    else:
+        value = check.number("pad", pad)
+        if value and len(sequences) > 1:
+            allowed = f"a value for each of {', '.join(sequences)}, such as {{'input_ids': {pad}}}"
+            raise check.fail("pad", pad, allowed)
+        values = dict.fromkeys(sequences, value)
+
+    def padded_column(name: str, column: Column) -> Column:
+        if not isinstance(column, Ragged) or name not in values:
+            return column
+        if not column.dtype.is_floating_point and not values[name].is_integer():
+            raise check.fail("pad", values[name], f"a whole number, as {name} has")
+        return replace(column, pad=values[name])
+
+    return columns.each_named(padded_column, x)
+
+
+def different_lengths(values: Any) -> Tensor | None:
+    """Return the length of each sequence, where they are sequences of different lengths, else None."""
+    listed = isinstance(values, list | tuple)
+    objects = str(getattr(values, "dtype", "")) == "object" and getattr(values, "ndim", 0) == 1
+    if not (listed or objects) or not all(map(_is_sequence, values)):
+        return None
+    lengths = [len(v) for v in values]
+    return torch.tensor(lengths) if len(set(lengths)) > 1 else None
+
+
+def _is_sequence(values: Any) -> bool:
+    return isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0
+
+
+def _entries(field: str, values: Any, lengths: Tensor) -> Tensor | NDArray[Any]:
+    """Return the entries of all sequences one after another."""
+    if not bool(lengths.all()):
+        row = int((lengths == 0).nonzero()[0])
+        raise check.fail(f"length of {field}[{row}]", 0, "sequences of at least one entry")
+    rows = list(values)
+    try:
+        if all(isinstance(v, Tensor) for v in rows):
+            return torch.cat(rows)
+        parts = [v.detach().cpu().numpy() if isinstance(v, Tensor) else dense(field, v) for v in rows]
+        entries = np.concatenate(parts)
+    except (ValueError, TypeError, RuntimeError) as error:
+        allowed = f"sequences of entries of one kind and one shape ({check.reason(error)})"
+        raise check.fail(field, "sequences that do not fit together", allowed) from None
+    arrays = any(isinstance(v, Tensor | np.ndarray) for v in rows)
+    return _cast(field, entries, np.float32) if entries.dtype == np.float64 and not arrays else entries
+
+
+def targets(values: Any, *, single: bool = False) -> Tensor | Ragged:
+    """Return y as it is stored: int64 labels, float32 or float64 numbers; `single` as for `features`.
+
+    Lists of different lengths are labels of positions.
+    """
+    if isinstance(values, Ragged):
+        return values
+    if (lengths := different_lengths(values)) is not None:
+        entries = _tensor("y", _entries("y", values, lengths))
+        if entries.is_floating_point():
+            allowed = "labels (whole numbers), or as many numbers for each sample: padding would count"
+            raise check.fail("y", "sequences of real numbers", allowed)
+        return Ragged(entries.to(torch.int64), lengths.cumsum(0) - lengths, lengths, IGNORED)
     y = _tensor("y", values, single)
     if not y.is_floating_point():
         return y.to(torch.int64)
     return y if y.dtype == torch.float64 else y.to(torch.float32)
 
 
-def labels(values: Any) -> tuple[Tensor, list[str]]:
+def padded(y: Tensor | Ragged) -> tuple[Tensor, Tensor | None]:
+    """Return targets of one shape, with the lengths that they had where labels of positions are padded."""
+    if isinstance(y, Tensor):
+        return y, None
+    return columns.read(y, torch.arange(len(y))), y.length
+
+
+def same_rows(x: Columns, y: Column) -> int:
+    """Return how many rows there are; refuse columns of which one has more than another."""
+    (first, column), *others = columns.named(x)
+    rows = len(column)
+    for name, other in (*others, ("y", y)):
+        if len(other) != rows:
+            raise check.fail(f"rows of {name}", len(other), f"{rows}, as many as {first}")
+    return rows
+
+
+def labels(values: Any) -> tuple[Tensor | Ragged, list[str]]:
     """Return y as it is stored, and the names of classes that were given as words: 0, 1, ... as sorted."""
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor | Ragged) or different_lengths(values) is not None:
         return targets(values), []
     y = dense("y", values)
     if y.dtype.kind == "S":
@@ -117,14 +264,22 @@ def ids(field: str, values: Any) -> NDArray[Any]:
     return rows
 
 
-def finite(field: str, values: Tensor, client: Callable[[int], str]) -> None:
+def finite(field: str, values: Column, client: Callable[[int], str]) -> None:
     """Refuse NaN and infinity, and say in which row of which client."""
-    if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+    if not values.dtype.is_floating_point:
         return
-    flat = values.reshape(len(values), -1)
-    bad = ~torch.isfinite(flat)
-    row = int(bad.any(1).nonzero()[0])
-    raise check.fail(f"{field}[{row}] of {client(row)}", float(flat[row][bad[row]][0]), "finite numbers")
+    for start, block in columns.blocks(values):
+        if bool(torch.isfinite(block).all()):
+            continue
+        flat = block.reshape(len(block), -1)
+        bad = ~torch.isfinite(flat)
+        first = int(bad.any(1).nonzero()[0])
+        row = start + first
+        if isinstance(values, Ragged):
+            row = int(torch.searchsorted(values.length.cumsum(0).cpu(), row, right=True))
+        raise check.fail(
+            f"{field}[{row}] of {client(row)}", float(flat[first][bad[first]][0]), "finite numbers"
+        )
 
 
 def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Federated data from arrays and datasets in memory."""
+"""Federated data from arrays and datasets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core import check, draws
-from partita.data import arrays
+from partita.data import arrays, columns
 from partita.data.arrays import IntArray
 from partita.data.chance import FEW, warn_about_chance
+from partita.data.columns import Columns, Ragged
 from partita.data.federated import SPLITS, FederatedData
 from partita.data.validation import SHARE, Mask, fraction, validated
 
+LABELS = ("labels", "label")  # what the target is called where a sample is one dictionary
 Partition = Callable[[NDArray[Any], int, np.random.Generator], Sequence[IntArray]]
 
 
@@ -30,6 +32,7 @@ def from_arrays(
     test: Any = 0.2,
     validation: Any = SHARE,
     names: Sequence[str] | None = None,
+    pad: float | Mapping[str | int, float] = 0,
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
@@ -37,6 +40,11 @@ def from_arrays(
 
     x, y and `client` are arrays, tensors, lists, or tables and columns of pandas. Labels may be words: they
     become the classes 0, 1, ... in sorted order, and `source["classes"]` has them.
+    A model with several inputs has for x a dictionary of arrays, by the names of its arguments, or a tuple of
+    arrays, each with a row of every sample. A list of arrays of different lengths is a column of sequences:
+    a batch pads them with `pad` (a number, or one by the name of each input) to its longest one, labels of
+    positions with −100, and a model that takes an `attention_mask` gets one with its dictionary. An array
+    that is mapped into memory (`numpy.load(path, mmap_mode="r")`) stays in its file.
     `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
     `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
     that is drawn for its test: at least one row of a client with two, and never all. `validation` is a
@@ -44,13 +52,15 @@ def from_arrays(
     where y has classes (0: none); test rows do not depend on that fraction.
 
     >>> from_arrays(x, y, client=["ann", "ann", "bob"], test=0.5)
+    >>> from_arrays({"input_ids": ids, "attention_mask": mask}, y, client=["ann", "ann", "bob"])
     """
-    x, (y, classes) = arrays.features(x, single=True), arrays.labels(y)
-    if not len(x):
+    x, (y, classes) = arrays.padded_with(arrays.features(x, single=True), pad), arrays.labels(y)
+    rows = len(columns.listed(x)[0])
+    if not rows:
         raise check.fail("rows of x", 0, "at least one sample")
     ids, owner = np.unique(arrays.ids("client", client), return_inverse=True)
-    if len(owner) != len(x):
-        raise check.fail("ids in client", len(owner), f"{len(x)}, one for each row of x")
+    if len(owner) != rows:
+        raise check.fail("ids in client", len(owner), f"{rows}, one for each row of x")
     if names is not None and (not _is_list(names) or len(names) != len(ids)):
         raise check.fail("names", names, f"{len(ids)} names, one for each client")
     return assemble(
@@ -73,14 +83,15 @@ def split(
     *,
     test: Any = 0.2,
     validation: Any = SHARE,
+    pad: float | Mapping[str | int, float] = 0,
     seed: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> FederatedData:
     """Return data without clients dealt to a number of them, for example by `dirichlet(0.1)`.
 
-    `test` and `validation` are those of `from_arrays`.
+    x, y, `test`, `validation` and `pad` are those of `from_arrays`.
     """
-    y, classes = arrays.labels(y)
+    x, (y, classes) = arrays.padded_with(arrays.features(x, single=True), pad), arrays.labels(y)
     owner = owners(partition, y, clients, seed)
     source = {**(source or {"name": "split"}), "clients": clients, "partition": describe(partition)}
     source |= {"classes": classes} if classes else {}
@@ -89,10 +100,17 @@ def split(
 
 
 def from_datasets(
-    datasets: Mapping[Any, Any], *, test: Any = 0.2, validation: Any = SHARE, seed: int = 0
+    datasets: Mapping[Any, Any],
+    *,
+    test: Any = 0.2,
+    validation: Any = SHARE,
+    pad: float | Mapping[str | int, float] = 0,
+    seed: int = 0,
 ) -> FederatedData:
     """Return data from one torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
 
+    x of a sample may be a tuple or a dictionary, for models with several inputs; a sample may also be one
+    dictionary with its target under "labels" or "label". Sequences may differ in length, see `from_arrays`.
     `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set;
     `validation` is the fraction of each client's training samples that is held out, or such a mapping.
     Datasets are read once: a random transform is drawn once for each sample, which is said in a warning.
@@ -112,13 +130,13 @@ def from_datasets(
     rows = Rows()
     for i, split, place, dataset in parts:
         x, y = _pair(place, dataset)
-        rows.add(i, _like(f"x of {place}", x, rows.x[:1]), _like(f"y of {place}", y, rows.y[:1]), split)
+        rows.add(i, _like("x", place, x, rows.x[:1]), _like("y", place, y, rows.y[:1]), split)
     if not rows.x:
         raise check.fail("datasets", datasets, "at least one sample")
     read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
     warn_about_chance("datasets", [partial(_first, part) for part in read])
-    x, y = torch.cat(rows.x), torch.cat(rows.y)
-    return rows.assembled(x, y, [*map(str, names)], {"name": "from_datasets"}, seed=seed, **given)
+    x, targets = arrays.padded_with(columns.together(rows.x), pad), columns.joined(rows.y)
+    return rows.assembled(x, targets, [*map(str, names)], {"name": "from_datasets"}, seed=seed, **given)
 
 
 @dataclass
@@ -132,11 +150,11 @@ class Rows:
 
     def add(self, client: int, x: Any, y: Any, split: str) -> None:
         """Add some samples of a client, for one of its splits."""
-        if len(x):
+        if n := len(y):
             self.x.append(x)
             self.y.append(y)
-            self.owner += [client] * len(x)
-            self.split += [split] * len(x)
+            self.owner += [client] * n
+            self.split += [split] * n
 
     def assembled(
         self,
@@ -178,28 +196,27 @@ def assemble(
     validation.
     """
     x, y = arrays.features(x, single=True), arrays.targets(y, single=True)
-    if len(y) != len(x):
-        raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
-    clients = len(names)
+    rows, clients = arrays.same_rows(x, y), len(names)
 
     def client(row: int) -> str:
         return f"client {names[owner[row]]!r}" if owner[row] >= 0 else "no client"
 
-    arrays.finite("x", x, client)  # while rows have the numbers that the user knows
-    arrays.finite("y", y, client)
+    for name, column in (*columns.named(x), ("y", y)):
+        arrays.finite(name, column, client)  # while rows have the numbers that the user knows
     source = dict(source or {})
-    split = np.zeros(len(x), dtype=np.int8)  # by the places in SPLITS
+    split = np.zeros(rows, dtype=np.int8)  # by the places in SPLITS
     given = {"test": test, "validation": validation}
     drawn = {name: fraction(name, value) for name, value in given.items() if np.ndim(value) == 0}
     for name in [name for name in given if name not in drawn]:
-        mask = _mask(name, given[name], len(x))
+        mask = _mask(name, given[name], rows)
         if (split[mask] > 0).any():
             row = int((mask & (split > 0)).argmax())
             raise check.fail("validation", f"row {row}", "rows that are not for testing")
         split[mask] = SPLITS.index(name)
+    classes = y.numpy() if isinstance(y, Tensor) else np.zeros((rows, 0))
     for name in drawn:
         free = np.where(split == 0, owner, -1)
-        draw = held_out if name == "test" else partial(_validated, y.numpy())
+        draw = held_out if name == "test" else partial(_validated, classes)
         split[draw(free, clients, drawn[name], seed)] = SPLITS.index(name)
         if name == "test" or drawn[name]:
             source |= {name: drawn[name], "seed": seed}
@@ -207,11 +224,10 @@ def assemble(
     order = order[np.searchsorted(owner[order], 0) :]
     sizes = np.bincount(3 * owner[order] + split[order], minlength=3 * clients)
     ranges = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).reshape(clients, 3, 2)
-    rows = torch.from_numpy(order)
+    chosen = torch.from_numpy(order)
+    x, y = columns.each(lambda column: columns.select(column, chosen), x), columns.select(y, chosen)
     train, validation, test = ranges.transpose(1, 0, 2)
-    return FederatedData.make(
-        x[rows], y[rows], train, test, validation=validation, names=names, source=source
-    )
+    return FederatedData.make(x, y, train, test, validation=validation, names=names, source=source)
 
 
 def _mask(field: str, values: Any, rows: int) -> Mask:
@@ -250,10 +266,11 @@ def _by_client(owner: IntArray, clients: int) -> list[IntArray]:
     return np.split(order, np.searchsorted(owner[order], np.arange(clients + 1)))[1:-1]
 
 
-def owners(partition: Partition, y: Tensor, clients: int, seed: int) -> IntArray:
+def owners(partition: Partition, targets: Tensor | Ragged, clients: int, seed: int) -> IntArray:
     """Return the client of each row, −1 for none, by a partitioner that may be the user's own."""
     check.integer("clients", clients, low=1)
     check.integer("seed", seed, low=0)
+    y, _ = arrays.padded(targets)
     check.takes("partition", partition, 3, "iid(), dirichlet(alpha), ... or (y, clients, rng) -> rows")
     parts = partition(y.numpy(), clients, draws.generator(seed, "partition"))
     if not _is_list(parts) or len(parts) != clients or not all(map(_is_list, parts)):
@@ -291,25 +308,64 @@ def _first(dataset: Any) -> list[Any]:
     return [dataset[i] for i in range(min(FEW, len(dataset)))]
 
 
-def _pair(field: str, dataset: Any) -> tuple[Tensor, Tensor]:
+def _pair(field: str, dataset: Any) -> tuple[Columns, Tensor | Ragged]:
+    """Return x and y of all samples of a client."""
     if _is_pair(dataset):
         x, y = arrays.features(dataset[0], single=True), arrays.targets(dataset[1], single=True)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        samples = [dataset[i] for i in range(len(dataset))]
-        if any(not isinstance(s, tuple | list) or len(s) != 2 for s in samples):
-            raise check.fail(field, dataset, "samples that are pairs (x, y)")
-        x = arrays.features(arrays.stack(f"x of {field}", [s[0] for s in samples]))
-        y = arrays.targets(arrays.stack(f"y of {field}", [s[1] for s in samples]))
+        samples = [_sample(field, dataset, dataset[i]) for i in range(len(dataset))]
+        x = _stacked(f"x of {field}", [s[0] for s in samples])
+        y = arrays.targets(_stacked_column(f"y of {field}", [s[1] for s in samples]))
     else:
         raise check.fail(field, dataset, "a Dataset with a length, or a pair (x, y)")
-    if len(x) != len(y):
-        raise check.fail(f"rows of y of {field}", len(y), f"{len(x)}, as many as x")
+    arrays.same_rows(x, y)
     return x, y
 
 
-def _like(field: str, values: Tensor, first: list[Tensor]) -> Tensor:
+def _sample(field: str, dataset: Any, sample: Any) -> tuple[Any, Any]:
+    """Return x and y of one sample."""
+    if isinstance(sample, Mapping):
+        label = next((name for name in LABELS if name in sample), None)
+        if label is None or len(sample) < 2:
+            names = ", ".join(map(repr, sample))
+            raise check.fail(f"a sample of {field}", names, "inputs, and the target as 'labels' or 'label'")
+        return {name: values for name, values in sample.items() if name != label}, sample[label]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise check.fail(field, dataset, "samples that are pairs (x, y)")
+    return sample[0], sample[1]
+
+
+def _stacked(field: str, samples: list[Any]) -> Columns:
+    """Return x of all samples; those of several inputs have the same ones."""
+    first: Any = samples[0] if samples else None
+    if not arrays.is_several(first):
+        return arrays.features(_stacked_column(field, samples))
+    keys = list(first) if isinstance(first, Mapping) else range(len(first))
+    for sample in samples:
+        theirs = list(sample) if isinstance(sample, Mapping) else range(len(sample))
+        if type(sample) is not type(first) or theirs != keys:
+            raise check.fail(f"inputs in {field}", theirs, f"{list(keys)} in every sample")
+    inputs = {key: _stacked_column(f"{field}[{key!r}]", [sample[key] for sample in samples]) for key in keys}
+    return arrays.features(inputs if isinstance(first, Mapping) else tuple(inputs.values()))
+
+
+def _stacked_column(field: str, values: list[Any]) -> Any:
+    """Return one input of all samples; sequences of different lengths as they are."""
+    return values if arrays.different_lengths(values) is not None else arrays.stack(field, values)
+
+
+def _like(field: str, place: str, values: Columns, first: list[Columns]) -> Columns:
     """Refuse what cannot stand under the first client's rows, so that no dtype changes silently."""
-    if first and len(values) and (values.dtype, values.shape[1:]) != (first[0].dtype, first[0].shape[1:]):
-        got, want = (f"{t.dtype} {list(t.shape[1:])}" for t in (values, first[0]))
-        raise check.fail(field, got, f"{want} as of the first client")
+    if not first or not len(columns.listed(values)[0]):
+        return values
+    ours, theirs = columns.named(first[0], field), columns.named(values, field)
+    if [name for name, _ in ours] != [name for name, _ in theirs]:
+        got, want = (", ".join(name for name, _ in named) for named in (theirs, ours))
+        raise check.fail(f"{field} of {place}", got, f"{want} as of the first client")
+    for (name, column), (_, other) in zip(theirs, ours):
+        ragged = any(isinstance(c, Ragged) or not c.dtype.is_floating_point for c in (column, other))
+        one, two = ((c.dtype, columns.sample_shape(c)[ragged:]) for c in (column, other))
+        if one != two:
+            got, want = (f"{kind} {shape}" for kind, shape in (one, two))
+            raise check.fail(f"{name} of {place}", got, f"{want} as of the first client")
     return values

@@ -6,24 +6,26 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from partita.core import check, notebook, tree
-from partita.core.inputs import each
+from partita.core import check, notebook
 from partita.core.types import Inputs
-from partita.data import arrays
+from partita.data import arrays, columns
 from partita.data.arrays import IntArray
+from partita.data.columns import Column, Columns, Ragged
+from partita.data.padding import MASKS, mask_for
 from partita.data.population import SPLITS as SPLITS
 from partita.data.population import Numbered, Population, chosen_clients, client_names
 from partita.data.validation import SHARE, fraction, validated
 
 _NAMED = 8  # classes that are named when data are printed
 _SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
+KINDS = {torch.uint8: "uint8 (given as float32 in [0, 1])", torch.int32: "int32 (given as int64)"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,20 +35,25 @@ class FederatedData:
     `x` and `y` hold the rows of all clients; client i has the rows start .. start + length − 1 with
     (start, length) = `train[i]`, and likewise `validation[i]` and `test[i]`. Ranges may overlap: clients may
     share a pool, and any of them may be empty. Images are stored as uint8 and ids as int32 if they came so,
-    and reach the model as float32 in [0, 1] and int64. `source` says in JSON terms how the data were made;
-    `scaling` is the mean and the deviation by which `standardize` has scaled x.
+    and reach the model as float32 in [0, 1] and int64. A model with several inputs has a tuple or a
+    dictionary of them for x; sequences of different lengths are `Ragged`, and `lengths` are those of labels
+    for each position, which are padded with −100. `mask` names the input that tells entries from padding,
+    where it is made. `source` says in JSON terms how the data were made; `scaling` are the mean and the
+    deviation by which `standardize` has scaled each input.
 
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
 
-    x: Inputs
+    x: Columns
     y: Tensor
     train: IntArray
     validation: IntArray
     test: IntArray
     names: Sequence[str]
     source: dict[str, Any]
-    scaling: tuple[Tensor, Tensor] | None = None
+    scaling: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    lengths: Tensor | None = None
+    mask: str = ""
 
     @classmethod
     def make(
@@ -61,9 +68,8 @@ class FederatedData:
         source: Mapping[str, Any] | None = None,
     ) -> FederatedData:
         """Return checked data from rows and ranges; a split that is None is empty for all clients."""
-        x, y = arrays.features(x), arrays.targets(y)
-        if len(y) != len(x):
-            raise check.fail("rows of y", len(y), f"{len(x)}, as many as x")
+        x, target = arrays.features(x), arrays.targets(y)
+        rows, (y, lengths) = arrays.same_rows(x, target), arrays.padded(target)
         train = _ranges("train", train)
         if len(train) == 0:
             raise check.fail("clients", 0, "at least one client")
@@ -75,16 +81,16 @@ class FederatedData:
         for split, ranges in zip(SPLITS, (train, validation, test), strict=True):
             if len(ranges) != len(train):
                 raise check.fail(f"clients in {split}", len(ranges), f"{len(train)}, as many as in train")
-            outside = (ranges < 0).any(1) | (ranges.sum(1) > len(x))
+            outside = (ranges < 0).any(1) | (ranges.sum(1) > rows)
             if outside.any():
                 i = int(outside.argmax())
-                field = f"{split} range of client {names[i]!r}"
-                raise check.fail(field, tuple(ranges[i].tolist()), f"(start, length) within {len(x)} rows")
+                place = f"{split} range of client {names[i]!r}"
+                raise check.fail(place, tuple(ranges[i].tolist()), f"(start, length) within {rows} rows")
         if train[:, 1].sum() == 0:
             raise check.fail("training samples", 0, "at least one among all clients")
-        data = cls(x, y, train, validation, test, names, dict(source or {}))
-        arrays.finite("x", x, data.owner)
-        arrays.finite("y", y, data.owner)
+        data = cls(x, y, train, validation, test, names, dict(source or {}), lengths=lengths)
+        for name, column in (*columns.named(x), ("y", y)):
+            arrays.finite(name, column, data.owner)
         return data
 
     @functools.cached_property
@@ -103,6 +109,11 @@ class FederatedData:
         return len(self.y)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes that the inputs of a sample take as they are stored; of sequences on average."""
+        return sum(map(columns.row_bytes, columns.listed(self.x)))
+
+    @property
     def device(self) -> torch.device:
         """Where batches are: the device that computes."""
         return self.y.device
@@ -113,19 +124,84 @@ class FederatedData:
 
     def to(self, device: torch.device | str) -> FederatedData:
         """Return the same data on another device."""
-        return replace(self, x=tree.to(self.x, device), y=self.y.to(device))
+        return self._each(lambda column: columns.to(column, device))
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Return rows by number: an index of any shape gives x and y of that leading shape."""
+        """Return rows by number: an index of any shape gives x and y of that leading shape.
+
+        Sequences are padded to the longest of these rows.
+        """
         flat = index.to(self.device).reshape(-1)
 
-        def taken(values: Tensor) -> Tensor:
-            rows = values.index_select(0, flat)
+        def taken(column: Column) -> Tensor:
+            rows = columns.read(column, flat)
             rows = rows if rows.is_floating_point() else arrays.decode(rows)
             return rows.reshape(index.shape + rows.shape[1:])
 
         y = self.y.index_select(0, flat)
-        return each(taken, self.x), y.reshape(index.shape + y.shape[1:])
+        if self.lengths is not None:
+            y = y[:, : int(self.lengths.index_select(0, flat).max())] if len(flat) else y[:, :0]
+        x = columns.each_read(taken, self.x)
+        if self.mask:
+            assert isinstance(x, dict)
+            x = {**x, self.mask: self._real(flat).reshape(*index.shape, -1)}
+        return x, y.reshape(index.shape + y.shape[1:])
+
+    def _real(self, rows: Tensor) -> Tensor:
+        """Return which entries of the padded sequences are real."""
+        sequence = next(c for c in columns.listed(self.x) if isinstance(c, Ragged))
+        return MASKS[self.mask](columns.real(sequence, rows))
+
+    def _each(self, fn: Callable[[Column], Column]) -> FederatedData:
+        """Return the data with all that has a row of each sample changed."""
+        y, lengths = fn(self.y), None if self.lengths is None else fn(self.lengths)
+        assert isinstance(y, Tensor)
+        assert lengths is None or isinstance(lengths, Tensor)
+        return replace(self, x=columns.each(fn, self.x), y=y, lengths=lengths)
+
+    def _rows(self, rows: IntArray) -> FederatedData:
+        """Return the data with some of the rows, and the ranges as they are."""
+        chosen = torch.from_numpy(rows).to(self.y.device)
+        return self._each(lambda column: columns.select(column, chosen))
+
+    def masked_for(self, model: nn.Module) -> FederatedData:
+        """Return data that make the mask of padded sequences, where the model takes one and none is given."""
+        name = mask_for(model, self.x)
+        return replace(self, mask=name) if name else self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all samples take as they are stored."""
+        kept = (*columns.listed(self.x), self.y, *([] if self.lengths is None else [self.lengths]))
+        return sum(map(columns.nbytes, kept))
+
+    def fixed(self) -> FederatedData:
+        """Return data whose batches all have one shape: sequences are padded to the longest of all."""
+        sequences = any(isinstance(column, Ragged) for column in columns.listed(self.x))
+        if not sequences and self.lengths is None:
+            return self
+        x = columns.each(lambda c: replace(c, width=c.longest) if isinstance(c, Ragged) else c, self.x)
+        return replace(self, x=x, lengths=None)
+
+    def same_memory(self, other: FederatedData) -> bool:
+        """Return whether both are the same samples at the same place."""
+        pairs = zip((*columns.listed(self.x), self.y), (*columns.listed(other.x), other.y))
+        return all(columns.entries(a) is columns.entries(b) for a, b in pairs)
+
+    def room(self) -> FederatedData:
+        """Return memory for samples like these, and as many or more: the next power of two."""
+        rows = 1 << (self.rows - 1).bit_length()
+        return replace(self._each(lambda column: columns.room(column, rows)), source={})
+
+    def fits(self, other: FederatedData) -> bool:
+        """Return whether there is room for the samples of `other`, which are of the same kind."""
+        pairs = zip((*columns.listed(self.x), self.y), (*columns.listed(other.x), other.y))
+        return all(columns.fits(room, column) for room, column in pairs)
+
+    def fill(self, other: FederatedData) -> None:
+        """Copy the samples of `other` to where there is room for them."""
+        for room, column in zip((*columns.listed(self.x), self.y), (*columns.listed(other.x), other.y)):
+            columns.fill(room, column)
 
     def client(self, i: int, split: str = "train") -> tuple[Inputs, Tensor]:
         """Return x and y of one client."""
@@ -140,12 +216,9 @@ class FederatedData:
         covered = arrays.covered(np.concatenate(ranges), self.rows)
         used = np.append(covered, False).astype(np.int64)
         place = np.cumsum(used) - used  # where a row goes when the unused ones before it are gone
-        rows = torch.from_numpy(np.flatnonzero(used)).to(self.x.device)
         train, validation, test = (np.stack([place[r[:, 0]], r[:, 1]], axis=1) for r in ranges)
         return replace(
-            self,
-            x=self.x.index_select(0, rows),
-            y=self.y.index_select(0, rows),
+            self._rows(np.flatnonzero(used)),
             train=train,
             validation=validation,
             test=test,
@@ -177,11 +250,8 @@ class FederatedData:
         tested = arrays.covered(self.test, self.rows).astype(np.int64)
         place = np.append(np.cumsum(tested) - tested, 0)  # of test rows, which follow all training rows
         test = np.stack([end + place[self.test[:, 0]], self.test[:, 1]], axis=1)
-        rows = torch.from_numpy(np.concatenate([*order, np.flatnonzero(tested)])).to(self.x.device)
         return replace(
-            self,
-            x=self.x.index_select(0, rows),
-            y=self.y.index_select(0, rows),
+            self._rows(np.concatenate([*order, np.flatnonzero(tested)])),
             train=train,
             validation=held_ranges,
             test=test,
@@ -197,42 +267,60 @@ class FederatedData:
         return shifted
 
     def altered(
-        self, clients: Iterable[int], alter: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+        self, clients: Iterable[int], alter: Callable[[Any, Tensor, int], tuple[Any, Tensor]]
     ) -> FederatedData:
         """Return it with the training samples of some clients replaced by `alter(x, y, classes)`.
 
-        They must have the same shapes. Rows that others see too stay as they are for them.
+        They must have the same shapes. Rows that others see too stay as they are for them. What is no single
+        tensor in memory (several inputs, sequences) must come back as it was: then y alone is replaced.
         """
         classes = 0 if self.y.is_floating_point() or not len(self.y) else int(self.y.max()) + 1
-        xs, ys, train, end = [self.x], [self.y], self.train.copy(), self.rows
+        order, xs, ys = [np.arange(self.rows)], [], [self.y]
+        train, end = self.train.copy(), self.rows
         for i in clients:
             start, length = self.train[i].tolist()
-            x, y = alter(self.x[start : start + length], self.y[start : start + length], classes)
-            if x.shape != self.x[start : start + length].shape or len(y) != length:
-                raise check.fail("altered samples", list(x.shape), "as many, of the same shape")
-            xs, ys = [*xs, x.to(self.x.dtype)], [*ys, y.to(self.y.dtype)]
+            own = slice(start, start + length)
+            before = self.x[own] if isinstance(self.x, Tensor) else self.x
+            x, y = alter(before, self.y[own], classes)
+            same = x is before if not isinstance(before, Tensor) else x.shape == before.shape
+            if not same or len(y) != length:
+                what = list(x.shape) if isinstance(x, Tensor) else "other inputs"
+                allowed = "as many, of the same shape" if isinstance(before, Tensor) else "only other labels"
+                raise check.fail("altered samples", what, allowed)
+            xs += [x.to(before.dtype)] if isinstance(before, Tensor) else []
+            ys.append(y.to(self.y.dtype))
+            order.append(np.arange(start, start + length))
             train[i] = end, length
             end += length
-        return replace(self, x=torch.cat(xs), y=torch.cat(ys), train=train)
+        if isinstance(self.x, Tensor):
+            return replace(self, x=torch.cat([self.x, *xs]), y=torch.cat(ys), train=train)
+        return replace(self._rows(np.concatenate(order)), y=torch.cat(ys), train=train)
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits, the same for the same data.
+        """Return 16 hexadecimal digits, the same for the same data, wherever they are kept.
 
         They tell the shapes, ranges, names, labels and all of x (sums of its blocks, and a sample as it is).
         """
-        row = max(1, self.x[:1].numel() * self.x.element_size())
-        count = min(self.rows, max(1, _SAMPLED // row))
-        sample = torch.linspace(0, self.rows - 1, count, dtype=torch.float64).round().to(torch.int64)
+        parts = columns.listed(self.x)
+        sampled = min(self.rows, max(1, _SAMPLED // max(1, self.row_bytes)))
+        rows = torch.linspace(0, self.rows - 1, sampled, dtype=torch.float64).round().to(torch.int64)
         digest = hashlib.sha256()
-        head = [[str(t.dtype), list(t.shape)] for t in (self.x, self.y)]
+        head: list[Any] = [[str(c.dtype), [self.rows, *columns.sample_shape(c)]] for c in (*parts, self.y)]
+        head += list(self.x) if isinstance(self.x, dict) else []
         digest.update(json.dumps(head).encode())
         held_out = [self.validation] if self.validation[:, 1].any() else []
         for part in (self.train, *held_out, self.test):
             digest.update(np.ascontiguousarray(part, dtype="<i8").data)
-        for values in (self.y, self.x.index_select(0, sample.to(self.x.device))):
-            digest.update(values.cpu().contiguous().numpy().tobytes())
-        if count < self.rows:
-            digest.update(_sums(self.x).cpu().numpy().tobytes())
+        digest.update(_bytes(self.y))
+        for column in parts:
+            sequences = isinstance(column, Ragged)
+            if isinstance(column, Ragged):
+                digest.update(_bytes(column.length))
+            else:
+                digest.update(_bytes(columns.read(column, rows.to(columns.home(column)))))
+            if sequences or sampled < self.rows:
+                for _, block in columns.blocks(column, 8 * _BLOCK):
+                    digest.update(_bytes(_sums(block)))
         if self.names != Numbered(self.clients):
             digest.update(json.dumps(list(self.names)).encode())
         return digest.hexdigest()[:16]
@@ -257,10 +345,13 @@ class FederatedData:
             if split != "validation" or n.any():
                 counts = f"min {n.min()}, median {np.median(n):g}, max {n.max()}"
                 rows[split] = f"{n.sum()} samples, per client {counts}{none}"
-        kinds = {torch.uint8: "uint8 (given as float32 in [0, 1])", torch.int32: "int32 (given as int64)"}
-        kind = kinds.get(self.x.dtype, str(self.x.dtype).removeprefix("torch."))
-        rows["x"] = f"{kind}, each {list(self.x.shape[1:])}"
+        for name, column in columns.named(self.x):
+            kind = KINDS.get(column.dtype, str(column.dtype).removeprefix("torch."))
+            shape = ", ".join(map(str, columns.sample_shape(column)))
+            longest = f", n up to {column.longest}" if isinstance(column, Ragged) else ""
+            rows[name] = f"{kind}, each [{shape}]{longest}"
         shape = f", each {list(self.y.shape[1:])}" if self.y.ndim > 1 else ""
+        shape = f", each [n], n up to {self.y.shape[1]}" if self.lengths is not None else shape
         if len(self.y) == 0:
             rows["y"] = "no samples"
         elif self.y.is_floating_point():
@@ -268,7 +359,9 @@ class FederatedData:
         else:
             names = [f"{i} {name}" for i, name in enumerate(self.source.get("classes", []))]
             named = f": {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
-            rows["y"] = f"{len(torch.unique(self.y))} classes, {self.y.min()} to {self.y.max()}{shape}{named}"
+            counted = self.y if self.y.ndim == 1 else self.y[self.y != arrays.IGNORED]
+            values = torch.unique(counted).tolist() or [arrays.IGNORED]
+            rows["y"] = f"{len(values)} classes, {values[0]} to {values[-1]}{shape}{named}"
         return title, rows
 
     def ranges(self, split: str = "train") -> IntArray:
@@ -294,6 +387,10 @@ def _sums(values: Tensor) -> Tensor:
     words = flat.view(torch.int64)
     whole = len(words) // _BLOCK * _BLOCK
     return torch.cat([words[:whole].view(-1, _BLOCK).sum(1), words[whole:]])
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.cpu().contiguous().numpy().tobytes()
 
 
 def _ranges(field: str, values: Any) -> IntArray:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from partita import models
 from partita.core import check, draws
+from partita.core.inputs import single
 from partita.data.federated import FederatedData
 from partita.models.quadratic import ThetaW
 
@@ -190,7 +191,7 @@ class Quadratic:
         return 1 + (rows - b) / (b * (rows - 1)) * (one - 1)
 
     def _rho_of_a_row(self, client: int) -> float:
-        x, _ = self.data.client(client)
+        x = single(self.data.client(client)[0], "a quadratic problem")
         theta, w = x[:, : self.d_theta], x[:, self.d_theta :]
         residual = theta - w @ torch.linalg.lstsq(w, theta).solution  # K
         squares = len(x) * residual.mT @ (theta.square().sum(1, keepdim=True) * residual)

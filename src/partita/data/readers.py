@@ -6,7 +6,7 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,19 +17,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core import check
-from partita.data import arrays
+from partita.data import arrays, columns
 from partita.data.build import Rows, from_arrays
 from partita.data.chance import FEW, warn_about_chance
+from partita.data.columns import Column
 from partita.data.federated import FederatedData
 from partita.data.validation import SHARE
 
+Names = str | Sequence[str] | Mapping[str, str]
+"""Of one input, of several by their own names, or by the names of a model's arguments."""
 FRACTION = 0.2  # of each client's rows for testing, where nothing else is said
 
 
 def from_npz(
     path: str | PathLike[str],
     *,
-    x: str = "x",
+    x: Names = "x",
     y: str = "y",
     client: str = "client",
     test: str | float | None = None,
@@ -38,17 +41,20 @@ def from_npz(
 ) -> FederatedData:
     """Read a NumPy archive with an array of rows, one of labels and one of client ids.
 
-    `x`, `y` and `client` are the keys of these arrays. `test` is the key of a boolean array, or the fraction
-    of each client's rows (None: 0.2); `validation` is such a key, or the fraction of each client's training
-    rows.
+    `x`, `y` and `client` are the keys of these arrays; for a model with several inputs x is a list of keys,
+    which are the names of its arguments too, or a mapping from these to keys. `test` is the key of a boolean
+    array, or the fraction of each client's rows (None: 0.2); `validation` is such a key, or the fraction of
+    each client's training rows.
     """
-    keys = [x, y, client, *(part for part in (test, validation) if isinstance(part, str))]
+    inputs = _inputs(x)
+    keys = [*inputs.values(), y, client, *(part for part in (test, validation) if isinstance(part, str))]
     read = read_npz(path, keys)
     split: dict[str, Any] = {"test": FRACTION if test is None else test, "validation": validation}
     split |= {name: read[key] for name, key in split.items() if isinstance(key, str)}
-    source = {"name": "from_npz", "path": str(path), "x": x, "y": y, "client": client, "test": test}
+    source = {"name": "from_npz", "path": str(path), "x": _plain(x), "y": y, "client": client, "test": test}
     source |= {"validation": validation} if isinstance(validation, str) else {}
-    return from_arrays(read[x], read[y], read[client], **split, seed=seed, source=source)
+    features = {name: read[key] for name, key in inputs.items()}
+    return from_arrays(_one_or_all(x, features), read[y], read[client], **split, seed=seed, source=source)
 
 
 def from_leaf(
@@ -93,22 +99,26 @@ def from_leaf(
         raise check.fail("train", str(train), "users with at least one sample")
     source = {"name": "from_leaf", "train": str(train), "test": given["test"]}
     source |= {split: str(part) for split, part in files.items()}
-    x, y = _joined("x", rows.x), _joined("y", rows.y)
-    return rows.assembled(x, y, names, source, **(given | dict.fromkeys(files)), seed=seed)
+    joined = _joined("x", rows.x), _joined("y", rows.y)
+    return rows.assembled(*joined, names, source, **(given | dict.fromkeys(files)), seed=seed)
 
 
 def from_huggingface(
     dataset: Any,
     *,
-    x: str,
+    x: Names,
     y: str,
     client: str,
     test: Any = None,
     validation: Any = SHARE,
+    pad: float | Mapping[str | int, float] = 0,
     seed: int = 0,
 ) -> FederatedData:
     """Read a loaded `datasets.Dataset` by the names of its columns of features, labels and client ids.
 
+    For a model with several inputs x is a list of columns, which are the names of its arguments too, such as
+    `x=["input_ids", "attention_mask"]`, or a mapping from these to columns. Sequences may differ in length;
+    `pad` is that of `from_arrays`.
     `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
     Dataset with the same columns; `validation` is the same, a fraction of each client's training rows. Images
     become uint8 arrays with the colours first. Columns are read once: a random transform (`set_transform`) is
@@ -117,12 +127,11 @@ def from_huggingface(
     given = {"test": FRACTION if test is None else test, "validation": validation}
     others = {split: part for split, part in given.items() if hasattr(part, "column_names")}
     parts = {"train": dataset, **others}
-    columns = {
-        key: torch.cat([_column(part, name) for part in parts.values()]) for key, name in (("x", x), ("y", y))
-    }
+    inputs = _inputs(x)
+    features = {key: _columns(parts.values(), name) for key, name in inputs.items()}
     ids = [np.asarray(list(_values(part, client))) for part in parts.values()]
     few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
-    reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (x, y)]]
+    reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (*inputs.values(), y)]]
     warn_about_chance("dataset", reads)
     origin = np.repeat(list(parts), [len(rows) for rows in ids])
     for split, part in given.items():
@@ -131,9 +140,29 @@ def from_huggingface(
         elif isinstance(part, str):
             marked = np.asarray(list(_values(dataset, part)))
             given[split] = np.append(marked, np.zeros(len(origin) - len(marked), dtype=marked.dtype))
-    source = {"name": "from_huggingface", "x": x, "y": y, "client": client}
-    joined = np.concatenate(ids)
-    return from_arrays(columns["x"], columns["y"], joined, **given, seed=seed, source=source)
+    source = {"name": "from_huggingface", "x": _plain(x), "y": y, "client": client}
+    joined, labels = np.concatenate(ids), _columns(parts.values(), y)
+    given["pad"] = pad
+    return from_arrays(_one_or_all(x, features), labels, joined, **given, seed=seed, source=source)
+
+
+def _inputs(x: Any) -> dict[str, str]:
+    """Return the names of columns by those of inputs."""
+    names = {x: x} if isinstance(x, str) else dict(x) if isinstance(x, Mapping) else x
+    names = names if isinstance(names, dict) else {n: n for n in names} if isinstance(names, Sequence) else {}
+    if not names or not all(isinstance(name, str) for pair in names.items() for name in pair):
+        raise check.fail("x", x, "a name, a list of names, or a mapping from arguments of the model to names")
+    return names
+
+
+def _one_or_all(x: Any, features: dict[str, Any]) -> Any:
+    """Return the one input that a single name asks for, else all by their names."""
+    return features[x] if isinstance(x, str) else features
+
+
+def _plain(x: Any) -> Any:
+    """Return names in JSON terms."""
+    return x if isinstance(x, str) else dict(x) if isinstance(x, Mapping) else list(x)
 
 
 def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArray[Any]]:
@@ -224,22 +253,21 @@ def _encode(field: str, values: list[Any], alphabet: str | None) -> Any:
     return [i[0] for i in ids] if all(len(i) == 1 for i in ids) else ids
 
 
-def _shaped(values: Any, user: str, shape: tuple[int, ...] | None) -> Tensor:
-    x = arrays.features(values)
+def _shaped(values: Any, user: str, shape: tuple[int, ...] | None) -> Column:
+    x = arrays.column("x", values)
     if shape is None:
         return x
-    if x[0].numel() != math.prod(shape):
-        raise check.fail(
-            "shape", shape, f"{x[0].numel()} numbers in all, as the samples of user {user!r} have"
-        )
+    if not isinstance(x, Tensor) or x[0].numel() != math.prod(shape):
+        numbers = x[0].numel() if isinstance(x, Tensor) else "different"
+        raise check.fail("shape", shape, f"{numbers} numbers in all, as the samples of user {user!r} have")
     return x.reshape(len(x), *shape)
 
 
-def _joined(field: str, parts: list[Tensor]) -> Tensor:
+def _joined(field: str, parts: list[Column]) -> Column:
     try:
-        return torch.cat(parts)
+        return columns.joined(parts)
     except RuntimeError as error:
-        shapes = list(dict.fromkeys(str(list(part.shape[1:])) for part in parts))
+        shapes = list(dict.fromkeys(str(columns.sample_shape(part)) for part in parts))
         raise check.fail(
             f"shapes of {field}", ", ".join(shapes[:3]), f"samples of one shape for all users ({error})"
         ) from None
@@ -253,11 +281,23 @@ def _values(dataset: Any, name: str) -> Any:
     return dataset[name]
 
 
-def _column(dataset: Any, name: str) -> Tensor:
+def _columns(parts: Iterable[Any], name: str) -> Any:
+    """Return a column of several datasets as one: a list, where sequences differ in length."""
+    read = [_column(part, name) for part in parts]
+    if all(isinstance(values, Tensor) for values in read) and len({v.shape[1:] for v in read}) == 1:
+        return torch.cat(read)
+    return [row for values in read for row in values]
+
+
+def _column(dataset: Any, name: str) -> Any:
+    """Return a column: a tensor, or a list of arrays where sequences differ in length."""
     values = _values(dataset, name)
     feature: Any = (getattr(dataset, "features", None) or {}).get(name)
     while hasattr(feature, "feature"):  # a list of ... of values
         feature = feature.feature
     dtype = str(getattr(feature, "dtype", ""))
-    is_kept = dtype in ("uint8", "int8", "int16", "uint16", "int32", "float16", "float32")
-    return arrays.stack(f"column {name!r}", values, dtype if is_kept else None)
+    kept = dtype if dtype in ("uint8", "int8", "int16", "uint16", "int32", "float16", "float32") else None
+    rows = list(values)
+    if arrays.different_lengths(rows) is None:
+        return arrays.stack(f"column {name!r}", rows, kept)
+    return [np.asarray(row, kept) if kept and not isinstance(row, Tensor) else row for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from partita.core import check
-from partita.data import arrays
+from partita.data import arrays, columns
+from partita.data.columns import Column
 from partita.data.federated import FederatedData
 from partita.data.shifts import refuse_overlap, rows_of
 
@@ -24,7 +26,11 @@ _NUMBERS = 1 << 22  # of x that are looked at, or worked on, at a time
 
 
 def standardize(
-    data: FederatedData, *, by: str | None = None, like: FederatedData | None = None
+    data: FederatedData,
+    *,
+    by: str | None = None,
+    like: FederatedData | None = None,
+    only: str | int | None = None,
 ) -> FederatedData:
     """Return data whose features have mean 0 and deviation 1 over training samples: (x − mean) / deviation.
 
@@ -33,7 +39,8 @@ def standardize(
     Each feature has its own; images (uint8, or samples of three axes [channels, height, width]) have one for
     each channel, and uint8 becomes float32 in [0, 1] before. A feature that never varies becomes 0 in
     training samples; one that varies, but not at a client, is divided there by the deviation of all. A client
-    without training samples has the statistics of all.
+    without training samples has the statistics of all. Of several inputs those with real numbers or images
+    are standardized, or `only` the one of this name or place; entries of sequences count one by one.
 
     `like` are the data of training, standardized or as they were before: clients that come later are scaled
     with the statistics of these, as a trained model expects. Scaled by client, each still has its own, and
@@ -42,32 +49,65 @@ def standardize(
     >>> standardize(from_arrays(x, y, client=["ann", "ann", "bob"]))
     >>> standardize(later, like=data)
     """
-    for name, given in (("data", data), ("like", data if like is None else like)):
+    for field, given in (("data", data), ("like", data if like is None else like)):
         if not isinstance(given, FederatedData):
-            raise check.fail(name, given, "a FederatedData, such as from_arrays returns")
-        if given.x.dtype in (torch.int32, torch.int64):
-            allowed = "real numbers or images, not ids (give counts and the like with astype('float32'))"
-            raise check.fail(f"x of {'standardize' if name == 'data' else name}", str(given.x.dtype), allowed)
+            raise check.fail(field, given, "a FederatedData, such as from_arrays returns")
+        chosen = _scaled_columns(given, only, "standardize" if field == "data" else field)
     by = check.choice("by", _by(like) if by is None else by, BY)
     if by == "client":
         refuse_overlap("standardize(by='client')", data)
-    mean, deviation = _of_all(data) if like is None else _expected(data, like, by)
-    pooled = torch.where(deviation > 0, deviation, 1.0)
-    x = torch.empty_like(data.x, dtype=torch.float64 if data.x.dtype == torch.float64 else torch.float32)
-    if by == "pooled":
-        _scale(data.x, torch.arange(len(x)), mean, pooled, out=x)
-    else:
-        axes = _pooled_axes(data.x)
-        x.zero_()  # rows of no client
-        for i, (start, n) in enumerate(data.train.tolist()):
-            centre, own = _statistics(data.x, torch.arange(start, start + n), axes) if n else (mean, pooled)
-            _scale(data.x, rows_of(data, i), centre, torch.where(own > 0, own, pooled), out=x)
-    shifts = [*data.source.get("shift", []), {"name": STANDARDIZE, "by": by}]
-    scaling = (mean.cpu(), pooled.cpu())
-    if data.scaling is not None:  # of x as it was before both
-        first, size = data.scaling
-        scaling = (first + size * scaling[0], size * scaling[1])
+    if like is not None:
+        _refuse_unlike(data, like, by)
+    new, scaling = {}, dict(data.scaling)
+    for name in chosen:
+        column = dict(columns.named(data.x))[name]
+        mean, deviation = _of_all(data, name) if like is None else _expected(data, like, name)
+        pooled = torch.where(deviation > 0, deviation, 1.0)
+        new[name] = _standardized(data, column, mean, pooled, by)
+        own = (mean.cpu(), pooled.cpu())
+        if name in scaling:  # of x as it was before both
+            first, size = scaling[name]
+            own = (first + size * own[0], size * own[1])
+        scaling[name] = own
+    x = columns.each_named(lambda name, column: new.get(name, column), data.x)
+    step = {"name": STANDARDIZE, "by": by, **({} if only is None else {"only": only})}
+    shifts = [*data.source.get("shift", []), step]
     return replace(data, x=x, source={**data.source, "shift": shifts}, scaling=scaling)
+
+
+def _scaled_columns(data: FederatedData, only: str | int | None, who: str) -> list[str]:
+    """Return the names of the inputs to scale."""
+    named = dict(columns.named(data.x))
+    if only is not None:
+        if f"x[{only!r}]" not in named:
+            raise check.fail("only", only, f"one of the inputs {', '.join(named)}")
+        named = {f"x[{only!r}]": named[f"x[{only!r}]"]}
+    chosen = [n for n, c in named.items() if c.dtype.is_floating_point or c.dtype == torch.uint8]
+    if not chosen:
+        allowed = "real numbers or images, not ids (give counts and the like with astype('float32'))"
+        kinds = ", ".join(str(column.dtype) for column in named.values())
+        raise check.fail(f"x of {who}", kinds, allowed)
+    if any(isinstance(named[name], columns.Mapped) for name in chosen):
+        allowed = "data in memory; scale what is in files in the model's forward"
+        raise check.fail(f"x of {who}", "rows of a file", allowed)
+    return chosen
+
+
+def _standardized(data: FederatedData, column: Column, mean: Tensor, pooled: Tensor, by: str) -> Column:
+    """Return a column scaled by the statistics of all clients, or by those of each."""
+    values = columns.entries(column)
+    out = torch.empty_like(values, dtype=torch.float64 if values.dtype == torch.float64 else torch.float32)
+    if by == "pooled":
+        _scale(values, torch.arange(len(values)), mean, pooled, out=out)
+    else:
+        axes = _pooled_axes(values)
+        out.zero_()  # rows of no client
+        for i, (start, n) in enumerate(data.train.tolist()):
+            trained = columns.places(column, torch.arange(start, start + n).to(values.device))
+            centre, own = _statistics(values, trained, axes) if n else (mean, pooled)
+            rows = columns.places(column, rows_of(data, i))
+            _scale(values, rows, centre, torch.where(own > 0, own, pooled), out=out)
+    return replace(column, values=out) if isinstance(column, columns.Ragged) else out
 
 
 def other_scale(ours: FederatedData, theirs: FederatedData) -> str | None:
@@ -77,8 +117,9 @@ def other_scale(ours: FederatedData, theirs: FederatedData) -> str | None:
     if [{**s, "seed": 0} for s in steps[0]] != [{**s, "seed": 0} for s in steps[1]]:
         said = [" then ".join(_call(s) for s in some) or "not scaled" for some in steps]
         return f"data of training are {said[0]}, these are {said[1]}: {advice}"
-    known = ours.scaling is not None and theirs.scaling is not None and _by(ours) == BY[0]
-    if not known or all(torch.allclose(a, b) for a, b in zip(ours.scaling or (), theirs.scaling or ())):
+    known = ours.scaling and ours.scaling.keys() == theirs.scaling.keys() and _by(ours) == BY[0]
+    pairs = [pair for name in ours.scaling for pair in zip(ours.scaling[name], theirs.scaling.get(name, ()))]
+    if not known or all(torch.allclose(a, b) for a, b in pairs):
         return None
     return f"these data are standardized with statistics of their own, not with those of training: {advice}"
 
@@ -94,25 +135,34 @@ def _by(data: FederatedData | None) -> str:
     return str(steps[-1]["by"]) if steps else BY[0]
 
 
-def _of_all(data: FederatedData) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation over the training samples of all clients."""
-    trained = torch.from_numpy(np.flatnonzero(arrays.covered(data.train, data.rows)))
-    return _statistics(data.x, trained, _pooled_axes(data.x))
+def _of_all(data: FederatedData, name: str) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of an input over the training samples of all clients."""
+    column = dict(columns.named(data.x))[name]
+    trained = torch.from_numpy(np.flatnonzero(arrays.covered(data.train, data.rows))).to(data.device)
+    values = columns.entries(column)
+    return _statistics(values, columns.places(column, trained), _pooled_axes(values))
 
 
-def _expected(data: FederatedData, like: FederatedData, by: str) -> tuple[Tensor, Tensor]:
-    """Return the statistics by which `like` was standardized, or those with which it would be."""
-    if data.x.shape[1:] != like.x.shape[1:]:
-        raise check.fail(
-            "data: a sample of x", list(data.x.shape[1:]), f"{list(like.x.shape[1:])}, as in like"
-        )
-    if data.scaling is not None:
+def _refuse_unlike(data: FederatedData, like: FederatedData, by: str) -> None:
+    """Refuse samples of another shape, and what cannot be scaled as these others were."""
+    ours, theirs = (
+        [(name, columns.sample_shape(c)) for name, c in columns.named(some.x)] for some in (data, like)
+    )
+    if ours != theirs:
+        one = len(ours) == len(theirs) == 1
+        got, want = (shapes[0][1] if one else dict(shapes) for shapes in (ours, theirs))
+        raise check.fail("data: a sample of x", got, f"{want}, as in like")
+    if data.scaling:
         raise check.fail(
             "data", "standardized", "data as they were before, since like says how to scale them"
         )
-    if like.scaling is not None and by != _by(like):
+    if like.scaling and by != _by(like):
         raise check.fail("by", by, f"{_by(like)!r}, as like was standardized")
-    mean, deviation = _of_all(like) if like.scaling is None else like.scaling
+
+
+def _expected(data: FederatedData, like: FederatedData, name: str) -> tuple[Tensor, Tensor]:
+    """Return the statistics by which `like` was standardized, or those with which it would be."""
+    mean, deviation = like.scaling[name] if name in like.scaling else _of_all(like, name)
     return mean.to(data.device), deviation.to(data.device)
 
 
@@ -121,12 +171,12 @@ def scale_hint(data: FederatedData) -> str | None:
 
     It looks at a sample of the training rows, and at real numbers only: images and ids need no scaling.
     """
-    if not data.x.is_floating_point():
+    if isinstance(data.x, tuple | dict | columns.Ragged) or not data.x.dtype.is_floating_point:
         return None
     rows = np.flatnonzero(arrays.covered(data.train, data.rows))
-    count = min(len(rows), max(2, _NUMBERS // max(1, data.x[:1].numel())))
+    count = min(len(rows), max(2, _NUMBERS // max(1, math.prod(data.x.shape[1:]))))
     chosen = torch.from_numpy(rows[np.linspace(0, len(rows) - 1, count).round().astype(np.int64)])
-    x = data.x.index_select(0, chosen.to(data.device)).reshape(count, -1).double()
+    x = columns.read(data.x, chosen.to(columns.home(data.x))).reshape(count, -1).double()
     size = x.square().mean(0).sqrt()[x.amax(0) > x.amin(0)]  # of features that vary
     if not len(size):
         return None

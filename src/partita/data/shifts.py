@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core import check, draws
-from partita.data import arrays
+from partita.data import arrays, columns
 from partita.data.federated import SPLITS, FederatedData
 
 Amounts = NDArray[np.float64]
@@ -35,11 +35,12 @@ class Shift:
 
     def __call__(self, data: FederatedData, seed: int = 0) -> FederatedData:
         check.integer("seed", seed, low=0)
-        if data.x.dtype in (torch.int32, torch.int64):
-            raise check.fail(f"x of {self.name}", str(data.x.dtype), "images or real numbers, not ids")
+        given = columns.in_memory(data.x, f"the shift {self.name}")
+        if given.dtype in (torch.int32, torch.int64):
+            raise check.fail(f"x of {self.name}", str(given.dtype), "images or real numbers, not ids")
         refuse_overlap(self.name, data)
         purpose = f"shift-{self.name}"
-        x = (arrays.decode(data.x) if self.decode else data.x).clone()
+        x = (arrays.decode(given) if self.decode else given).clone()
         amounts = self.amounts(data.clients, draws.generator(seed, purpose))
         for i, amount in enumerate(amounts.tolist()):
             rows = rows_of(data, i)

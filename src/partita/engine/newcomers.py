@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from partita.core import check, tree
-from partita.core.inputs import alike, sample_form, single
+from partita.core import check, inputs, tree
 from partita.core.types import RoundContext, Upload, Work
-from partita.data import FederatedData
+from partita.data import FederatedData, columns
 from partita.data.scale import other_scale
 from partita.engine.counters import Counters
 from partita.engine.devices.devices import Devices
@@ -159,12 +158,14 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
     data = _same_labels(ours, data)
     if hint := other_scale(ours, data):
         check.warn(hint)
-    x, y = alike(data.x, ours.x), alike(data.y, ours.y)
-    for name, theirs, known in (("x", x, ours.x), ("y", y, ours.y)):
-        form, given = sample_form(known), sample_form(theirs)
+    x, y = columns.alike(data.x, ours.x), inputs.alike(data.y, ours.y)
+    forms = [("x", columns.described(x), columns.described(ours.x))]
+    if ours.lengths is None:  # labels of positions may be as many as they like
+        forms.append(("y", inputs.sample_form(y), inputs.sample_form(ours.y)))
+    for name, given, form in forms:
         if given != form:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
-    data = replace(data, x=x, y=single(y, "targets"))
+    data = replace(data, x=x, y=inputs.single(y, "targets"), mask=ours.mask)
     profile = stage.setup.profile
     check_labels(profile.loss, evaluated(stage.setup.model, ours, profile.forward), data)
     return data

@@ -86,8 +86,8 @@ class Setup:
         clean, device = data, settings.device
         if settings.attack is not None and settings.attack.poison is not None:
             data = data.altered(settings.byzantine_clients, settings.attack.poison)
-        data = data.to(device)
         module = own_copy(model, settings.seed).to(device)
+        data = data.masked_for(module).to(device)
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
         with kept(data.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, data.device)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from partita.core.draws import generator
-from partita.data import FederatedData
+from partita.data import FederatedData, columns
+from partita.data.columns import Ragged
 from partita.engine.significance import unlike_inputs, unlike_labels
 
 MOST_CLIENTS = 10_000
@@ -47,9 +48,14 @@ def unusual_clients(data: FederatedData, label_counts: np.ndarray | None) -> Unu
 
 
 def _sampled(data: FederatedData) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return some training inputs of each client with their ranges; None for tokens and too many clients."""
+    """Return some training inputs of each client with their ranges.
+
+    None for tokens, for several inputs, and for too many clients.
+    """
     x = data.x
-    if not (x.is_floating_point() or x.dtype == torch.uint8) or x.dim() < 2:
+    if isinstance(x, tuple | dict | Ragged) or len(x.shape) < 2:
+        return None
+    if not (x.dtype.is_floating_point or x.dtype == torch.uint8):
         return None
     starts, sizes = data.train.T
     features = int(np.prod(x.shape[1:]))
@@ -61,7 +67,7 @@ def _sampled(data: FederatedData) -> tuple[np.ndarray, np.ndarray] | None:
     owner = np.repeat(np.arange(len(counts)), counts)
     step = np.arange(len(owner)) - np.repeat(ends - counts, counts)  # evenly over the client's samples
     place = starts[owner] + step * sizes[owner] // np.maximum(counts[owner], 1)
-    rows = x.index_select(0, torch.from_numpy(place).to(x.device)).reshape(len(place), -1)
+    rows = columns.read(x, torch.from_numpy(place).to(columns.home(x))).reshape(len(place), -1)
     return _projected(rows.cpu().numpy().astype(np.float32)), np.stack([ends - counts, counts], axis=1)
 
 

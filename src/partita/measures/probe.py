@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from partita.core import check, draws
+from partita.core.inputs import single
 from partita.core.parts import Measure, Problem
 from partita.core.types import Download, Tensors
-from partita.data import FederatedData, arrays
+from partita.data import FederatedData, arrays, columns
 from partita.data.federated import SPLITS
 
 PROBE = "probe"
@@ -29,10 +30,11 @@ def probe_samples(measure: Measure, data: FederatedData, seed: int) -> Tensors:
     if measure.probe is None:
         return {}
     if isinstance(measure.probe.x, int):
-        return {PROBE: data.gather(_unseen(data, measure.probe.x, seed))[0]}
-    x = arrays.features(measure.probe.x)
-    arrays.finite("x", x, lambda row: "the probe")  # noqa: ARG005
-    x, like = arrays.decode(x), arrays.decode(data.x[:1])
+        return {PROBE: single(data.gather(_unseen(data, measure.probe.x, seed))[0], "a probe of samples")}
+    given = columns.in_memory(arrays.features(measure.probe.x), "a probe")
+    arrays.finite("x", given, lambda row: "the probe")  # noqa: ARG005
+    like = single(data.gather(torch.zeros(1, dtype=torch.int64))[0], "a probe of samples")
+    x = arrays.decode(given)
     both_real = x.is_floating_point() and like.is_floating_point()
     return {PROBE: x.to(like.device, like.dtype if both_real else x.dtype)}
 

@@ -32,7 +32,7 @@ from partita.algorithms import (
 from partita.algorithms.alone import local
 from partita.core import check
 from partita.core.parts import Algorithm
-from partita.data import FederatedData
+from partita.data import FederatedData, columns
 from partita.engine.record import Record, lookup, mean, numbers
 from partita.measures import aggregation_change, line_loss
 from partita.recipes.experiment import Experiment
@@ -241,7 +241,7 @@ def _handwriting(name: str, parties: int, classes: int, letters: bool, seed: int
     first = FIRST_LETTER if letters else 0
     rows = (writers.y >= first) & (writers.y < first + 10)
     source = {"name": "femnist", "first": first}
-    x, y = writers.x[rows].numpy(), (writers.y[rows] - first).numpy()
+    x, y = columns.in_memory(writers.x, name)[rows].numpy(), (writers.y[rows] - first).numpy()
     return data.split(x, y, parties, partition, test=0.2, validation=0, seed=seed, source=source)
 
 

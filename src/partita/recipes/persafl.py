@@ -38,7 +38,7 @@ from partita.algorithms import (
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm
-from partita.data import FederatedData
+from partita.data import FederatedData, columns
 from partita.engine.record import Record, number
 from partita.optim import sgd
 from partita.recipes.experiment import Experiment
@@ -226,7 +226,8 @@ def _dealt(name: str, fraction: int, validation: float, seed: int) -> FederatedD
         name, clients=clients, partition=data.label_skew(images.classes), validation=validation, seed=seed
     )
     dealt = dealt.subset(range(CLIENTS)) if fraction > 1 else dealt
-    return replace(dealt, x=(dealt.x.float() / 255 - images.mean) / images.deviation)
+    x = columns.in_memory(dealt.x, name)
+    return replace(dealt, x=(x.float() / 255 - images.mean) / images.deviation)
 
 
 # ---- Figure 2

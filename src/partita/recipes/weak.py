@@ -27,7 +27,7 @@ from partita.algorithms.base import WEIGHTINGS
 from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity
-from partita.data import FederatedData
+from partita.data import FederatedData, columns
 from partita.engine.record import Record
 from partita.optim import rates
 from partita.recipes.experiment import Experiment
@@ -305,7 +305,8 @@ def cifar(clients: int, seed: int) -> FederatedData:
             "cifar10", clients=CLIENTS, partition=data.dirichlet(0.1), test="file", validation=0, seed=seed
         )
     dealt = _only(dealt, clients)
-    return replace(dealt, x=(dealt.x.float() / 255 - 0.473) / 0.252)
+    images = columns.in_memory(dealt.x, "CIFAR-10")
+    return replace(dealt, x=(images.float() / 255 - 0.473) / 0.252)
 
 
 def _only(dealt: FederatedData, clients: int) -> FederatedData:
@@ -322,7 +323,9 @@ def model_and_data(setup: Setup, seed: int) -> tuple[nn.Module, FederatedData]:
         return models.leaf_cnn(seed=seed), _paired(writers, clients)
     reviews = data.real("imdb", clients=CLIENTS, partition=data.dirichlet(0.1), validation=0, seed=seed)
     source = _only(reviews, clients)
-    return models.bilstm(int(source.x.max()) + 1, pool="mean", seed=seed), source
+    return models.bilstm(
+        int(columns.in_memory(source.x, "reviews").max()) + 1, pool="mean", seed=seed
+    ), source
 
 
 def _paired(writers: FederatedData, clients: int) -> FederatedData:
@@ -339,8 +342,9 @@ def _paired(writers: FederatedData, clients: int) -> FederatedData:
     order = np.concatenate(rows)
     names = [f"{a}+{b}" for a, b in zip(writers.names[::2], writers.names[1::2])]
     source = {**writers.source, "writers": 2}
+    x = columns.in_memory(writers.x, "FEMNIST")[order]
     return FederatedData.make(
-        writers.x[order], writers.y[order], ranges["train"], ranges["test"], names=names, source=source
+        x, writers.y[order], ranges["train"], ranges["test"], names=names, source=source
     )
 
 

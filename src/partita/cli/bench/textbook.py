@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from partita.cli.bench.workloads import LR, Workload
 from partita.data import FederatedData
+from partita.data.columns import in_memory
 
 
 def textbook(work: Workload, data: FederatedData, device: str, rounds: int) -> list[float]:
@@ -26,7 +27,7 @@ def textbook(work: Workload, data: FederatedData, device: str, rounds: int) -> l
             model.load_state_dict(state)
             optimizer = torch.optim.SGD(model.parameters(), lr=LR)
             first, n = data.train[client].tolist()
-            x, y = data.x[first : first + n], data.y[first : first + n]
+            x, y = in_memory(data.x, "the bench")[first : first + n], data.y[first : first + n]
             order = torch.randperm(n, generator=generator).to(device)
             for i in range(0, n, work.batch):
                 index = order[i : i + work.batch]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from partita.core import check, tree
-from partita.core.types import Inputs, Tensors
+from partita.core.types import Tensors
+from partita.data.columns import Columns
 from partita.engine.execute import EXECUTORS
 from partita.engine.workers.share import Assignment
 from partita.engine.workers.wire import Packed, pack, pickled, unpack, unpickled
@@ -28,7 +29,7 @@ class Samples(NamedTuple):
     """The samples of all clients, on the host: once for each machine."""
 
     key: int
-    x: Inputs
+    x: Columns
     y: Tensor
 
 

@@ -6,7 +6,6 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +13,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from partita.core.device import put
-from partita.core.inputs import each
-from partita.core.inputs import tensors as tensors_in
 from partita.core.parts import Phase
 from partita.core.types import Batch
 from partita.data import FederatedData
@@ -49,7 +46,7 @@ class Captured:
     ) -> None:
         self.shape, self.phase = shape, phase
         self.device = data.device
-        self.data, self.own_data = data, False
+        self.data, self.own_data = data.fixed(), False
         self.lr = _roomy(lr, shape.n)
         self.plans = [self._plan(plan) for plan in drawn]
         self.limit = torch.zeros(shape.n, dtype=torch.int64, device=self.device)
@@ -129,8 +126,8 @@ class Captured:
     def nbytes(self) -> int:
         """Bytes that it holds between its runs: tensors of clients, plans, samples, and little else."""
         plans = [x for plan in self.plans for x in (plan.rows, plan.real, plan.keys)]
-        samples = [*tensors_in(self.data.x), self.data.y] if self.own_data else []
-        return sum(x.nbytes for x in [*tensors(self.carry), *plans, *samples])
+        samples = self.data.nbytes if self.own_data else 0
+        return samples + sum(x.nbytes for x in [*tensors(self.carry), *plans])
 
     @property
     def places(self) -> set[int]:
@@ -235,16 +232,13 @@ class Captured:
 
     def _load_data(self, data: FederatedData) -> bool:
         """Copy samples into place where they are others in every round, as those of weak devices are."""
-        if data.x is self.data.x and data.y is self.data.y:
+        data = data.fixed()
+        if data.same_memory(self.data):
             return False
-        fits = self.own_data and data.rows <= self.data.rows
+        fits = self.own_data and self.data.fits(data)
         if not fits:
-            n = 1 << (data.rows - 1).bit_length()
-            x = each(lambda t: t.new_zeros(n, *t.shape[1:]), data.x)
-            y = data.y.new_zeros(n, *data.y.shape[1:])
-            self.data, self.own_data = replace(data, x=x, y=y, source={}), True
-        for room, values in zip((*tensors_in(self.data.x), self.data.y), (*tensors_in(data.x), data.y)):
-            room[: data.rows].copy_(values)
+            self.data, self.own_data = data.room(), True
+        self.data.fill(data)
         return not fits
 
 
