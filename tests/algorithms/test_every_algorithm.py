@@ -614,6 +614,13 @@ def test_loop_equals_vmap_and_graph(case: Case, work: str) -> None:
 
 
 OPTIMIZED = ("fedavg", "fedalt", "ditto", "scaffold", "pfedme")
+WITHOUT_KEPT_OPTIMIZER = ("ffgg", "ffgg_async", "ffgg_local", "ffgg_robust", "pfedme", "persafl_me")
+BY_STEP = pt.optim.by_step(pt.optim.cosine(0.2, warmup=0.3))
+
+
+def keeping(name: str) -> dict[str, Any]:
+    """The option by which clients keep the state of their optimizers, where the method has it."""
+    return {} if name in WITHOUT_KEPT_OPTIMIZER else {"optimizer_state": "keep"}
 
 
 @each("name", OPTIMIZED)
@@ -629,14 +636,28 @@ def test_loop_equals_vmap_with_another_optimizer_for_the_rest(case: Case) -> Non
 
 
 def same_with_adamw(case: Case) -> None:
-    """Compare in double precision: Adam steps as far for a gradient that is zero but for rounding."""
-    method = make(case.name, case.options, optimizer=pt.optim.adamw(eps=1e-4), max_grad_norm=1.0)
+    """Compare a rate by step, two batches for a step and a state that is kept, all of them together.
+
+    It takes double precision: Adam steps as far for a gradient that is zero but for rounding.
+    """
+    options = {"optimizer": pt.optim.adamw(eps=1e-4), "max_grad_norm": 1.0, "lr": BY_STEP, "accumulate": 2}
+    method = make(case.name, case.options, **options, **keeping(case.name))
     recorded = ("graph",) if case.name in ("fedalt", "ditto", "scaffold", "ffgg_local") else ()
     loop, *others = (federate(method, DOUBLE, executor=e) for e in ("loop", "vmap", *recorded))
     for other in others:
         assert_close(tensors(loop), tensors(other), atol=1e-7)
     by_sgd = models(default_run(case.name))
     assert any(not torch.equal(v, by_sgd[k]) for k, v in models(loop).items())
+
+
+SERVERS_ALONE = ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "rfa", "coordinate_median_fedavg")
+"""Methods whose clients are fedavg's."""
+
+
+@each("name", [name for name in CASES if name not in SERVERS_ALONE])
+def test_accumulated_batches_are_one_large_batch(name: str) -> None:
+    method = make(name, CASES[name].options, accumulate=2)
+    assert_close(tensors(federate(method, DOUBLE, epochs=2, batch=2)), tensors(default_run(name)), atol=1e-9)
 
 
 def _recorded(case: Case, work: str) -> bool:
@@ -688,7 +709,8 @@ def stop_and_resume(
 @functools.cache
 def straight_run(name: str) -> tuple[Algorithm, dict[str, Any], pt.Run]:
     """A run without interruption: its method, its settings, what it gave."""
-    algorithm = make(name, CASES[name].options, momentum=0.9, max_grad_norm=0.2)
+    options = {"momentum": 0.9, "max_grad_norm": 0.2, "lr": BY_STEP, **keeping(name)}
+    algorithm = make(name, CASES[name].options, **options)
     settings = {"rounds": 5, "checkpoint_every": 2, "evaluate_every": 2, "steps": 2, "batch": 4}
     return algorithm, settings, federate(algorithm, **settings)
 

@@ -85,7 +85,16 @@ def test_momentum() -> None:
 
 @each(
     "optimizer",
-    [optim.sgd(0.5, 0.9), optim.adam(0.1), optim.adam(), optim.adamw(), optim.yogi(0.1), optim.adagrad(0.1)],
+    [
+        optim.sgd(0.5, 0.9),
+        optim.sgd(0.5, 0.9, nesterov=True),
+        optim.adam(0.1),
+        optim.adam(),
+        optim.adamw(),
+        optim.lion(weight_decay=0.1),
+        optim.yogi(0.1),
+        optim.adagrad(0.1),
+    ],
 )
 def test_old_state_is_untouched(optimizer) -> None:
     x = {k: torch.ones(s) for k, s in SHAPES.items()}
@@ -114,6 +123,10 @@ def test_old_state_is_untouched(optimizer) -> None:
         (lambda: optim.yogi(0.1, tau=0), "optimizer tau=0"),
         (lambda: optim.adamw(weight_decay=-1), "optimizer weight_decay=-1"),
         (lambda: optim.adam(tau=1e-3, eps=1e-8), "optimizer tau=0.001"),
+        (lambda: optim.sgd(nesterov=True), "optimizer nesterov=True: expected False, or momentum= above 0"),
+        (lambda: optim.lion(beta1=1.5), "optimizer beta1=1.5"),
+        (lambda: pt.fedavg(lr=0.1, accumulate=0), "accumulate=0"),
+        (lambda: pt.fedavg(lr=0.1, optimizer_state="kept"), "optimizer_state='kept'"),
         (lambda: pt.fedadam(lr=0.1, server_lr=-1), "server_lr=-1"),
         (lambda: pt.fedavg(lr=0.1, server="adam"), "server='adam'"),
         (lambda: pt.fedavg(lr=0.1, optimizer="adam"), "optimizer='adam'"),
@@ -194,7 +207,15 @@ CLIENTS = {
         optim.sgd(momentum=0.9, weight_decay=0.1),
         lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1),
     ),
+    "nesterov": (
+        optim.sgd(momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1, nesterov=True),
+    ),
     "adam": (optim.adam(), lambda p: torch.optim.Adam(p, LR)),
+    "adam, with decay": (
+        optim.adam(weight_decay=0.3),
+        lambda p: torch.optim.Adam(p, LR, weight_decay=0.3),
+    ),
     "adam, other options": (
         optim.adam(beta1=0.5, beta2=0.9, eps=1e-3),
         lambda p: torch.optim.Adam(p, LR, betas=(0.5, 0.9), eps=1e-3),
@@ -261,6 +282,20 @@ def test_clients_take_the_steps_of_torch(ours, theirs, executor, clip) -> None:
 def alone() -> pt.data.FederatedData:
     everything = np.array([[0, 12]])
     return pt.data.FederatedData.make(X.numpy(), Y.numpy(), everything, everything)
+
+
+@each(("decay", "betas"), [(0.0, (0.9, 0.99)), (0.3, (0.9, 0.99)), (0.1, (0.5, 0.8))])
+def test_lion(decay, betas) -> None:
+    """Algorithm 2 of Chen et al. (2023), in NumPy."""
+    lion = optim.lion(0.05, decay, *betas)
+    x, m = {k: np.ones(s) for k, s in SHAPES.items()}, {k: np.zeros(s) for k, s in SHAPES.items()}
+    for d in deltas():
+        for k, g in d.items():
+            c = betas[0] * m[k] + (1 - betas[0]) * g
+            x[k] = x[k] - 0.05 * (np.sign(c) + decay * x[k])
+            m[k] = betas[1] * m[k] + (1 - betas[1]) * g
+    for k, got in run(lion).items():
+        np.testing.assert_allclose(got.numpy(), x[k], rtol=1e-12)
 
 
 def test_yogi_of_clients_is_that_of_the_server() -> None:
@@ -346,3 +381,99 @@ def test_statistics_are_never_touched() -> None:
     )
     for k in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert torch.equal(plain.shared[k], adam.shared[k])
+
+
+# ---- kept between rounds
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@each(("ours", "theirs"), CLIENTS.values(), ids=CLIENTS)
+def test_a_state_that_is_kept_goes_on_as_in_torch(ours, theirs, executor) -> None:
+    """Two rounds of one client are one training, for which the server changes nothing."""
+    method = pt.fedavg(LR, optimizer=ours, optimizer_state="keep")
+    run = pt.federate(
+        network(), alone(), method, rounds=2, steps=3, executor=executor, baselines=False, progress=False
+    )
+    for k, x in trained(theirs, 6)[-1].items():
+        torch.testing.assert_close(run.shared[k], x, rtol=0, atol=1e-12)
+
+
+ADAM = {"optimizer": optim.adam(eps=1e-3), "optimizer_state": "keep"}
+KEPT_RUN = {"rounds": 3, "steps": 2, "baselines": False, "progress": False, "seed": 4}
+
+
+def states(run: pt.Run, i: int, word: str) -> dict[str, Tensor]:
+    """The state that a client keeps of an optimizer."""
+    return {k.removeprefix(word): v for k, v in run.client(i).memory.items() if k.startswith(word)}
+
+
+def test_each_copy_of_the_model_has_a_state_of_its_own() -> None:
+    """Those of ditto are fedavg's for w, and for v, without a pull, those of every client alone."""
+    both = pt.federate(network(), double(), pt.ditto(LR, lam=0.0, **ADAM), **KEPT_RUN)
+    average = pt.federate(network(), double(), pt.fedavg(LR, **ADAM), **KEPT_RUN)
+    by_itself = pt.federate(network(), double(), pt.local(LR, **ADAM), **KEPT_RUN)
+    for i in range(3):
+        w, v = states(both, i, "optimizer_of_shared."), states(both, i, "optimizer.")
+        assert w.keys() == v.keys() == states(average, i, "optimizer.").keys()
+        assert any(not torch.equal(w[k], v[k]) for k in w)
+        for k in w:
+            torch.testing.assert_close(w[k], states(average, i, "optimizer.")[k], rtol=0, atol=1e-12)
+            torch.testing.assert_close(v[k], states(by_itself, i, "optimizer.")[k], rtol=0, atol=1e-12)
+        assert {float(x) for k, x in v.items() if k.startswith("t.")} == {6.0}
+
+
+def double() -> pt.data.FederatedData:
+    """Three clients in double precision."""
+    data = small()
+    return pt.data.FederatedData.make(data.x.double().numpy(), data.y.numpy(), data.train, data.test)
+
+
+def test_a_kept_state_starts_with_the_stage_and_is_forgotten_with_the_others() -> None:
+    method = pt.fedavg(LR, **ADAM)
+    forgetful = pt.fedavg(LR, optimizer=ADAM["optimizer"])
+    short = {**KEPT_RUN, "rounds": None}
+    stages = pt.pipeline(pt.stage(method, rounds=1), pt.stage(method, rounds=1))
+    anew = pt.pipeline(pt.stage(forgetful, rounds=1), pt.stage(forgetful, rounds=1))
+    one, other = (pt.federate(network(), double(), m, **short) for m in (stages, anew))
+    assert all(torch.equal(x, other.shared[k]) for k, x in one.shared.items())
+    with pytest.warns(UserWarning, match="state='reset': fedavg relies on what clients remember"):
+        reset = pt.federate(network(), double(), method, state="reset", **KEPT_RUN)
+    plain = pt.federate(network(), double(), forgetful, **KEPT_RUN)
+    assert all(torch.equal(x, plain.shared[k]) for k, x in reset.shared.items())
+
+
+@each(
+    ("make", "reason"),
+    [
+        (lambda **o: pt.ffgg("output", 0.1, **o), "keep nothing"),
+        (lambda **o: pt.ffgg_local("output", 0.1, **o), "keep nothing"),
+        (lambda **o: pt.ffgg_robust("output", 0.1, **o), "keep nothing"),
+        (lambda **o: pt.ffgg_async("output", 0.1, **o), "keep nothing"),
+        (lambda **o: pt.pfedme(0.1, **o), "begins anew with every"),
+        (lambda **o: pt.persafl_me(0.1, **o), "begins anew with every"),
+        (lambda **o: pt.fedplus(pt.psi.avg(0.1), 0.1, solver=pt.exact(), **o), "solves anew"),
+    ],
+)
+def test_methods_that_cannot_keep_a_state_say_why(make, reason) -> None:
+    with pytest.raises(pt.Refused) as error:
+        make(optimizer_state="keep")
+    assert error.value.field == "optimizer_state"
+    assert reason in error.value.allowed
+
+
+@each("nesterov", [False, True])
+def test_momentum_that_is_kept_or_of_nesterov_leaves_scaffold_its_mean_gradient(nesterov) -> None:
+    """Where x − y is no sum of this round's gradients, c_i is their mean: on the full batch, ∇f at each y."""
+    options = {"optimizer": optim.sgd(momentum=0.9, nesterov=nesterov)}
+    options |= {} if nesterov else {"optimizer_state": "keep"}
+    one = {"rounds": 1, "steps": 3, "executor": "loop", "baselines": False, "progress": False}
+    run = pt.federate(network(), alone(), pt.scaffold(LR, **options), **one)
+    points = [network(), *(network() for _ in range(2))]
+    theirs = trained(lambda p: torch.optim.SGD(p, LR, momentum=0.9, nesterov=nesterov), 2)
+    for model, state in zip(points[1:], theirs):
+        model.load_state_dict(state)
+    for model in points:
+        torch.nn.functional.cross_entropy(model(X), Y).backward()
+    for k in dict(network().named_parameters()):
+        mean = sum(dict(model.named_parameters())[k].grad for model in points) / 3
+        torch.testing.assert_close(run.client(0).memory[k], mean, rtol=0, atol=1e-12)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,10 @@ from hypothesis import strategies as st
 
 import partita as pt
 from partita import optim
-from partita.optim.rates import as_rate
+from partita.core.types import RoundContext, Work
+from partita.engine.execute.plan import draw
+from partita.optim.rates import as_rate, size_of, until_the_end, with_size
+from partita.schedule import delays, lognormal
 from support import each
 
 
@@ -39,9 +45,26 @@ def test_linear() -> None:
     )
 
 
+def test_cosine() -> None:
+    """That of torch, and of Hugging Face with a warm-up."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([weight], 0.4), 8, eta_min=0.1)
+    expected = []
+    for _ in range(8):
+        expected.append(theirs.get_last_lr()[0])
+        theirs.optimizer.step()
+        theirs.step()
+    assert values(optim.cosine(0.4, warmup=0.0, final=0.25), 8) == pytest.approx(expected)
+    warm = values(optim.cosine(1.0, warmup=0.5), 8)
+    half = [0.5 * (1 + math.cos(math.pi * t / 4)) for t in range(4)]
+    assert warm == pytest.approx([1 / 5, 2 / 5, 3 / 5, 4 / 5, *half])
+    assert optim.cosine(1.0, warmup=0.0, final=0.25)(9, 8) == 0.25  # after the last round
+
+
+@each("course", [optim.linear, optim.cosine])
 @given(st.floats(1e-6, 10), st.floats(0, 1), st.integers(1, 60))
-def test_linear_rises_then_falls_and_never_vanishes(lr, warmup, rounds) -> None:
-    found = values(optim.linear(lr, warmup), rounds)
+def test_a_course_rises_then_falls_and_never_vanishes(course, lr, warmup, rounds) -> None:
+    found = values(course(lr, warmup), rounds)
     assert all(0 < v <= lr * (1 + 1e-9) for v in found)
     top = found.index(max(found))
     assert found[: top + 1] == sorted(found[: top + 1])
@@ -75,6 +98,11 @@ def test_as_rate() -> None:
             "warmpu=1: linear has no such argument (did you",
         ),
         (lambda: optim.stepped(0.1, at=[1], factor=0), "factor=0: expected a number above 0"),
+        (lambda: optim.cosine(0.1, final=1.5), "final=1.5: expected a number from 0 up to 1"),
+        (lambda: optim.by_step(0.1), "rate=0.1: expected a rate over rounds such as partita.optim.cosine"),
+        (lambda: optim.by_step(optim.linear), "rate=<class"),
+        (lambda: optim.by_step(optim.by_step(optim.linear(1))), "rate=pt.optim.by_step(rate=pt.optim.linear"),
+        (lambda: optim.within_round(lambda step: 0.1), "rate=<function"),  # noqa: ARG005
         (lambda: pt.fedavg(lr="fast"), "lr='fast': expected a number from 0"),
         (lambda: pt.fedavg(lr=None), "lr=None: expected a number from 0"),
         (lambda: pt.fedavg(lr=-0.1), "lr=-0.1: expected a number from 0"),
@@ -121,3 +149,114 @@ def test_a_rate_of_zero_changes_nothing_and_a_schedule_equals_its_rounds() -> No
         **common,
     )
     assert all(torch.equal(halved.shared[k], by_hand.shared[k]) for k in halved.shared)
+
+
+# ---- by step
+
+
+def test_a_rate_by_step_goes_on_over_the_rounds() -> None:
+    rate = optim.by_step(optim.linear(1.0, warmup=0.25))
+    steps = [rate.at(t, 3, s, 4) for t in range(3) for s in range(4)]
+    assert steps == values(optim.linear(1.0, warmup=0.25), 12)
+    assert rate(1, 3) == optim.linear(1.0, warmup=0.25)(1, 3)  # rounds of one step
+    again = optim.within_round(optim.linear(1.0, warmup=0.25))
+    assert [again.at(t, 3, s, 4) for t in range(3) for s in range(4)] == values(again.rate, 4) * 3
+
+
+def test_rates_that_are_made_of_others_still_go_by_step() -> None:
+    rate = until_the_end(optim.by_step(optim.linear(1.0)))
+    assert [rate.at(9, 2, s, 3) for s in range(3)] == [optim.linear(1.0)(3 + s, 6) for s in range(3)]
+    assert until_the_end(optim.linear(1.0))(9, 2) == optim.linear(1.0)(1, 2)
+
+
+def test_the_size_of_a_rate_is_found_and_changed_whatever_its_course() -> None:
+    rate = optim.by_step(optim.cosine(0.1, warmup=0.3))
+    assert size_of(rate) == 0.1
+    assert with_size(rate, 0.2) == optim.by_step(optim.cosine(0.2, warmup=0.3))
+    assert size_of(lambda t, rounds: 0.1) is None  # noqa: ARG005
+    assert repr(rate) == "pt.optim.by_step(rate=pt.optim.cosine(lr=0.1, warmup=0.3))"
+
+
+RUN = {"baselines": False, "progress": False, "seed": 5}
+
+
+def ragged() -> pt.data.FederatedData:
+    """Clients with 9, 1, 0, 14 and 5 samples: with batches of 4, so many steps differ."""
+    g = torch.Generator().manual_seed(0)
+    sizes = [9, 1, 0, 14, 5]
+    x, y = torch.randn(29, 4, generator=g).double(), torch.randint(0, 2, (29,), generator=g)
+    end = np.cumsum(sizes)
+    ranges = np.stack([end - sizes, sizes], axis=1)
+    return pt.data.FederatedData.make(x.numpy(), y.numpy(), ranges, ranges)
+
+
+def network() -> torch.nn.Module:
+    return pt.models.mlp(4, 3, 2, seed=1).double()
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap", "graph"])
+def test_every_client_takes_its_steps_at_its_own_rates(executor) -> None:
+    """Against a loop in plain torch, on the batches that were drawn."""
+    data, rate = ragged(), optim.cosine(0.5, warmup=0.2)
+    run = pt.federate(
+        network(), data, pt.local(optim.by_step(rate)), rounds=2, epochs=2, batch=4, executor=executor, **RUN
+    )
+    for i, n in enumerate(data.sizes()):
+        model, work = network(), Work(epochs=2, batch=4)
+        for t in range(2):
+            drawn = draw(data, np.array([i]), work, 0, RoundContext(5, t, 0, t, 2, work))
+            steps = int(drawn.steps[0])
+            assert steps == 2 * -(-n // 4)
+            for s in range(steps):
+                x, y = data.gather(drawn.rows[0, s, : drawn.size[0, s]])
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                gradient = torch.autograd.grad(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for w, g in zip(model.parameters(), gradient):
+                        w -= rate(t * steps + s, 2 * steps) * g
+        for k, w in model.named_parameters():
+            torch.testing.assert_close(run.client(i).personal[k], w.detach(), rtol=0, atol=1e-12)
+
+
+SLOW = delays(compute=lognormal(1.0, sigma=1.0))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pt.schedule.asynchronous(concurrency=3, buffer=2, delays=SLOW),
+        pt.schedule.synchronous(stragglers=0.6, late="partial"),
+    ],
+    ids=["asynchronous", "stragglers"],
+)
+def test_stacked_equals_alone_under(schedule) -> None:
+    method = pt.fedalt("output", optim.by_step(optim.cosine(0.4)), personal_lr=0.1)
+    settings = {"rounds": 4, "epochs": 3, "batch": 4, "schedule": schedule, **RUN}
+    loop, vmap, graph = (
+        pt.federate(network(), ragged(), method, executor=e, **settings) for e in ("loop", "vmap", "graph")
+    )
+    for other in (vmap, graph):
+        for k, w in loop.shared.items():
+            torch.testing.assert_close(other.shared[k], w, rtol=0, atol=1e-12)
+
+
+def test_a_straggler_takes_the_first_of_its_steps() -> None:
+    asked = []
+
+    def rate(step: int, steps: int) -> float:
+        asked.append((step, steps))
+        return 0.1
+
+    schedule = pt.schedule.synchronous(stragglers=1.0, late="partial")
+    method = pt.fedavg(optim.within_round(rate))
+    pt.federate(network(), ragged(), method, rounds=3, steps=9, batch=4, schedule=schedule, **RUN)
+    assert {steps for _, steps in asked} == {9}
+    assert 0 < max(step for step, _ in asked) < 8  # nobody comes that far
+
+
+def test_a_rate_by_step_that_depends_on_the_rounds_cannot_be_prolonged(tmp_path) -> None:
+    settings = {"steps": 2, "batch": 4, "executor": "loop", "checkpoint_every": 1, "out": tmp_path / "run"}
+    method = pt.fedavg(optim.by_step(optim.cosine(0.1)))
+    pt.federate(network(), ragged(), method, rounds=2, **settings, **RUN)
+    with pytest.raises(pt.Refused, match="the step size depends on the number of rounds"):
+        pt.federate(network(), ragged(), method, rounds=3, resume=True, **settings, **RUN)
