@@ -152,13 +152,36 @@ def test_the_generators_of_the_user_stay_as_they_are(noise) -> None:
 
 
 @every_noise
-def test_such_a_model_is_not_stacked_and_has_no_threads(noise, cores, monkeypatch) -> None:  # noqa: ARG001
+def test_draws_of_torch_are_stacked(noise, cores) -> None:  # noqa: ARG001
+    """They come from the key of the batch, and so are the same whoever else is in the stack, or in a thread."""
+    if noise.__name__ in FROM:
+        return
+    model, torchs = Net(noise), {"rtol": 1e-4, "atol": 1e-6}
+    loop = federate(model)
+    assert_same_bits(federate(model, "pool"), loop)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be stacked")
+        stacked = pt.federate(
+            model,
+            data(),
+            pt.fedalt("output.*", lr=0.2),
+            **{"rounds": 3, "epochs": 1, "batch": 4, "baselines": False, "executor": "vmap", "progress": False},
+        )
+    for k, v in loop.shared.items():
+        torch.testing.assert_close(stacked.shared[k], v, **torchs)
+        for i in range(len(loop.clients)):
+            for name, own in loop.client(i).personal.items():
+                torch.testing.assert_close(stacked.client(i).personal[name], own, **torchs)
+
+
+@each("noise", [layerdrop, numpy_noise], ids=FROM)
+def test_draws_of_others_are_not_stacked_and_have_no_threads(noise, cores, monkeypatch) -> None:  # noqa: ARG001
     monkeypatch.setattr(Pool, "_parallel", None)
     model = Net(noise)
     loop = federate(model)
     for executor in ("vmap", "pool", "auto"):
         assert_same_bits(federate(model, executor), loop)
-    whose = FROM.get(noise.__name__, "torch")
+    whose = FROM[noise.__name__]
     with pytest.warns(UserWarning, match=rf"cannot be stacked.*draws random numbers of its own \({whose}\)"):
         pt.federate(
             model, data(), pt.fedavg(lr=0.1), rounds=1, steps=1, batch=4, executor="vmap", baselines=False
@@ -187,7 +210,7 @@ def test_resumed_equals_straight(noise, tmp_path: Path) -> None:
 
 
 def test_who_comes_first_does_not_matter() -> None:
-    samples, model = data(), Net(dropout)
+    samples, model = data(), Net(layerdrop)
     profile = examine(model, samples, None, None)
     names = tuple(k for k, _ in model.named_parameters())
     params = {k: v.detach() for k, v in model.named_parameters()}

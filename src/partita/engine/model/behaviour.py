@@ -119,9 +119,9 @@ def _observe(
     for x, y in trials:
         before = state(device)
         replaced = Functions(y.new_zeros((), dtype=torch.int64))
-        with torch.no_grad(), in_place(module.eval(), _tensors(module, start, device)):
-            with replaced if keyed else nullcontext():
-                _passed(module, forward, x, y)
+        tensors, keys = _tensors(module, start, device), replaced if keyed else nullcontext()
+        with torch.no_grad(), in_place(module.eval(), tensors), keys:
+            _passed(module, forward, x, y)
         functions = functions or replaced.used
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes

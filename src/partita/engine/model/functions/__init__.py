@@ -1,10 +1,10 @@
 """Functions of torch in a form that depends on their arguments alone, and that can be stacked over clients.
 
-A model may draw random numbers in its forward pass (stochastic depth, dropout of attention, noise), and it may
-call functions that `vmap` cannot run for several clients at once (attention on a CPU, recurrent layers). While
-`Functions` are in force, draws come from the key of the batch, a function of (seed, round, client, step), and
-those functions are taken apart into operations that can be stacked. A client gets the same numbers whether it
-runs alone, in a stack, or in a captured graph.
+A model may draw random numbers in its forward pass (stochastic depth, dropout of attention, noise), and it
+may call functions that `vmap` cannot run for several clients at once (attention on a CPU, recurrent layers).
+While `Functions` are in force, draws come from the key of the batch, a function of (seed, round, client,
+step), and those functions are taken apart into operations that can be stacked. A client gets the same numbers
+whether it runs alone, in a stack, or in a captured graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models of the package transformers: let them take the way that does not look at the data.
 
-They leave a mask out where all of its entries say yes, which is decided by the data, and cannot be decided for
-several clients at once. Where they know that they are traced, they do without: they ask `is_tracing(tensor)`,
-and stacked clients are what it asks for.
+They leave a mask out where all of its entries say yes, which is decided by the data, and cannot be decided
+for several clients at once. Where they know that they are traced, they do without: they ask
+`is_tracing(tensor)`, and stacked clients are what it asks for.
 """
 
 from __future__ import annotations
