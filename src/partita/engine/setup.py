@@ -22,6 +22,7 @@ from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_a
 from partita.engine.devices.devices import Devices
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.model.fit import check_labels, check_real
+from partita.engine.model.padding import for_metrics, warn_about_padding
 from partita.engine.model.probe import (
     ModelProfile,
     evaluated,
@@ -91,7 +92,11 @@ class Setup:
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
         with kept(data.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, data.device)
-            profile = examine(module, data, settings.loss, settings.metric, settings.output)
+            # the longest sequences, whose activations take most
+            profile = examine(module, data.fixed(), settings.loss, settings.metric, settings.output)
+            if origin is None:
+                warn_about_padding(module, data, profile.forward)
+        data = for_metrics(data, profile.kept)
         check_real(module, profile.buffers)
         if settings.norm == "static":
             refuse_own_statistics(module, data)
