@@ -67,6 +67,7 @@ WEAK = _program(FEDALT, "capacity={}", 'run.clients[0]["class"], run.summary()["
 TIMED = _program(
     FEDALT, "cohort=5, schedule=schedule", 'run.summary()["clock"]', before=("schedule = {}",)
 ).replace("as pt\n", "as pt\nfrom partita.schedule import {}\n")
+CHOSEN = TIMED.replace("lr=0.1", 'lr=0.1, weighting="uniform"').replace('"clock"', '"test"')
 LEAST_SQUARES = """import partita as pt
 
 problem = pt.data.quadratic(clients=8, kind="overpersonalized", n=200, d_theta=20, d_w=10)
@@ -87,6 +88,7 @@ FINETUNED = """pt.pipeline(
     pt.stage(pt.finetune(personal="output", lr=0.1), epochs=5),
 )"""
 TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
+EACH = ("delays", "choices", "availability")  # kinds with several parts in a file, a line of equations each
 DEEP = ("shallow",)  # what the model of the recipe `digits` has too few blocks for
 COMPOSED = ("pipeline", "stage", "tuned")  # made of methods: written in Python only
 # calls that show more than examples of their arguments would
@@ -205,6 +207,20 @@ KINDS = {
         "asynchronous(delays={})",
         "schedule=asynchronous(delays={})",
         "delays(upload={})",
+    ),
+    "choices": Kind(
+        "client choices",
+        lambda: _public(schedule, "choice"),
+        CHOSEN,
+        "synchronous(choose={})",
+        "cohort=5' --set 'algorithm.weighting=uniform' --set 'schedule=synchronous(choose={})",
+    ),
+    "availability": Kind(
+        "availability",
+        lambda: _public(schedule, "available"),
+        TIMED,
+        "synchronous(available={})",
+        "schedule=synchronous(available={})",
     ),
     "staleness": Kind(
         "staleness functions",
@@ -326,7 +342,7 @@ def _facts(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> Fac
         "line": _line(name, part),
         "about": "" if _is_real(part) else _about(text, part),
         "when": method.use if method else " ".join(when[0].split()) if when else None,
-        "equation": _equation(module, name if kind == "delays" else "") if about_module else None,
+        "equation": _equation(module, name if kind in EACH else "") if about_module else None,
         "paper": method.paper if method else _paper(module) if about_module else None,
         "options": options(part),
         "file": str(_file(part)),
@@ -397,8 +413,8 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     if inner is None or not chapter.example:
         return None
     written = chapter.call.format(inner)
-    if chapter.example == TIMED:
-        return TIMED.format(", ".join(sorted({*re.findall(r"\w+(?=\()", written)})), written)
+    if chapter.example in (TIMED, CHOSEN):
+        return chapter.example.format(", ".join(sorted({*re.findall(r"\w+(?=\()", written)})), written)
     return chapter.example.format(written)
 
 

@@ -15,7 +15,7 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Download, Group
 from partita.engine.counters import ClientCounters
 from partita.engine.stage import Stage, evaluation_name
-from partita.schedule import Answers, Facts
+from partita.schedule.known import Answers, Facts
 
 if TYPE_CHECKING:
     from partita.engine.state import State
@@ -24,9 +24,9 @@ Clients = NDArray[np.int64]
 
 
 def facts_of(samples: NDArray[np.int64], turns: ClientCounters) -> Facts:
-    """Return what the server knows of each client by now."""
+    """Return what the server knows of each client by now: arrays that nobody else writes to."""
     loss = np.where(turns.seen > 0, turns.loss, np.nan)
-    return Facts(samples, loss, turns.seen, turns.reports + turns.late + turns.lost)
+    return Facts(samples.copy(), loss, turns.seen.copy(), turns.reports + turns.late + turns.lost)
 
 
 @dataclass

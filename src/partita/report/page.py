@@ -35,6 +35,7 @@ from partita.report.html import (
 from partita.report.hurt import hurt
 from partita.report.measures import measures
 from partita.report.newcomers import newcomers
+from partita.report.participation import participation
 from partita.report.rows import (
     Averages,
     Runs,
@@ -75,6 +76,7 @@ def page(
     measured, measures_section = measures(runs)
     timed, time_section = time(runs, clients)
     bars, devices_section = devices(runs)
+    took_part, participation_section = participation(runs, clients)
     body = join(
         [
             header(runs, clients, title),
@@ -82,6 +84,7 @@ def page(
             *chart_sections,
             _curves(runs, figures),
             time_section,
+            participation_section,
             _clients(clients, figures, start, over_seeds(runs)),
             _distribution(clients, figures, start),
             hurt(runs, clients),
@@ -93,7 +96,7 @@ def page(
             settings(runs),
         ]
     )
-    return document(title or what_ran(runs), body, figures | charted | measured | timed | bars)
+    return document(title or what_ran(runs), body, figures | charted | measured | timed | bars | took_part)
 
 
 def _table(

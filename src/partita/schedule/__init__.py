@@ -19,21 +19,19 @@ from partita.schedule.delay import (
     trace,
     uniform,
 )
-from partita.schedule.known import Answers, Facts, Known
+from partita.schedule.known import Known
 from partita.schedule.preferred import Preferred, preferred
 from partita.schedule.staleness import hinge, polynomial
 from partita.schedule.synchronous import Synchronous, synchronous
 
 __all__ = [
     "Activity",
-    "Answers",
     "Asynchronous",
     "Availability",
     "Choice",
     "Clock",
     "ClockedSchedule",
     "Delays",
-    "Facts",
     "Known",
     "Preferred",
     "Running",

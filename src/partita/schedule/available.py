@@ -40,7 +40,10 @@ class Availability(Protocol):
     """When clients are available; every answer is a function of its arguments alone."""
 
     def opens(self, seed: int, clients: Clients, time: float) -> Times:
-        """Return from when on each of these clients is available: `time` if it is, inf if never again."""
+        """Return `time` for each of these clients that is available, else when to look at it again.
+
+        Before then it is away for sure; infinity if it never comes again.
+        """
         ...
 
     def closes(self, seed: int, clients: Clients, time: float) -> Times:
@@ -74,6 +77,17 @@ def _each(low: float, high: float, least: float, allowed: str) -> Any:
             raise check.fail(field, value, allowed) from None
 
     return checked_numbers
+
+
+def _given(field: str, value: Any) -> str | Devices:
+    """Return the path of a file as a text, and pairs of numbers for each client as tuples."""
+    if isinstance(value, str | Path):
+        return str(value)
+    try:
+        number = functools.partial(check.number, field, low=0, high=LONGEST)
+        return tuple(tuple((number(a), number(b)) for a, b in client) for client in value)
+    except (TypeError, ValueError):
+        raise check.fail(field, value, ALLOWED_WINDOWS) from None
 
 
 Unfinished = Annotated[
@@ -166,29 +180,27 @@ class Intermittent:
     unfinished: Unfinished = "finish"
 
     def opens(self, seed: int, clients: Clients, time: float) -> Times:
-        first = int(_cycle(time, 0.0, self.slot))
-        return self._first(seed, clients, first, time, present=True)
+        slot, share = int(_cycle(time, 0.0, self.slot)), _of(self.share, clients)
+        later = np.where(share > 0, (slot + 1) * self.slot, np.inf)
+        return np.where(self._there(seed, clients, slot), time, later)
 
     def closes(self, seed: int, clients: Clients, time: float) -> Times:
+        end = np.full(len(clients), np.inf)
         if self.unfinished == "finish":
-            return np.full(len(clients), np.inf)
-        return self._first(seed, clients, int(_cycle(time, 0.0, self.slot)), time, present=False)
+            return end
+        left, slot = np.flatnonzero(_of(self.share, clients) < 1), int(_cycle(time, 0.0, self.slot))
+        while len(left):  # until the first slot in which each is away
+            there = self._there(seed, clients[left], slot)
+            end[left[~there]] = slot * self.slot
+            left, slot = left[there], slot + 1
+        return end
 
     def check(self, clients: int, field: str) -> None:
         _fits(f"{field} share", self.share, clients)
 
-    def _first(self, seed: int, clients: Clients, slot: int, time: float, present: bool) -> Times:
-        """Return when the first slot from this one on begins in which each client is there, or is not."""
-        share, begin = _of(self.share, clients), np.full(len(clients), np.inf)
-        left = np.flatnonzero((share > 0) if present else (share < 1))
-        now = time
-        while len(left):
-            there = draws.numbers(seed, "slot", slot, clients[left]) < share[left]
-            done = there == present
-            begin[left[done]] = now
-            left, slot = left[~done], slot + 1
-            now = slot * self.slot
-        return begin
+    def _there(self, seed: int, clients: Clients, slot: int) -> NDArray[np.bool_]:
+        there: NDArray[np.bool_] = draws.numbers(seed, "slot", slot, clients) < _of(self.share, clients)
+        return there
 
 
 @checked("windows ")
@@ -203,7 +215,13 @@ class Windows:
     """
 
     given: Annotated[
-        Any, Option("pairs (from, until) for each client, or the path of a file", example="windows.csv")
+        Any,
+        Option(
+            "pairs (from, until) for each client, or the path of a file",
+            allowed=ALLOWED_WINDOWS,
+            check=_given,
+            example="windows.csv",
+        ),
     ]
     period: Annotated[
         float | None,
@@ -213,12 +231,8 @@ class Windows:
     digest: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        if isinstance(self.given, str | Path):
-            path = str(self.given)
-            object.__setattr__(self, "given", path)
-            object.__setattr__(self, "digest", recorded.digest("windows given", path))
-        else:
-            object.__setattr__(self, "given", _pairs(self.given))
+        if isinstance(self.given, str):
+            object.__setattr__(self, "digest", recorded.digest("windows given", self.given))
         most = math.inf if self.period is None else self.period
         for begin, end in itertools.chain.from_iterable(self._devices):
             if not (0 <= begin < min(end, most) and end - begin <= most):
@@ -273,14 +287,6 @@ day_night, intermittent, windows = DayNight, Intermittent, Windows
 
 
 # ---- recorded windows
-
-
-def _pairs(value: Any) -> Devices:
-    try:
-        number = functools.partial(check.number, "windows given", low=0, high=LONGEST)
-        return tuple(tuple((number(a), number(b)) for a, b in client) for client in value)
-    except (TypeError, ValueError):
-        raise check.fail("windows given", value, ALLOWED_WINDOWS) from None
 
 
 def _read(path: str) -> Devices:

@@ -108,7 +108,7 @@ class Clock:
         return idle if self.available is None else idle[self._opens(idle) <= self.now]
 
     def opening(self) -> float:
-        """Return when the first idle client that is not available becomes so; infinity if none does."""
+        """Return when to look again for idle clients that are away now; infinity if none ever comes."""
         if self.available is None:
             return math.inf
         opens = self._opens(np.delete(np.arange(self.clients), self.busy))

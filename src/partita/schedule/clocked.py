@@ -122,7 +122,7 @@ class ChoosingSchedule(ClockedSchedule[C]):
         return chosen_by(choice, self._known(server, candidates), count, rng)
 
     def waits(self) -> bool:
-        """Advance to when the next client becomes available, unless an upload arrives before: then False."""
+        """Advance to when a client may become available, unless an upload arrives before: then False."""
         opening = self.clock.opening()
         if opening == np.inf or (self.clock.flights and self.clock.next_end() <= opening):
             return False
