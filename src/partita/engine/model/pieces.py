@@ -43,18 +43,18 @@ def accumulated(
     """Return f, ∇f and the buffers of all pieces, one after another."""
     after: Tensors = {}
     sums: Tensors = {}
-    total = torch.zeros((), device=parts[0].key.device)
+    total = samples = torch.zeros((), device=parts[0].key.device)
     for part in parts:
         loss, g, buffers = gradient({**params, **after}, part)
-        counts = _amount(criterion, part, loss)
-        exists = _size(part, loss) > 0
+        counts, size = _amount(criterion, part, loss), _size(part, loss)
         terms = {"": loss, **{f".{k}": v for k, v in g.items()}}
         # what a piece without samples has computed may be no number
         added = {k: torch.where(counts > 0, counts.to(v.dtype) * v, 0.0) for k, v in terms.items()}
         sums = {k: sums[k] + v for k, v in added.items()} if sums else added
-        after = {k: torch.where(exists, v, after.get(k, params[k])) for k, v in buffers.items()}
-        total = total + counts
-    over = torch.ones_like(total) if criterion.adds_up else torch.where(total > 0, total, 1.0)
+        after = {k: torch.where(size > 0, v, after.get(k, params[k])) for k, v in buffers.items()}
+        total, samples = total + counts, samples + size
+    # labels of which none counts have no mean, as in torch; a client that waits for others has no samples
+    over = torch.ones_like(total) if criterion.adds_up else torch.where(samples > 0, total, 1.0)
     means = {k: v / over.to(v.dtype) for k, v in sums.items()}
     return means.pop(""), {k[1:]: v for k, v in means.items()}, after
 
