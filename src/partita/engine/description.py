@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -57,14 +58,16 @@ def _own_code(part: Any) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of what a run is computed with."""
-    packages = {"python": platform.python_version()}
-    for package in ("partita", "torch", "numpy", "safetensors"):
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            packages[package] = "unknown"
-    packages["torch"] = torch.__version__
-    return packages
+    installed = {package: _version(package) for package in ("partita", "torch", "numpy", "safetensors")}
+    return {"python": platform.python_version(), **installed, "torch": torch.__version__}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
