@@ -477,3 +477,26 @@ def test_momentum_that_is_kept_or_of_nesterov_leaves_scaffold_its_mean_gradient(
     for k in dict(network().named_parameters()):
         mean = sum(dict(model.named_parameters())[k].grad for model in points) / 3
         torch.testing.assert_close(run.client(0).memory[k], mean, rtol=0, atol=1e-12)
+
+
+def test_an_asynchronous_run_with_kept_states_is_resumed_to_the_bit(tmp_path) -> None:
+    late = pt.schedule.delays(compute=pt.schedule.lognormal(1.0, sigma=1.0))
+    schedule = pt.schedule.asynchronous(concurrency=2, buffer=1, delays=late)
+    settings = {**KEPT_RUN, "rounds": 8, "schedule": schedule, "store": "disk"}
+    method = pt.fedavg(LR, **ADAM)
+
+    class Stop(pt.callbacks.Callback):
+        def round(self, event: pt.callbacks.Event) -> None:
+            if event.round == 5:
+                raise RuntimeError("stopped")
+
+    straight = pt.federate(network(), double(), method, out=tmp_path / "straight", **settings)
+    there = {**settings, "out": tmp_path / "run", "checkpoint_every": 2}
+    with pytest.raises(RuntimeError, match="stopped"):
+        pt.federate(network(), double(), method, callbacks=[Stop()], **there)
+    resumed = pt.federate(network(), double(), method, resume=True, **there)
+    assert all(torch.equal(x, resumed.shared[k]) for k, x in straight.shared.items())
+    for i in range(3):
+        kept = states(resumed, i, "optimizer.")
+        assert all(torch.equal(x, kept[k]) for k, x in states(straight, i, "optimizer.").items())
+    assert any(float(x) > 2 for k, x in kept.items() if k.startswith("t."))
