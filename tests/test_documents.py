@@ -85,7 +85,14 @@ def shorter(page: Path, text: str) -> str:
     return re.sub(r'(\brounds(?:=|": ))\d\d\b', rf"\g<1>{enough}", text)
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem) for p in PAGES if blocks(p, "python")])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem == "workers"))
+        for p in PAGES
+        if blocks(p, "python")
+    ],
+)
 @pytest.mark.usefixtures("elsewhere")
 def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
     if "pt.track.TensorBoard" in page.read_text() and importlib.util.find_spec("tensorboard") is None:

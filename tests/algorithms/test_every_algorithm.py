@@ -608,7 +608,9 @@ def same(case: Case, work: str, *executors: str) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize(
+    "work", [pytest.param(w, marks=[pytest.mark.slow] * (w != "own steps")) for w in WORK]
+)
 def test_loop_equals_vmap_and_graph(case: Case, work: str) -> None:
     same(case, work, *("vmap", "graph") if _recorded(case, work) else ("vmap",))
 
@@ -716,7 +718,7 @@ def straight_run(name: str) -> tuple[Algorithm, dict[str, Any], pt.Run]:
 
 
 @every_method
-@pytest.mark.parametrize(("how", "begins"), [("error", 2), ("ctrl-c", 3)])
+@pytest.mark.parametrize(("how", "begins"), [pytest.param("error", 2, marks=pytest.mark.slow), ("ctrl-c", 3)])
 def test_resumed_equals_straight(case: Case, tmp_path: Path, how: str, begins: int) -> None:
     algorithm, settings, straight = straight_run(case.name)
     resumed, began = stop_and_resume(algorithm, tmp_path / "run", Stop(case.name, how, after=3), **settings)
@@ -878,6 +880,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "halving, everyone": ({"lr": Rate("halving", (0.3, 2))}, {"cohort": None}),
     "stepped, own steps": ({"lr": Rate("stepped", (0.3, (1, 2), 0.3))}, WORK["own steps"]),
 }
+RARER = {"linear, full batch", "halving, everyone"}
 
 
 @every_method
@@ -887,7 +890,10 @@ def test_agrees_with_the_plain_implementation(case: Case, executor: str) -> None
 
 
 @every_method
-@pytest.mark.parametrize(("more", "settings"), VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize(
+    ("more", "settings"),
+    [pytest.param(*v, id=k, marks=[pytest.mark.slow] * (k in RARER)) for k, v in VARIANTS.items()],
+)
 def test_agrees_with_the_plain_implementation_under(
     case: Case, more: dict[str, Any], settings: dict[str, Any]
 ) -> None:
@@ -1091,6 +1097,7 @@ def test_the_order_of_the_cohort_does_not_matter(case: Case) -> None:
     assert_close(tensors(forward), tensors(backward), atol=1e-9)
 
 
+@pytest.mark.slow
 @every_method
 def test_the_size_of_chunks_does_not_matter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = []

@@ -353,7 +353,8 @@ def test_stages_under_attack(attack: Attack) -> None:
 
 @every_attack
 @pytest.mark.parametrize(
-    ("method", "error"), [(pt.fedalt("output", LR), RuntimeError), (STAGES, None)], ids=["alt", "stages"]
+    ("method", "error"),
+    [pytest.param(pt.fedalt("output", LR), RuntimeError, marks=pytest.mark.slow, id="alt"), (STAGES, None)],
 )
 def test_resumed_equals_straight(
     attack: Attack, method: Algorithm, error: type[BaseException] | None, tmp_path: Path

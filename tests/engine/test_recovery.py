@@ -327,7 +327,7 @@ def die_at(forks: Forks, folder: Path, case: str, n: int) -> None:
     assert forks.start(folder, case).end() == 0
 
 
-@pytest.mark.parametrize("case", ["disk", "pipeline disk", "baselines"])
+@pytest.mark.parametrize("case", [pytest.param("disk", marks=pytest.mark.slow), "pipeline disk"])
 def test_killed_while_it_writes(case, forks, counts, straight, tmp_path) -> None:
     """At calls that change the disk: between two files of a checkpoint, within one, before it is named."""
     rng, writes = killed.seeded(), counts(case).writes

@@ -144,14 +144,24 @@ def test_no_model_is_forgotten() -> None:
     assert set(MODELS) == set(models.__all__) - {"Blocks", "add_adapters", "additive", "split_units"}
 
 
-@each("name", MODELS)
+DEEP = ("resnet18", "resnet20")
+
+
+@each("name", [name for name in MODELS if name not in DEEP])
 def test_models(name) -> None:
     build, data, method, options = MODELS[name]
     loop_equals_vmap(build(), data(), method, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "resnet20"])
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_models(name) -> None:
+    build, data, method, options = MODELS[name]
+    loop_equals_vmap(build(), data(), method, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEEP)
 def test_deep_models_are_recorded(name) -> None:
     """They take long to write down."""
     build, data, method, _ = MODELS[name]

@@ -89,6 +89,7 @@ def test_a_share_that_kills_its_workers_is_named(tmp_path: Path) -> None:
     check_share_that_kills(tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
     check_killed_driver(tmp_path, "2", 3)
 
