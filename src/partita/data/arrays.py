@@ -79,7 +79,7 @@ def column(field: str, values: Any, *, single: bool = False, several: bool = Fal
         entries = _entries(field, values, lengths)
         stored = column(field, entries, single=single, several=True)
         assert isinstance(stored, Tensor)
-        return Ragged(stored, lengths.cumsum(0) - lengths, lengths)
+        return Ragged.of(stored, lengths)
     x = _tensor(field, values, single)
     if several and x.dtype == torch.bool:
         return x
@@ -177,7 +177,7 @@ def targets(values: Any, *, single: bool = False) -> Tensor | Ragged:
         if entries.is_floating_point():
             allowed = "labels (whole numbers), or as many numbers for each sample: padding would count"
             raise check.fail("y", "sequences of real numbers", allowed)
-        return Ragged(entries.to(torch.int64), lengths.cumsum(0) - lengths, lengths, IGNORED)
+        return Ragged.of(entries.to(torch.int64), lengths, IGNORED)
     y = _tensor("y", values, single)
     if not y.is_floating_point():
         return y.to(torch.int64)
@@ -188,7 +188,7 @@ def padded(y: Tensor | Ragged) -> tuple[Tensor, Tensor | None]:
     """Return targets of one shape, with the lengths that they had where labels of positions are padded."""
     if isinstance(y, Tensor):
         return y, None
-    return columns.read(y, torch.arange(len(y))), y.length
+    return columns.read(replace(y, fixed=True), torch.arange(len(y))), y.length
 
 
 def same_rows(x: Columns, y: Column) -> int:

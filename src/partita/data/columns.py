@@ -40,15 +40,21 @@ class Mapped:
 class Ragged:
     """Sequences of different lengths, one after another: row i is `values[start[i] : start[i] + length[i]]`.
 
-    Rows are padded with `pad` when they are read: to the longest of those that are read together, or to
-    `width` where shapes must not change.
+    Rows are padded with `pad` when they are read: to the longest of those that are read together (see
+    `width_of`), or always to `longest`, which no row exceeds, where shapes are `fixed`.
     """
 
     values: Tensor
     start: Tensor
     length: Tensor
+    longest: int
     pad: float = 0
-    width: int | None = None
+    fixed: bool = False
+
+    @classmethod
+    def of(cls, values: Tensor, length: Tensor, pad: float = 0) -> Ragged:
+        """Return sequences of these lengths, whose entries are one after another."""
+        return cls(values, length.cumsum(0) - length, length, int(length.max()), pad)
 
     def __len__(self) -> int:
         return len(self.length)
@@ -57,11 +63,6 @@ class Ragged:
     def dtype(self) -> torch.dtype:
         """The type of the entries."""
         return self.values.dtype
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest row."""
-        return int(self.length.max()) if len(self.length) else 0
 
     def lengths(self, rows: Tensor) -> Tensor:
         """Return how long these rows are."""
@@ -74,7 +75,7 @@ Columns = Column | tuple[Column, ...] | dict[str, Column]
 
 pytree.register_pytree_node(
     Ragged,
-    lambda r: ([r.values, r.start, r.length], (r.pad, r.width)),
+    lambda r: ([r.values, r.start, r.length], (r.longest, r.pad, r.fixed)),
     lambda parts, options: Ragged(*parts, *options),
 )
 
@@ -158,8 +159,18 @@ def read(column: Column, rows: Tensor) -> Tensor:
 def real(column: Ragged, rows: Tensor) -> Tensor:
     """Return which entries are no padding, when these rows are read."""
     length = column.lengths(rows)
-    width = column.width if column.width is not None else int(length.max()) if len(rows) else 0
+    width = column.longest if column.fixed else width_of(length, column.longest)
     return torch.arange(width, device=rows.device) < length[:, None]
+
+
+def width_of(lengths: Tensor, longest: int) -> int:
+    """Return to how many entries sequences of these lengths are padded: a quarter above the longest at most.
+
+    A step is worked out anew for each width of its batch, so that there are four in each power of two.
+    """
+    most = int(lengths.max()) if len(lengths) else 0
+    step = 1 << max(0, most.bit_length() - 3)
+    return min(longest, -(-most // step) * step)
 
 
 def select(column: Column, rows: Tensor) -> Column:
@@ -265,6 +276,7 @@ def joined(columns: Sequence[Column]) -> Column:
         values=torch.cat([part.values for part in sequences]),
         start=torch.cat([part.start + end for part, end in zip(sequences, [0, *ends])]),
         length=torch.cat([part.length for part in sequences]),
+        longest=max(part.longest for part in sequences),
     )
 
 
@@ -273,8 +285,8 @@ def _as_ragged(column: Tensor | Ragged) -> Ragged:
     if isinstance(column, Ragged):
         return column
     n, length = column.shape[:2]
-    start = torch.arange(n, device=column.device) * length
-    return Ragged(column.reshape(n * length, *column.shape[2:]), start, torch.full_like(start, length))
+    lengths = torch.full((n,), length, device=column.device)
+    return Ragged(column.reshape(n * length, *column.shape[2:]), lengths.cumsum(0) - lengths, lengths, length)
 
 
 def blocks(column: Column, multiple: int = 1) -> Iterator[tuple[int, Tensor]]:
@@ -312,7 +324,7 @@ def fits(place: Column, column: Column) -> bool:
     """Return whether there is room for the rows of a column."""
     enough = len(column) <= len(place)
     if isinstance(place, Ragged) and isinstance(column, Ragged):
-        return enough and len(column.values) <= len(place.values) and column.width == place.width
+        return enough and len(column.values) <= len(place.values)
     return enough
 
 

@@ -140,7 +140,7 @@ class FederatedData:
 
         y = self.y.index_select(0, flat)
         if self.lengths is not None:
-            y = y[:, : int(self.lengths.index_select(0, flat).max())] if len(flat) else y[:, :0]
+            y = y[:, : columns.width_of(self.lengths.index_select(0, flat), y.shape[1])]
         x = columns.each_read(taken, self.x)
         if self.mask:
             assert isinstance(x, dict)
@@ -180,7 +180,7 @@ class FederatedData:
         sequences = any(isinstance(column, Ragged) for column in columns.listed(self.x))
         if not sequences and self.lengths is None:
             return self
-        x = columns.each(lambda c: replace(c, width=c.longest) if isinstance(c, Ragged) else c, self.x)
+        x = columns.each(lambda c: replace(c, fixed=True) if isinstance(c, Ragged) else c, self.x)
         return replace(self, x=x, lengths=None)
 
     def same_memory(self, other: FederatedData) -> bool:
