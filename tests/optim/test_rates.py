@@ -99,7 +99,7 @@ def test_as_rate() -> None:
         ),
         (lambda: optim.stepped(0.1, at=[1], factor=0), "factor=0: expected a number above 0"),
         (lambda: optim.cosine(0.1, final=1.5), "final=1.5: expected a number from 0 up to 1"),
-        (lambda: optim.by_step(0.1), "rate=0.1: expected a rate over rounds such as partita.optim.cosine"),
+        (lambda: optim.by_step(0.1), "rate=0.1: expected a rate such as partita.optim.cosine"),
         (lambda: optim.by_step(optim.linear), "rate=<class"),
         (lambda: optim.by_step(optim.by_step(optim.linear(1))), "rate=pt.optim.by_step(rate=pt.optim.linear"),
         (lambda: optim.within_round(lambda step: 0.1), "rate=<function"),  # noqa: ARG005

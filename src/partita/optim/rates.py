@@ -115,21 +115,18 @@ class Stepped(Written):
 # ---- by step
 
 
+RATE = "a rate such as partita.optim.cosine(0.1), or a function of (step, steps)"
+
+
 def _by_round(field: str, value: Any) -> Rate:
-    allowed = "a rate over rounds such as partita.optim.cosine(0.1), or a function of (step, steps)"
     if isinstance(value, StepRate):
-        raise check.fail(field, value, f"{allowed}: this one goes by step already")
-    return check.takes(field, value, 2, allowed)  # type: ignore[no-any-return]
+        raise check.fail(field, value, f"{RATE}: this one goes by step already")
+    return check.takes(field, value, 2, RATE)  # type: ignore[no-any-return]
 
 
 OverSteps = Annotated[
     Rate,
-    Option(
-        "the rate, whose rounds are steps",
-        allowed="such as partita.optim.cosine(0.1), or a function of (step, steps)",
-        check=_by_round,
-        example=Cosine(0.1),
-    ),
+    Option("the rate, whose rounds are steps", allowed=RATE, check=_by_round, example=Cosine(0.1)),
 ]
 
 

@@ -122,3 +122,31 @@ def test_without_batches_there_is_nothing_to_accumulate() -> None:
         pt.federate(network(), data(), pt.fedavg(0.1, accumulate=2), **SETTINGS)
     assert error.value.field == "accumulate"
     assert "batch=" in error.value.allowed
+
+
+class Tagger(nn.Module):
+    """A label for each place of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(3, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_sequences_of_different_lengths_count_as_in_one_batch(executor: str) -> None:
+    """Labels of −100 do not count; the second client has a sequence without any other."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 5, 3)), rng.integers(0, 4, (10, 5))
+    y[np.arange(5) >= np.array([5, 2, 1, 4, 3, 5, 0, 2, 5, 1])[:, None]] = -100
+    ranges = np.array([[0, 4], [4, 6]])
+    sequences = pt.data.FederatedData.make(x, y, ranges, ranges)
+    options = {"epochs": 1, "rounds": 1, "executor": executor, "baselines": False, "progress": False}
+    whole, pieces = (
+        pt.federate(Tagger(), sequences, pt.fedavg(0.5, accumulate=k), batch=4 // k, **options).shared
+        for k in (1, 4)
+    )
+    close(whole, pieces)

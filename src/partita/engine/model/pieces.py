@@ -43,18 +43,17 @@ def accumulated(
     """Return f, ∇f and the buffers of all pieces, one after another."""
     after: Tensors = {}
     sums: Tensors = {}
-    total = samples = torch.zeros((), device=parts[0].key.device)
+    total = torch.zeros((), device=parts[0].key.device)
     for part in parts:
         loss, g, buffers = gradient({**params, **after}, part)
-        counts, size = _amount(criterion, part, loss), _size(part, loss)
+        counts, size = amount(criterion, part, loss), _size(part, loss)
         terms = {"": loss, **{f".{k}": v for k, v in g.items()}}
         # what a piece without samples has computed may be no number
         added = {k: torch.where(counts > 0, counts.to(v.dtype) * v, 0.0) for k, v in terms.items()}
         sums = {k: sums[k] + v for k, v in added.items()} if sums else added
         after = {k: torch.where(size > 0, v, after.get(k, params[k])) for k, v in buffers.items()}
-        total, samples = total + counts, samples + size
-    # labels of which none counts have no mean, as in torch; a client that waits for others has no samples
-    over = torch.ones_like(total) if criterion.adds_up else torch.where(samples > 0, total, 1.0)
+        total = total + counts
+    over = torch.ones_like(total) if criterion.adds_up else torch.where(total > 0, total, 1.0)
     means = {k: v / over.to(v.dtype) for k, v in sums.items()}
     return means.pop(""), {k[1:]: v for k, v in means.items()}, after
 
@@ -64,7 +63,7 @@ def _size(batch: Batch, like: Tensor) -> Tensor:
     return like.new_full((), len(batch.y)) if batch.mask is None else batch.mask.sum().to(like.dtype)
 
 
-def _amount(criterion: Criterion, batch: Batch, like: Tensor) -> Tensor:
+def amount(criterion: Criterion, batch: Batch, like: Tensor) -> Tensor:
     """Return what the loss of a batch counts for beside that of others."""
     if criterion.adds_up:
         return (_size(batch, like) > 0).to(like.dtype)
