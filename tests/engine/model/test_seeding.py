@@ -153,7 +153,7 @@ def test_the_generators_of_the_user_stay_as_they_are(noise) -> None:
 
 @every_noise
 def test_draws_of_torch_are_stacked(noise, cores) -> None:  # noqa: ARG001
-    """They come from the key of the batch, and so are the same whoever else is in the stack, or in a thread."""
+    """They come from the key of the batch, and so are the same in a stack, and in a thread."""
     if noise.__name__ in FROM:
         return
     model, torchs = Net(noise), {"rtol": 1e-4, "atol": 1e-6}
@@ -165,7 +165,12 @@ def test_draws_of_torch_are_stacked(noise, cores) -> None:  # noqa: ARG001
             model,
             data(),
             pt.fedalt("output.*", lr=0.2),
-            **{"rounds": 3, "epochs": 1, "batch": 4, "baselines": False, "executor": "vmap", "progress": False},
+            rounds=3,
+            epochs=1,
+            batch=4,
+            baselines=False,
+            executor="vmap",
+            progress=False,
         )
     for k, v in loop.shared.items():
         torch.testing.assert_close(stacked.shared[k], v, **torchs)
