@@ -251,6 +251,13 @@ def test_stacked_as_alone(name: str) -> None:
     same(*(federate(SCHEDULES[name], method, executor=kind) for kind in ("loop", "vmap")), exactly=False)
 
 
+@pytest.mark.slow
+@each("losses, samples", [("last", None), ("now", None), ("now", 3)])
+def test_with_workers_as_alone(losses: str, samples: int | None) -> None:
+    schedule = S.synchronous(choose=S.power_of_choice(d=D, losses=losses, samples=samples))
+    same(*(federate(schedule, workers=workers) for workers in (None, 2)), exactly=False)
+
+
 # ---- combined with everything
 
 
@@ -285,9 +292,11 @@ def test_personal_parts_devices_and_attackers() -> None:
         schedule=S.synchronous(choose=S.power_of_choice(d=6, losses="now"), available=S.intermittent(0.8)),
         capacity=pt.capacity.width({"strong": 1.0, "weak": 0.5}),
         attack=pt.attack.sign_flip(),
-        byzantine=[3],
+        byzantine=["3"],
+        newcomers=["5", "6"],
         **{**USUAL, "cohort": 4},
     )
+    assert run.personalize().summary()["clients"] == 2
     assert sum(c["reports"] for c in run.clients) >= USUAL["rounds"]
 
 

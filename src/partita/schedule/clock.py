@@ -119,8 +119,8 @@ class Clock:
         """Whether nobody is in flight, and nobody will ever be available again."""
         if self.available is None or self.flights:
             return False
-        some, everyone = np.arange(min(TRIES, self.clients)), np.arange(self.clients)
-        return all(bool(np.isinf(self._opens(clients)).all()) for clients in (some, everyone))
+        some = np.isinf(self._opens(np.arange(min(TRIES, self.clients))))
+        return bool(some.all() and np.isinf(self._opens(np.arange(self.clients))).all())
 
     def _opens(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         assert self.available is not None
