@@ -20,8 +20,7 @@ from partita.core.parts import Algorithm
 from partita.core.types import Cohort, ServerState
 from partita.engine.callbacks import Callback, Event
 from partita.schedule import asynchronous, delays, exponential, synchronous
-from partita.schedule.clock import Clock
-from partita.schedule.clocked import ClockedSchedule
+from partita.schedule.clock import Clock, ClockedSchedule
 
 CLIENTS, HALF = 10, 5
 # clients 0 to 4 never report

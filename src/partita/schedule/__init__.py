@@ -5,8 +5,7 @@ from partita.schedule.asynchronous import Asynchronous, asynchronous
 from partita.schedule.available import Availability, day_night, intermittent, windows
 from partita.schedule.base import Running, Schedule, StageSpec
 from partita.schedule.choice import Choice, by_loss, by_size, least_chosen, power_of_choice
-from partita.schedule.clock import Clock
-from partita.schedule.clocked import ClockedSchedule
+from partita.schedule.clock import Clock, ClockedSchedule
 from partita.schedule.delay import (
     Delays,
     classes,

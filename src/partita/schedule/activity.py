@@ -17,10 +17,8 @@ from partita.core import check
 from partita.core.types import ServerState
 from partita.schedule.asynchronous import MOST_FRUITLESS, Asynchronous
 from partita.schedule.base import StageSpec
-from partita.schedule.clock import Clock
-from partita.schedule.clocked import ClockedSchedule
+from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.delay import ONE_UNIT
-from partita.schedule.flight import Flight
 from partita.schedule.synchronous import Synchronous
 
 PHASES = 3  # download, local steps, upload

@@ -22,9 +22,8 @@ from partita.schedule.base import (
     check_parts,
     refuse_order,
 )
-from partita.schedule.clock import Clock
-from partita.schedule.clocked import ChoosingSchedule
-from partita.schedule.flight import Flight
+from partita.schedule.choosing import chosen, nobody_waits
+from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
 ORDERS = ("random", "same")
@@ -93,7 +92,7 @@ class Asynchronous:
         return Arrivals(self, spec, Clock.of(spec, self.delays, self.available))
 
 
-class Arrivals(ChoosingSchedule[Asynchronous]):
+class Arrivals(ClockedSchedule[Asynchronous]):
     """An asynchronous schedule that runs."""
 
     @property
@@ -134,14 +133,19 @@ class Arrivals(ChoosingSchedule[Asynchronous]):
         Where too few are available, others follow when they become so, until an upload arrives.
         """
         while (free := (self.options.concurrency or self.spec.cohort) - len(self.clock.flights)) > 0:
-            if self.options.order == "same" and self.clock.sent:
-                chosen = [*self.clock.back]
-            else:
-                chosen = self.chosen(server, free, self.clock.draw(server.version))
-            if chosen:
-                self.clock.send(server, chosen)
-            if len(chosen) >= free or not self.waits():
+            clients = self._next(server.version, free)
+            if clients:
+                self.clock.send(server, clients)
+            if len(clients) >= free or not self.clock.waits():
                 return
+
+    def _next(self, version: int, count: int) -> list[int]:
+        draw, choice = self.clock.draw(version), self.options.choose
+        if choice is not None:
+            return chosen(choice, self.spec, self.clock, version, count, draw, nobody_waits)
+        if self.options.order == "same" and self.clock.sent:
+            return [*self.clock.back]
+        return self.clock.idle(count, draw)
 
     def _too_stale(self, staleness: int) -> bool:
         most = self.options.max_staleness

@@ -7,26 +7,51 @@ again. Nothing here knows whether the server waits for all (`synchronous`) or fo
 from __future__ import annotations
 
 import bisect
+import copy
 import functools
 import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from partita.core import check, draws, tree
 from partita.core.types import Cohort, Download, Group, ServerState, Tensors
 from partita.schedule.available import Availability
 from partita.schedule.base import StageSpec
 from partita.schedule.delay import ONE_UNIT, Delays
-from partita.schedule.flight import Event, Flight
+from partita.schedule.presence import Presence
+from partita.schedule.staleness import Staleness, as_staleness
 
-TRIES = 8
-"""Idle clients that are tried for each one that is wanted, before all are asked whether they are there."""
+
+class Event(NamedTuple):
+    """A client's receipt of a model: which version, and how often the client had received it before."""
+
+    version: int
+    repeat: int = 0
+
+    @property
+    def number(self) -> int:
+        """The part of this event in the keys of draws: a first receipt is known by its version alone."""
+        return self.version + (self.repeat << 40)
+
+
+class Flight(NamedTuple):
+    """One turn of a client, from its request to the arrival of its upload."""
+
+    end: float
+    number: int  # of all turns so far: who left first is first among those that arrive at the same time
+    client: int
+    version: int  # of the model that it received
+    repeat: int  # how often it had received that version before
+    begin: float
+    lost: bool
+
+    @property
+    def event(self) -> Event:
+        """The receipt with which the turn began."""
+        return Event(self.version, self.repeat)
 
 
 @functools.lru_cache(maxsize=2)
@@ -58,7 +83,7 @@ class Clock:
     activity: float = 0.0  # time that clients were at work since it was last asked for
     traffic: int = 0  # bytes that were sent to clients since then
     received: Callable[[int], int] | None = None  # bytes that a client downloads (None: the whole model)
-    available: Availability | None = None  # when clients can be chosen (None: always)
+    presence: Presence | None = None  # who is available (None: everyone, always)
     asked: int = 0  # clients that were asked for their loss since the last cohort
 
     @classmethod
@@ -67,8 +92,9 @@ class Clock:
     ) -> Clock:
         """Return the clock of a stage (delays=None: each turn takes one unit of time)."""
         delays = ONE_UNIT if delays is None else delays
-        clients, seed, received = spec.clients, spec.seed, spec.received
-        return cls(clients, seed, delays, spec.steps, spec.time, received=received, available=available)
+        clock = cls(spec.clients, spec.seed, delays, spec.steps, spec.time, received=spec.received)
+        clock.presence = None if available is None else Presence(available, spec.seed, spec.clients)
+        return clock
 
     # ---- who leaves
 
@@ -78,69 +104,26 @@ class Clock:
         `draw` is the number of the draw.
         """
         idle = self.clients - len(self.busy)
-        if self.available is not None:
-            return self._available(count, draw, idle)
+        if self.presence is not None:
+            return self.presence.idle(count, draw, self.busy, self._idle, self.now)
         if count >= idle:
             return [self._idle(i) for i in range(idle)]
         if count == 1:
             return [self._idle(int(draws.number(self.seed, "cohort", draw) * idle))]
         return [self._idle(i) for i in _sample(self.seed, draw, idle, count)]
 
-    def _available(self, count: int, draw: int, idle: int) -> list[int]:
-        """Return so many of the idle clients that are available: some are tried, all if too few are there."""
-        rng, tries = draws.generator(self.seed, "cohort", draw), TRIES * count
-        if tries < idle:
-            places = rng.choice(idle, tries, replace=False).tolist()
-            clients = np.array([self._idle(place) for place in places])
-            there = clients[self._opens(clients) <= self.now]
-            if len(there) >= count:
-                first: list[int] = there[:count].tolist()
-                return first
-        clients = self.candidates()
-        if len(clients) > count:
-            clients = rng.choice(clients, count, replace=False)
-        chosen: list[int] = clients.tolist()
-        return chosen
-
-    def candidates(self) -> NDArray[np.int64]:
-        """Return all clients that are idle and available, in order."""
-        idle = np.delete(np.arange(self.clients), self.busy)
-        return idle if self.available is None else idle[self._opens(idle) <= self.now]
-
-    def opening(self) -> float:
-        """Return when to look again for idle clients that are away now; infinity if none ever comes."""
-        if self.available is None:
-            return math.inf
-        opens = self._opens(np.delete(np.arange(self.clients), self.busy))
-        return float(opens[opens > self.now].min(initial=math.inf))
+    def waits(self) -> bool:
+        """Advance to when a client may become available, unless an upload arrives before: then False."""
+        opening = math.inf if self.presence is None else self.presence.opening(self.busy, self.now)
+        if opening == math.inf or (self.flights and self.next_end() <= opening):
+            return False
+        self.wait(opening)
+        return True
 
     @property
     def deserted(self) -> bool:
         """Whether nobody is in flight, and nobody will ever be available again."""
-        if self.available is None or self.flights:
-            return False
-        some = np.isinf(self._opens(np.arange(min(TRIES, self.clients))))
-        return bool(some.all() and np.isinf(self._opens(np.arange(self.clients))).all())
-
-    def _opens(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        assert self.available is not None
-        return self.available.opens(self.seed, clients, self.now)
-
-    def ask(
-        self, server: ServerState, clients: Sequence[int], steps: Sequence[int], informed: Collection[int]
-    ) -> None:
-        """Let clients download the server's model and evaluate it, for so many steps; wait for all answers.
-
-        An answer is a number, which takes no time to send. Who is `informed` has the model already.
-        """
-        event, longest = Event(server.version).number, 0.0
-        for client, n in zip(clients, steps):
-            download, compute, _ = self.delays.parts(self.seed, event, client, n)
-            longest = max(longest, (0.0 if client in informed else download) + compute)
-        self.asked += len(clients)
-        downloads = [client for client in clients if client not in informed]
-        self.traffic += self._bytes((server.shared, server.extra), downloads)
-        self.wait(self.now + longest)
+        return self.presence is not None and not self.flights and self.presence.is_over(self.now)
 
     def draw(self, version: int) -> int:
         """Return the number of the next draw among idle clients: another for each that left so far."""
@@ -166,7 +149,7 @@ class Clock:
         if flights:
             self.models[server.version] = (server.shared, server.extra)
             downloads = [f.client for f in flights if f.client not in informed]
-            self.traffic += self._bytes(self.models[server.version], downloads)
+            self.traffic += self.download_bytes(self.models[server.version], downloads)
             self.users[server.version] = self.users.get(server.version, 0) + len(flights)
         if len(flights) > len(self.flights):  # sorted, it is a heap
             self.flights = sorted([*self.flights, *flights])
@@ -177,15 +160,19 @@ class Clock:
             bisect.insort(self.busy, flight.client)
         return flights
 
-    def _bytes(self, model: tuple[Tensors, Tensors], clients: Sequence[int]) -> int:
+    def download_bytes(self, model: tuple[Tensors, Tensors], clients: Sequence[int]) -> int:
+        """Return the bytes of a server's model, and of what comes with it, that these clients receive."""
         if self.received is None:
             return tree.nbytes(model) * len(clients)
         return sum([self.received(client) for client in clients])
 
     def _leaving(self, clients: list[int], version: int, informed: Collection[int]) -> list[Flight]:
-        if self.delays.fixed is None or self.again or informed or self.available is not None:
+        if self.delays.fixed is None or self.again or informed or self.presence is not None:
             flights = [self._flight(client, version, client in informed) for client in clients]
-            return flights if self.available is None else self._within_windows(flights)
+            if self.presence is None:
+                return flights
+            outlasted = self.presence.outlasted(flights, self.now)
+            return [f._replace(lost=f.lost or over) for f, over in zip(flights, outlasted)]
         self.again = dict.fromkeys(clients, 1)
         first, end = self.sent + 1, self.now + self.delays.fixed
         self.sent += len(clients)
@@ -201,13 +188,6 @@ class Clock:
         lost = self.delays.lost(self.seed, event, client)
         self.sent += 1
         return Flight(self.now + length, self.sent, client, version, repeat, self.now, lost)
-
-    def _within_windows(self, flights: list[Flight]) -> list[Flight]:
-        """Return turns as lost where they outlast the window of their client."""
-        assert self.available is not None
-        clients = np.array([f.client for f in flights], dtype=np.int64)
-        closes = self.available.closes(self.seed, clients, self.now).tolist()
-        return [f._replace(lost=f.lost or f.end > close) for f, close in zip(flights, closes)]
 
     # ---- who arrives
 
@@ -339,3 +319,71 @@ class Clock:
         self.users = dict(Counter(f.version for f in self.flights))
         models = {version: (shared, extra) for version, shared, extra in state["models"]}
         self.models = {version: models[version] for version in self.users}
+
+
+class Clocked(Protocol):
+    """The options that all schedules with a clock have."""
+
+    @property
+    def staleness(self) -> Staleness | str | None: ...
+
+    @property
+    def until(self) -> float | None: ...
+
+
+T = TypeVar("T", bound=Clocked)
+
+
+@dataclass
+class ClockedSchedule(Generic[T]):
+    """A schedule that runs on the virtual clock; `next` is left to those who know whom the server awaits."""
+
+    options: T
+    spec: StageSpec
+    clock: Clock
+    peeked: tuple[int, float] = (-1, 0.0)  # a version, and when the cohort after it reports
+    discounts: dict[int, float] = field(default_factory=dict)  # by staleness, as far as they were asked for
+
+    @property
+    def time(self) -> float:
+        return self.clock.now
+
+    @property
+    def until(self) -> float | None:
+        return self.options.until
+
+    def done(self, server: ServerState) -> bool:
+        """Return whether all steps are taken, nobody will come, or the next step would come too late."""
+        over = server.version >= self.spec.first + self.spec.rounds or self.clock.deserted
+        return over or (self.options.until is not None and self._peek(server) > self.options.until)
+
+    def next(self, server: ServerState) -> Cohort:
+        raise NotImplementedError
+
+    def _peek(self, server: ServerState) -> float:
+        """Return when the next cohort reports: worked out on a copy, once for each step."""
+        if self.peeked[0] != server.version:
+            ahead = copy.copy(self)
+            ahead.clock = self.clock.copy()
+            self.peeked = (server.version, ahead.next(server).time)
+        return self.peeked[1]
+
+    def in_flight(self) -> Cohort:
+        return self.clock.in_flight()
+
+    def upcoming(self, server: ServerState) -> Sequence[int]:  # noqa: ARG002
+        return ()
+
+    def discount(self, staleness: int) -> float:
+        if staleness not in self.discounts:
+            discount = as_staleness("staleness", self.options.staleness)(staleness)
+            self.discounts[staleness] = check.number(f"staleness({staleness})", discount, low=0)
+        return self.discounts[staleness]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold."""
+        return self.clock.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what a checkpoint holds."""
+        self.clock.load_state(state)

@@ -26,6 +26,9 @@ class Answers(NamedTuple):
     steps: NDArray[np.int64]
 
 
+Losses = Callable[[NDArray[np.int64], int | None], NDArray[np.float64]]
+"""(clients, samples) -> what these clients answer when they are asked for their loss."""
+
 Ask = Callable[[NDArray[np.int64], int | None], Answers]
 """(clients, samples) -> their losses under the server's present model, on so many samples, or on all."""
 
@@ -50,7 +53,7 @@ class Known:
     loss: NDArray[np.float64]
     seen: NDArray[np.int64]
     chosen: NDArray[np.int64]
-    _ask: Callable[[NDArray[np.int64], int | None], NDArray[np.float64]]
+    _ask: Losses
 
     def ask(
         self, clients: Sequence[int] | NDArray[np.int64], samples: int | None = None

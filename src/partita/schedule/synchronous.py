@@ -23,9 +23,8 @@ from partita.schedule.base import (
     check_parts,
     refuse_order,
 )
-from partita.schedule.clock import Clock
-from partita.schedule.clocked import ChoosingSchedule
-from partita.schedule.flight import Flight
+from partita.schedule.choosing import chosen, wait_for_answers
+from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
 ORDERS, LATE = ("random", "turns"), ("drop", "apply", "partial")
@@ -130,16 +129,19 @@ class Synchronous:
         return Rounds(self, spec, Clock.of(spec, self.delays, self.available))
 
 
-class Rounds(ChoosingSchedule[Synchronous]):
+@dataclass
+class Rounds(ClockedSchedule[Synchronous]):
     """A synchronous schedule that runs."""
+
+    informed: frozenset[int] = frozenset()  # who was asked for its loss of the present model, and so has it
 
     def next(self, server: ServerState) -> Cohort:
         """Send a new cohort; return who of it reports, and who of earlier ones does."""
         self.informed = frozenset()
-        chosen = self._cohort(server, server.version)
-        while not chosen and self.waits():
-            chosen = self._cohort(server, server.version)
-        sent = self.clock.send(server, chosen, self.informed)
+        clients = self._cohort(server, server.version)
+        while not clients and self.clock.waits():
+            clients = self._cohort(server, server.version)
+        sent = self.clock.send(server, clients, self.informed)
         quorum = self._quorum(server.version, len(sent))
         arrived = self.clock.land_until(self._end(sent, quorum))
         landed, lost = [f for f in arrived if not f.lost], [f for f in arrived if f.lost]
@@ -161,14 +163,17 @@ class Rounds(ChoosingSchedule[Synchronous]):
         return self._cohort(server, server.version + 1)
 
     def _cohort(self, server: ServerState, round: int) -> Sequence[int]:
+        if self.options.choose is not None:
+            ask = functools.partial(self._ask, server)
+            return chosen(self.options.choose, self.spec, self.clock, round, self.spec.cohort, round, ask)
         if self.options.order == "random":
-            return self.chosen(server, self.spec.cohort, round)
+            return self.clock.idle(self.spec.cohort, round)
         # the next ones of a random order of all clients; a new order when everyone had a turn
         number, place = divmod(round, self._cohorts)
         order = _order(self.spec.seed, number, self.spec.clients)
-        chosen = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
+        next_ones = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
         busy = set(self.clock.busy)
-        return [c for c in chosen if c not in busy]
+        return [c for c in next_ones if c not in busy]
 
     def _ask(
         self, server: ServerState, clients: NDArray[np.int64], samples: int | None
@@ -176,7 +181,7 @@ class Rounds(ChoosingSchedule[Synchronous]):
         assert self.spec.ask is not None
         loss, steps = self.spec.ask(clients, samples)
         numbers: list[int] = clients.tolist()
-        self.clock.ask(server, numbers, steps.tolist(), self.informed)
+        wait_for_answers(self.clock, server, numbers, steps.tolist(), self.informed)
         self.informed |= frozenset(numbers)
         return loss
 
