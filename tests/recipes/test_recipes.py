@@ -14,10 +14,11 @@ from torch.nn.utils import parameters_to_vector
 
 from partita import data, fedavg, federate, models
 from partita.engine.record import Record, Summary
-from partita.recipes import RECIPES, Study, fedplus, partial, persafl, quadratic
+from partita.recipes import RECIPES, Study, partial, persafl, quadratic
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.expressions import parse
 from partita.recipes.fedplus import table_methods
+from partita.recipes.fedplus_figures import took_part
 from partita.recipes.quadratic import error_table, errors
 from partita.recipes.study import run_study
 from partita.recipes.tables import Runs, Table
@@ -322,7 +323,7 @@ def test_parties_that_never_took_part_are_not_scored() -> None:
 def test_all_methods_of_figure_4_ask_the_same_parties() -> None:
     names = ("fedavg-N30", "rfa-N30", "fedavg_plus-N30", "local-N30")
     runs, _ = run("fedplus-synthetic", *names, rounds=1, epochs=2)
-    took = [fedplus._took_part(runs[name][0]) for name in names]
+    took = [took_part(runs[name][0]) for name in names]
     assert [int(who.sum()) for who in took] == [10] * 4
     assert all(np.array_equal(who, took[0]) for who in took)
 
