@@ -6,8 +6,11 @@ ifneq ($(wildcard ../shared/data),)
 export PARTITA_DATA ?= $(abspath ../shared/data)
 endif
 export NO_MKDOCS_2_WARNING := 1
+TOOLS := pytest pytest-xdist hypothesis hatchling torchmetrics
+LOWEST := $(addprefix tests/,test_packaging.py core data optim schedule models measures aggregate track cli \
+  engine/model engine/execute engine/significance recipes/test_tuning.py report)
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all test-lowest lint bench docs clean
 
 demo: .venv/.core    ## who gains from personalization and who loses, on embedded data
 	$(BIN)/partita demo
@@ -17,6 +20,10 @@ test: .venv/.dev lint  ## what CI runs
 
 test-all: .venv/.dev lint
 	$(BIN)/python -m pytest -m "" --hypothesis-profile=search
+
+# With CUDA libraries torch takes 5 GB: TORCH_INDEX=https://download.pytorch.org/whl/cpu takes it without them.
+test-lowest: .venv-lowest/.done  ## the oldest versions that pyproject.toml admits
+	.venv-lowest/bin/python -m pytest $(LOWEST)
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests bench examples docs/*.py
@@ -45,5 +52,11 @@ docs: .venv/.dev     ## builds the documents into site/
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
+.venv-lowest/.done: pyproject.toml constraints-lowest.txt
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[hf,track,tune]' $(TOOLS)
+	touch $@
+
 clean:
-	rm -rf .venv site dist build runs
+	rm -rf .venv .venv-lowest site dist build runs

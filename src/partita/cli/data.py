@@ -94,6 +94,7 @@ def get_(
         typer.echo(f"{facts['file']} is here already; --force gets it again")
         return
     console = screen.console(stderr=True)
+    console.quiet = not console.is_terminal  # rich before 14.3 ends a disabled bar with an empty line
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
