@@ -27,19 +27,62 @@ def test_cross_entropy_is_pytorchs() -> None:
     torch.testing.assert_close(LOSSES["cross_entropy"].each(X, Y), F.cross_entropy(X, Y, reduction="none"))
 
 
-def test_cross_entropy_of_sequences_skips_what_does_not_count() -> None:
-    output, target = torch.randn(3, 4, 6), torch.randint(0, 6, (3, 4))
-    target[0, 2:] = -100
-    expected = torch.stack(
-        [F.cross_entropy(output[i][target[i] != -100], target[i][target[i] != -100]) for i in range(3)]
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and targets of sequences, one of which ends early."""
+    draw = torch.Generator().manual_seed(2)
+    output, target = (
+        torch.randn(3, 4, 6, generator=draw),
+        torch.randint(0, 6, (3, 4), generator=draw),
     )
-    torch.testing.assert_close(LOSSES["cross_entropy"].each(output, target), expected)
+    target[0, 2:] = -100
+    return output, target
+
+
+def test_every_token_of_sequences_counts_alike() -> None:
+    output, target = sequences()
+    loss = LOSSES["cross_entropy"]
+    torch.testing.assert_close(
+        loss.mean(output, target), F.cross_entropy(output.flatten(0, 1), target.flatten())
+    )
+    real = torch.tensor([1.0, 1.0, 0.0])  # a batch with padding
+    expected = F.cross_entropy(output[:2].flatten(0, 1), target[:2].flatten())
+    torch.testing.assert_close(loss.of_batch(output, target, real), expected)
     accuracy = criterion_of("accuracy", output, target)
-    right = F.one_hot(target.clamp(min=0), 6).float()
-    assert accuracy.each(right, target).tolist() == [1.0, 1.0, 1.0]
-    assert accuracy.mean(right, target) == 1.0
-    target[1] = -100  # a sequence without labels is no sample
-    assert accuracy.mean(right, target) == 1.0
+    hits = (output.argmax(-1) == target)[target != -100].float()
+    torch.testing.assert_close(accuracy.mean(output, target), hits.mean())
+
+
+@each("name", ["cross_entropy", "next_token"])
+def test_a_batch_without_labels_that_count_has_no_loss(name: str) -> None:
+    output, target = sequences()
+    output.requires_grad_()
+    empty = torch.full_like(target, -100)
+    for mask in (None, torch.ones(3), torch.zeros(3)):
+        value = LOSSES[name].of_batch(output, empty, mask)
+        assert value == 0
+        assert not torch.autograd.grad(value, output)[0].any()
+
+
+def test_next_token_compares_each_output_with_the_label_behind_it() -> None:
+    output, target = sequences()
+    loss = LOSSES["next_token"]
+    expected = F.cross_entropy(output[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+    torch.testing.assert_close(loss.mean(output, target), expected)
+    prompts = torch.randn(3, 2, 6)  # trained ones before the tokens, which nobody labels
+    torch.testing.assert_close(loss.mean(torch.cat([prompts, output], 1), target), expected)
+
+
+@each("metric", ["accuracy", "perplexity", "log_loss", "balanced_accuracy", "f1_macro", "brier"])
+def test_metrics_of_next_tokens(metric: str) -> None:
+    output, target = sequences()
+    (ahead,) = choose_metrics(metric, LOSSES["next_token"], False, output, target, target)
+    known = target[:, 1:] != -100
+    after, labels = output[:, :-1][known], target[:, 1:][known]
+    (plain,) = choose_metrics(metric, LOSSES["cross_entropy"], False, after, labels, labels)
+    value, expected = (
+        m.score(m.keep(o, t), t) for m, o, t in ((ahead, output, target), (plain, after, labels))
+    )
+    assert value == pytest.approx(expected, rel=1e-5)
 
 
 def test_binary_and_squared() -> None:

@@ -19,12 +19,16 @@ from partita.core import check
 from partita.core.losses import Function as Function
 from partita.core.losses import parts
 
+IGNORED = -100
+"""The label of a position that does not count, for built-in losses as for torch's."""
+
 
 class Criterion(NamedTuple):
     """A function of (output, target) on a batch, and what each sample contributes to it.
 
     mean = Σ_i each_i / Σ_i weight_i      over the samples of a batch; without weights every sample counts
-                                          once. `adds_up`: the value of a batch is Σ_i each_i
+                                          once, and where none counts it is 0. `adds_up`: the value of a batch
+                                          is Σ_i each_i
     """
 
     name: str
@@ -32,7 +36,8 @@ class Criterion(NamedTuple):
     each: Function
     weight: Function | None = None
     adds_up: bool = False
-    ignored: int | None = None  # the label that one of torch's losses does not count
+    ignored: int | None = None  # the label that does not count
+    ahead: bool = False  # whether the output at a place of a sequence predicts the target of the next one
 
     def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """Return the value on the real samples of a batch; a mask of None says that all are real."""
@@ -41,8 +46,7 @@ class Criterion(NamedTuple):
         total, weight = self.sums(output, target, mask)
         if self.adds_up:
             return total
-        # a client that waits for others has no real sample
-        return total / (weight.clamp(min=1) if self.weight is None else torch.where(mask.any(), weight, 1.0))
+        return _divided(total, weight)
 
     def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
@@ -57,12 +61,40 @@ def _sum(each: Tensor, mask: Tensor | None) -> Tensor:
     return each.sum() if mask is None else torch.where(mask > 0, each, 0.0).sum()
 
 
+def _divided(total: Tensor, weight: Tensor) -> Tensor:
+    """Return total / weight; 0 where nothing counts, as for a client that waits for others."""
+    return total / torch.where(weight > 0, weight, 1.0)
+
+
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """−log p(target), averaged over a sequence's positions; targets of −100 do not count."""
+    """−log p(target), summed over a sequence's positions; targets of −100 do not count."""
     if output.dim() == 2:  # log Σ exp(z) − z_target: cheaper than F.cross_entropy when clients are stacked
         return torch.logsumexp(output, -1) - output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     flat = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
-    return flat.flatten(1).sum(1) / (target != -100).flatten(1).sum(1).clamp(min=1)
+    return flat.flatten(1).sum(1)
+
+
+def places(output: Tensor, target: Tensor) -> Tensor:
+    """Return how many positions of each sequence count; 1 for a sample with a single label."""
+    kind = output.dtype if output.is_floating_point() else torch.float32
+    if target.dim() == 1:
+        return torch.ones_like(target, dtype=kind)
+    return (target != IGNORED).flatten(1).sum(1).to(kind)
+
+
+def following(target: Tensor) -> Tensor:
+    """Return the target of the next position at each position of a sequence; the last has none."""
+    return torch.cat([target[:, 1:], torch.full_like(target[:, :1], IGNORED)], 1)
+
+
+def next_token(function: Function) -> Function:
+    """Return a function of (output, target) in which each position predicts the next one.
+
+    Outputs of positions before the first token (prompts that are trained) do not count.
+    """
+    return lambda output, target: function(
+        output[:, -target.shape[1] :] if output.dim() > target.dim() else output, following(target)
+    )
 
 
 def _binary(output: Tensor, target: Tensor) -> Tensor:
@@ -91,13 +123,16 @@ def averaged(name: str, each: Function, weight: Function | None = None) -> Crite
 
     def mean(output: Tensor, target: Tensor) -> Tensor:
         total = each(output, target)
-        return total.mean() if weight is None else total.sum() / weight(output, target).sum()
+        if weight is None or (weight is places and target.dim() == 1):  # all weights are 1
+            return total.mean()
+        return _divided(total.sum(), weight(output, target).sum())
 
     return Criterion(name, mean, each, weight)
 
 
 LOSSES = {
-    "cross_entropy": averaged("cross_entropy", _cross_entropy),
+    "cross_entropy": averaged("cross_entropy", _cross_entropy, places),
+    "next_token": averaged("next_token", next_token(_cross_entropy), next_token(places))._replace(ahead=True),
     "binary_cross_entropy": averaged("binary_cross_entropy", _binary),
     "mse": averaged("mse", squared_error),
 }
@@ -116,8 +151,8 @@ def own(function: Function) -> Criterion:
     name = name_of(function)
     torch_parts = parts(function)
     if torch_parts is not None and torch_parts.each is not None:
-        mean = torch_parts.mean or function
-        return Criterion(name, mean, torch_parts.each, torch_parts.weight, ignored=torch_parts.ignored)
+        found = averaged(name, torch_parts.each, torch_parts.weight)
+        return found._replace(ignored=torch_parts.ignored)
 
     def each(output: Tensor, target: Tensor) -> Tensor:
         try:

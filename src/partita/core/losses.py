@@ -28,14 +28,12 @@ _CLASSES: dict[type[nn.Module], Callable[..., Tensor]] = {
 class Parts(NamedTuple):
     """What samples contribute to a loss: their weighted losses and their weights.
 
-    `each` is None where a batch's loss is the sum of the function's values on its samples; `mean` is a form
-    of the loss that can be stacked, where the function itself cannot. `ignored` is the label that does not
-    count.
+    `each` is None where a batch's loss is the sum of the function's values on its samples. `ignored` is the
+    label that does not count.
     """
 
     each: Function | None
     weight: Function | None = None
-    mean: Function | None = None
     ignored: int | None = None
 
 
@@ -61,10 +59,7 @@ def parts(function: Any) -> Parts | None:
         of_class: Any = 1.0 if weights is None else weights[torch.where(counts, target, 0)]
         return _by_sample(torch.where(counts, of_class, 0.0).to(output.dtype))
 
-    def mean(output: Tensor, target: Tensor) -> Tensor:
-        return each(output, target).sum() / weight(output, target).sum()
-
-    return Parts(each, weight, mean if options.get("label_smoothing") else None, ignored)
+    return Parts(each, weight, ignored)
 
 
 def _by_sample(places: Tensor) -> Tensor:

@@ -21,13 +21,16 @@ from torch import Tensor
 
 from partita.core import check
 from partita.core.criterion import (
+    IGNORED,
     LOSSES,
     Criterion,
     Function,
     absolute_error,
     averaged,
     by_sample,
+    following,
     name_of,
+    next_token,
     squared_error,
     users_function,
 )
@@ -106,13 +109,13 @@ class Form(NamedTuple):
     classes  outputs for each target: one for each class; 1 for a logit or a number
     axis     where they are
     ignored  the label that does not count (None: all do)
-    whole    whether all places of sequences count alike, or each sample by the mean of its places
+    ahead    whether the outputs at a place are for the target of the next one
     """
 
     classes: int
     axis: int = -1
     ignored: int | None = None
-    whole: bool = True
+    ahead: bool = False
 
     def logits(self, output: Tensor, target: Tensor) -> Tensor:
         """Return outputs with the classes last, or one for each target."""
@@ -145,21 +148,16 @@ class Form(NamedTuple):
         counts = self.counts(target)
         return rows[counts].double().numpy(), self.labels(target)[counts].numpy()
 
-    def over_places(self, name: str, value: Function, whole: bool = True) -> Criterion:
-        """Return the mean of a value at each place, over the places that count.
-
-        Unless all places are to count alike, a sample counts once, by the mean over its places.
-        """
+    def over_places(self, name: str, value: Function) -> Criterion:
+        """Return the mean of a value at each place, over the places that count."""
 
         def each(output: Tensor, target: Tensor) -> Tensor:
             counts = self.counts(target).reshape(len(target), -1)
             values = value(output, target).reshape(counts.shape)
-            total = torch.where(counts, values, 0.0).sum(1)
-            return total if whole else total / counts.sum(1).clamp(min=1)
+            return torch.where(counts, values, 0.0).sum(1)
 
         def weight(output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG001
-            counts = self.counts(target).reshape(len(target), -1)
-            return (counts.sum(1) if whole else counts.any(1)).to(torch.float32)
+            return self.counts(target).reshape(len(target), -1).sum(1).to(torch.float32)
 
         return averaged(name, each, weight)
 
@@ -191,7 +189,7 @@ def _accuracy(form: Form) -> ClientMetric:
     def right(output: Tensor, target: Tensor) -> Tensor:
         return (form.predicted(output, target) == form.labels(target)).to(torch.float32)
 
-    return _mean(form.over_places("accuracy", right, form.whole), higher_is_better=True)
+    return _mean(form.over_places("accuracy", right), higher_is_better=True)
 
 
 def accuracy_of_all(classes: int) -> ClientMetric:
@@ -493,7 +491,7 @@ def choose_metrics(
 
 def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor) -> ClientMetric:
     if metric is None:
-        classes = loss.name in ("cross_entropy", "binary_cross_entropy") or loss_is_own
+        classes = loss.name in ("cross_entropy", "next_token", "binary_cross_entropy") or loss_is_own
         default = "accuracy" if classes and not labels.is_floating_point() else "loss"
         return _named(default, loss, loss_is_own, form, labels, name=loss.name)
     if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
@@ -518,9 +516,23 @@ def _named(
     if metric not in OF_NUMBERS and numbers:
         reason = f"targets run from {low:g} to {high:g}"
         raise check.fail("metric", metric, ", ".join(map(repr, OF_NUMBERS)), reason)
+    if form.ahead:
+        return _of_next(METRICS[metric](form))
     if metric == "accuracy" and form.axis == -1 and (labels.is_floating_point() or _all_count(form, labels)):
         return accuracy_of_all(form.classes)
     return METRICS[metric](form)
+
+
+def _of_next(metric: ClientMetric) -> ClientMetric:
+    """Return a metric of models whose output at a place is for the target of the next one."""
+    criterion = metric.criterion
+    if criterion is not None:
+        weight = None if criterion.weight is None else next_token(criterion.weight)
+        criterion = averaged(metric.name, next_token(criterion.each), weight)
+        return _mean(criterion, metric.higher_is_better, metric.link)
+    return metric._replace(
+        keep=next_token(metric.keep), score=lambda rows, target: metric.score(rows, following(target))
+    )
 
 
 def _all_count(form: Form, labels: Tensor) -> bool:
@@ -532,8 +544,8 @@ def _form(loss: Criterion, output: Tensor, target: Tensor) -> Form:
     axis = _axis_of_classes(loss, output, target)
     classes = output.shape[axis] if output.dim() == target.dim() + 1 else 1
     named = loss in LOSSES.values()
-    ignored = -100 if named and target.dim() > 1 else loss.ignored
-    return Form(max(1, classes), axis, ignored, whole=not named)
+    ignored = IGNORED if named and target.dim() > 1 else loss.ignored
+    return Form(max(1, classes), axis, ignored, loss.ahead)
 
 
 def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:

@@ -77,10 +77,11 @@ def changes(metric: ClientMetric, samples: Samples, ours: str, theirs: str, seed
 
 
 def _contributions(rows: Tensor) -> np.ndarray | None:
-    """Return what each sample contributes to a mean; None where samples have weights of their own."""
+    """Return what each sample contributes to a mean; None where some count for more than others."""
     if rows.dim() == 1:
         return rows.double().numpy()
-    return rows[:, 0].double().numpy() if bool((rows[:, 1] == 1).all()) else None
+    each, weight = rows.double().T
+    return (each / weight).numpy() if bool((weight == weight[:1]).all() and (weight > 0).all()) else None
 
 
 def _of_contributions(

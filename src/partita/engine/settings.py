@@ -271,9 +271,10 @@ class Parts:
     loss: Annotated[
         str | Function | None,
         Option(
-            "'cross_entropy', 'binary_cross_entropy', 'mse', 'model' for the loss that a model returns by "
-            "itself when it gets the labels too, or a function of (output, target) that returns the mean over "
-            "a batch (default: the one that fits the targets)",
+            "'cross_entropy', 'binary_cross_entropy', 'mse', 'next_token' for language models (the output at "
+            "a position against the next token of y), 'model' for the loss that a model returns by itself "
+            "when it gets the labels too, or a function of (output, target) that returns the mean over a "
+            "batch (default: the one that fits the targets)",
             check=_later,
         ),
     ] = None

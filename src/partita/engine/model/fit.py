@@ -11,7 +11,8 @@ from partita.core import check
 from partita.core.criterion import LOSSES, Criterion
 from partita.data import FederatedData
 
-_CLASSES, _BINARY, _SQUARES = (LOSSES[k] for k in ("cross_entropy", "binary_cross_entropy", "mse"))
+_BINARY = LOSSES["binary_cross_entropy"]
+_OF_CLASSES = (LOSSES["cross_entropy"], LOSSES["next_token"])
 
 
 def check_parameters(model: nn.Module) -> None:
@@ -52,16 +53,20 @@ def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
     if loss not in LOSSES.values():
         return
     outputs, targets = list(output.shape), list(y.shape)
-    if loss is _CLASSES and y.is_floating_point():
-        raise check.fail(
-            "dtype of y", str(y.dtype), "whole numbers with loss='cross_entropy': they are labels"
-        )
+    if loss in _OF_CLASSES and y.is_floating_point():
+        allowed = f"whole numbers with loss={loss.name!r}: they are labels"
+        raise check.fail("dtype of y", str(y.dtype), allowed)
+    if loss.ahead and y.dim() != 2:
+        allowed = f"[samples, positions] with loss={loss.name!r}: the tokens of each sequence"
+        raise check.fail("shape of y", targets, allowed)
     column = targets[1:] == [1] and outputs[:1] == targets[:1]
     if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
         raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {outputs}")
-    if loss is _CLASSES:
+    if loss in _OF_CLASSES:
+        # a model may put trained prompts before the tokens
+        longer = loss.ahead and output.dim() == 3 and outputs[1] > targets[1]
         fits, allowed = (
-            outputs[:-1] == targets and bool(outputs),
+            bool(outputs) and (outputs[:-1] == targets or (longer and outputs[0] == targets[0])),
             f"[{', '.join(map(str, targets))}, classes]",
         )
     else:
@@ -91,9 +96,9 @@ def refuse_broadcast(loss: Criterion, output: Tensor, y: Tensor) -> None:
 def check_labels(loss: Criterion, output: Tensor, data: FederatedData) -> None:
     """Refuse labels that have no output."""
     check_classes(loss, data)
-    if loss.name != _CLASSES.name or data.y.is_floating_point():
+    if loss.name not in [known.name for known in _OF_CLASSES] or data.y.is_floating_point():
         return
-    of_torch = loss is not _CLASSES  # torch's function of this name has the classes on axis 1
+    of_torch = loss not in _OF_CLASSES  # torch's function of this name has the classes on axis 1
     classes = output.shape[1 if of_torch and output.dim() > 1 else -1]
     ignored = loss.ignored if of_torch else -100 if data.y.dim() > 1 else None  # labels that do not count
     labels = data.y if ignored is None else data.y[data.y != ignored]

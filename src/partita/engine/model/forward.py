@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import check
+from partita.core.criterion import IGNORED
 from partita.core.inputs import call, functional
 from partita.core.types import Batch, Inputs, Tensors
 
 PREDICTIONS = ("logits", "out", "prediction_logits")  # of transformers, of torchvision's segmentation
 LABELS = ("labels", "targets", "target")  # the argument that takes the targets
-IGNORED = -100  # the label of a place that does not count, for models as for torch's losses
 OUTPUT = "the name or the place of one of the model's outputs, or a function of them that returns a tensor"
 
 Output = str | int | Callable[[Any], Tensor] | None

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita.algorithms.partition import Names
 from partita.core import check
-from partita.core.criterion import LOSSES, OWN, Criterion, Function, choose_loss
+from partita.core.criterion import IGNORED, LOSSES, OWN, Criterion, Function, choose_loss
 from partita.core.device import arithmetic
 from partita.core.inputs import described, samples
 from partita.core.metrics import ClientMetric, as_number, choose_metrics
@@ -84,6 +84,8 @@ def examine(
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
     refuse_broadcast(criterion, output.detach(), y)
+    if criterion is OWN:
+        criterion = counted(module, forward, x, y, output)
     own = criterion not in LOSSES.values()
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
     kept = _try_metrics(metrics, evaluated(module, data, forward), data)
@@ -95,6 +97,32 @@ def examine(
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
     return ModelProfile(criterion, metrics, behaviour.buffers, saved // samples(x), kept, behaviour, forward)
+
+
+def counted(module: nn.Module, forward: Forward, x: Inputs, y: Tensor, output: Tensor) -> Criterion:
+    """Return the model's own loss with what each sample counts for in it: its labels, if it is a sequence.
+
+    A causal model compares the output at a place with the next label, and so never looks at the first one:
+    its loss stays the same if that one is taken away, or put where there was none.
+    """
+    if y.is_floating_point() or y.dim() < 2 or output.dim() != y.dim() + 1:
+        return OWN
+    label = torch.where(y == IGNORED, 0, y).amax()
+    first = torch.where(y[:, :1] == IGNORED, label, IGNORED)
+    others = torch.cat([first, y[:, 1:]], 1)
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()
+            losses = [_output(module, forward, x, labels)[1] for labels in (y, others)]
+    finally:
+        module.train(training)
+    like = LOSSES["next_token" if _same(*losses) else "cross_entropy"]
+    return OWN._replace(weight=like.weight, ahead=like.ahead)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and bool(torch.isclose(a, b, rtol=1e-6))
 
 
 def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: FederatedData) -> Tensors:

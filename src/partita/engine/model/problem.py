@@ -29,7 +29,7 @@ from partita.engine.model.forward import Forward
 from partita.engine.model.functions import Functions
 from partita.engine.model.normalize import of_one_batch, static, tracked
 from partita.engine.model.outputs import outputs
-from partita.engine.model.pieces import accumulated, pieces
+from partita.engine.model.pieces import accumulated, amount, pieces
 from partita.engine.model.seeding import OwnDraws
 from partita.engine.model.stackable import batch_buffers, stackable
 
@@ -200,8 +200,8 @@ class ModelProblem:
             return output, self.loss.sums(output, batch.y, batch.mask)
         with in_place(self.evaluation, tensors):
             output, mean = self.forward.with_loss(self.evaluation, batch)
-        count = mean.new_full((), len(batch.y)) if batch.mask is None else batch.mask.sum()
-        return output, (mean * count, count)
+        count = amount(self.loss, batch, mean)
+        return output, (torch.where(count > 0, mean * count, 0.0), count)
 
     def outputs(self, params: Tensors, x: Inputs, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for these samples."""
