@@ -10,11 +10,14 @@ from partita.algorithms.fedasync import fedasync, fedbuff
 from partita.algorithms.fedavg import fedavg
 from partita.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from partita.algorithms.fedplus import fedavg_plus, fedcomed_plus, fedgeomed_plus, fedplus
+from partita.algorithms.fedproto import fedproto
 from partita.algorithms.fedprox import fedprox
+from partita.algorithms.fedrod import fedrod
 from partita.algorithms.fedsim import fedsim
 from partita.algorithms.ffgg import ffgg, ffgg_async, ffgg_local, ffgg_robust
 from partita.algorithms.finetune import finetune
 from partita.algorithms.l2gd import l2gd
+from partita.algorithms.moon import moon
 from partita.algorithms.perfedavg import perfedavg
 from partita.algorithms.persafl import persafl_maml, persafl_me
 from partita.algorithms.pfedme import pfedme
@@ -39,7 +42,9 @@ __all__ = [
     "fedcomed_plus",
     "fedgeomed_plus",
     "fedplus",
+    "fedproto",
     "fedprox",
+    "fedrod",
     "fedsim",
     "fedyogi",
     "ffgg",
@@ -48,6 +53,7 @@ __all__ = [
     "ffgg_robust",
     "finetune",
     "l2gd",
+    "moon",
     "perfedavg",
     "persafl_maml",
     "persafl_me",

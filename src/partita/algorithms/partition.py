@@ -183,6 +183,15 @@ def _outer_layer(model: nn.Module, names: Sequence[str], word: str) -> tuple[str
     return _layer(model, met[-1 if word == "output" else 0])
 
 
+def last_layer(model: nn.Module, names: Sequence[str]) -> str | None:
+    """The module that a sample meets last, whatever the model declares as its output part; None: several."""
+    modules = dict(model.named_modules())
+    parts = _outer_layer(model, names, "output")
+    layers = {part if part in modules else _owner(part) for part in parts}
+    inner = [k for layer in layers for k, _ in modules[layer].named_children() if k != "parametrizations"]
+    return None if len(layers) > 1 or inner else layers.pop()
+
+
 def _layer(model: nn.Module, use: Use) -> tuple[str, ...]:
     """The modules that own these parameters, if they are layers; else the parameters, with their biases.
 

@@ -1,26 +1,30 @@
 """Losses, and scores that are means over samples: one number for a batch, and what each sample adds to it.
 
-A user's own loss takes (output, target) and returns the mean over the batch. What a sample contributes is
-what short batches need when clients of different sizes are stacked: it is the same function on one sample, or
-what `partita.core.losses` knows about one of torch's losses.
+A user's own loss takes (output, target), and what else it asks for (`partita.core.asks`); it returns the mean
+over the batch. What a sample contributes is what short batches need when clients of different sizes are
+stacked: it is the same function on one sample, or what `partita.core.losses` knows about one of torch's
+losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partita.core import check
+from partita.core import asks, check
 from partita.core.losses import Function as Function
 from partita.core.losses import parts
 
 IGNORED = -100
 """The label of a position that does not count, for built-in losses as for torch's."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Criterion(NamedTuple):
@@ -29,28 +33,35 @@ class Criterion(NamedTuple):
     mean = Σ_i each_i / Σ_i weight_i      over the samples of a batch; without weights every sample counts
                                           once, and where none counts it is 0. `adds_up`: the value of a batch
                                           is Σ_i each_i
+
+    `mean` and `each` also take what the loss `asks` for, by name; weights follow from (output, target) alone.
     """
 
     name: str
-    mean: Function
-    each: Function
+    mean: Callable[..., Tensor]
+    each: Callable[..., Tensor]
     weight: Function | None = None
     adds_up: bool = False
     ignored: int | None = None  # the label that does not count
     ahead: bool = False  # whether the output at a place of a sequence predicts the target of the next one
+    asks: tuple[str, ...] = ()
 
-    def of_batch(self, output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    def of_batch(
+        self, output: Tensor, target: Tensor, mask: Tensor | None, given: Mapping[str, Any] = NOTHING
+    ) -> Tensor:
         """Return the value on the real samples of a batch; a mask of None says that all are real."""
         if mask is None:
-            return self.mean(output, target)
-        total, weight = self.sums(output, target, mask)
+            return self.mean(output, target, **given)
+        total, weight = self.sums(output, target, mask, given)
         if self.adds_up:
             return total
         return _divided(total, weight)
 
-    def sums(self, output: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def sums(
+        self, output: Tensor, target: Tensor, mask: Tensor | None, given: Mapping[str, Any] = NOTHING
+    ) -> tuple[Tensor, Tensor]:
         """Return Σ_i each_i and Σ_i weight_i over the real samples of a batch."""
-        total = _sum(self.each(output, target), mask)
+        total = _sum(self.each(output, target, **given), mask)
         if self.weight is not None:
             return total, _sum(self.weight(output, target), mask)
         return total, total.new_full((), len(target)) if mask is None else mask.sum()
@@ -154,19 +165,9 @@ def own(function: Function) -> Criterion:
         found = averaged(name, torch_parts.each, torch_parts.weight)
         return found._replace(ignored=torch_parts.ignored)
 
-    def each(output: Tensor, target: Tensor) -> Tensor:
-        try:
-            return torch.func.vmap(function)(output.unsqueeze(1), target.unsqueeze(1))
-        except (RuntimeError, ValueError):  # what vmap cannot trace, such as .item(), sample by sample
-            return _one_by_one(function, output, target)
-
     ignored = torch_parts.ignored if torch_parts is not None else None
-    return Criterion(name, function, each, adds_up=torch_parts is not None, ignored=ignored)
-
-
-def _one_by_one(function: Function, output: Tensor, target: Tensor) -> Tensor:
-    pairs = zip(output.unsqueeze(1), target.unsqueeze(1))
-    return torch.stack([torch.as_tensor(function(o, t), device=output.device) for o, t in pairs])
+    each, adds_up = asks.by_sample(function), torch_parts is not None
+    return Criterion(name, function, each, adds_up=adds_up, ignored=ignored, asks=asks.asked_by(function))
 
 
 def name_of(function: Any) -> str:
@@ -177,9 +178,12 @@ def name_of(function: Any) -> str:
 
 def users_function(field: str, value: Any, names: Iterable[str]) -> Function:
     """Return a user's function; a class such as nn.MSELoss is none before it is called."""
+    return check.takes(field, value, 2, _allowed(value, names))  # type: ignore[no-any-return]
+
+
+def _allowed(value: Any, names: Iterable[str]) -> str:
     call = f" (call it: {value.__name__}())" if isinstance(value, type) else ""
-    allowed = f"a function of (output, target) or one of {', '.join(names)}{call}"
-    return check.takes(field, value, 2, allowed)  # type: ignore[no-any-return]
+    return f"a function of (output, target) or one of {', '.join(names)}{call}"
 
 
 def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> Criterion:
@@ -187,7 +191,7 @@ def choose_loss(loss: str | Function | None, output: Tensor, target: Tensor) -> 
     if isinstance(loss, str):
         return OWN if loss == OWN.name else LOSSES[check.choice("loss", loss, [*LOSSES, OWN.name])]
     if loss is not None:
-        return own(users_function("loss", loss, LOSSES))
+        return own(asks.takes_asked("loss", loss, _allowed(loss, LOSSES)))
     if target.is_floating_point():
         return LOSSES["mse"]
     one_logit = output.dim() <= target.dim() or output.shape[-1] == 1

@@ -492,7 +492,8 @@ def choose_metrics(
 def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor) -> ClientMetric:
     if metric is None:
         classes = loss.name in ("cross_entropy", "next_token", "binary_cross_entropy") or loss_is_own
-        default = "accuracy" if classes and not labels.is_floating_point() else "loss"
+        of_numbers = "mse" if loss.asks else "loss"  # a metric has outputs and targets only
+        default = "accuracy" if classes and not labels.is_floating_point() else of_numbers
         return _named(default, loss, loss_is_own, form, labels, name=loss.name)
     if isinstance(metric, str):  # what is no text may answer == in its own way, as torchmetrics does
         name = check.choice("metric", metric, [*METRICS, "loss"])
@@ -506,6 +507,9 @@ def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels:
 def _named(
     metric: str, loss: Criterion, loss_is_own: bool, form: Form, labels: Tensor, name: str = "loss"
 ) -> ClientMetric:
+    if metric == "loss" and loss.asks:
+        reason = f"the loss asks for {', '.join(loss.asks)}, and a metric has outputs and targets"
+        raise check.fail("metric", metric, f"one of {', '.join(map(repr, METRICS))}", reason)
     if metric == "loss":
         of_torch = loss.weight is not None or loss.adds_up
         if loss_is_own and not of_torch:  # it may be no mean over samples

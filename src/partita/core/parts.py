@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from partita.core.criterion import Criterion
 from partita.core.types import (
     Batch,
     ClientState,
     Download,
+    Layout,
     Partition,
     RoundContext,
     Scores,
@@ -90,12 +92,14 @@ class Program(NamedTuple):
     build        (Problem) -> LocalRule
     trains       whether it trains: its uploads go to the server, and its states are kept
     whole_model  whether it runs on the whole model, also for clients whose devices hold a part of it
+    keeps        whether clients keep the states that it ends with, as they do where it trains
     """
 
     name: str
     build: Callable[[Problem], LocalRule]
     trains: bool = False
     whole_model: bool = False
+    keeps: bool = False
 
 
 class Problem(Protocol):
@@ -163,6 +167,20 @@ class Problem(Protocol):
 
     def outputs(self, params: Tensors, x: Tensor, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for x, in evaluation mode."""
+        ...
+
+    @property
+    def plain(self) -> Problem:
+        """The same problem with the loss of the run, whatever the method makes of it (`Algorithm.loss`)."""
+        ...
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the model's features are, and what is behind them; known where a loss asks for features."""
+        ...
+
+    def features(self, params: Tensors, batch: Batch) -> Tensor:
+        """Return the features of a batch in evaluation mode, a row of each sample, without gradients."""
         ...
 
 
@@ -308,6 +326,9 @@ class Algorithm:
                  cohort may be aggregated in parts (see `Aggregation`)
     server       (Problem)                    -> ServerRule, what the server does with it
     personalize  (Problem)                    -> Personalize, the model a client is evaluated with
+    loss         (Criterion)                  -> Criterion, what clients minimize in place of the loss of the
+                 run (None: that one). What it asks for beside (output, target) is handed to it, and models
+                 are scored by the loss of the run (see `partita.core.terms`)
     newcomer     (Problem)                    -> LocalRule, how a client that comes after training finds its
                  personal part while the server's model stays as it is (None: by `local`; nothing is sent)
     stateful     whether clients keep a state between rounds, if the run lets them
@@ -318,6 +339,7 @@ class Algorithm:
     sends_gradients   whether an upload is one gradient, whose step size is chosen for the clients at work
     synchronous_only  why it cannot run under an asynchronous schedule ('': it can)
     needs_full_model  why every client must hold the whole model ('': it need not)
+    shares_extra      whether clients learn from each other by more than the shared part of their models
     """
 
     name: str
@@ -327,6 +349,7 @@ class Algorithm:
     aggregate: Callable[[Problem], Callable[[Upload, Tensor], Upload]]
     server: Callable[[Problem], ServerRule]
     personalize: Callable[[Problem], Personalize]
+    loss: Callable[[Criterion], Criterion] | None = None
     newcomer: Callable[[Problem], LocalRule] | None = None
     stateful: bool = True
     asynchronous: Mapping[str, Any] | None = None
@@ -334,6 +357,7 @@ class Algorithm:
     sends_gradients: bool = False
     synchronous_only: str = ""
     needs_full_model: str = ""
+    shares_extra: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[StagePlan, ...] = ()
 

@@ -27,14 +27,15 @@ class Partition(NamedTuple):
 class Download(NamedTuple):
     """What a client receives.
 
-    `key` seeds whatever is random when a client begins: a function of (seed, round, client). The machinery
-    sets it.
+    `key` seeds whatever is random when a client begins: a function of (seed, round, client). `class_counts`
+    are the client's training samples of each class, where a loss asks for them. The machinery sets both.
     """
 
     shared: Tensors
     extra: Tensors
     version: int
     key: Tensor | None = None
+    class_counts: Tensor | None = None
 
 
 class ClientState(NamedTuple):
@@ -86,7 +87,8 @@ class Batch(NamedTuple):
 
     `mask` marks the real samples where a short batch was padded (None: all are real). `key` seeds whatever
     is random in the forward pass, so that dropout depends on (seed, round, client, step) alone. `piece` is
-    how many samples pass through the model at a time, where that is not the whole batch.
+    how many samples pass through the model at a time, where that is not the whole batch. `given` is what the
+    loss asks for: tensors and other models, by name (see `partita.core.asks`).
     """
 
     x: Inputs
@@ -94,6 +96,7 @@ class Batch(NamedTuple):
     mask: Tensor | None
     key: Tensor
     piece: int | None = None
+    given: Mapping[str, Any] = {}
 
 
 class Scores(NamedTuple):
@@ -109,6 +112,23 @@ class Scores(NamedTuple):
     loss: Tensor
     loss_weight: Tensor
     rows: Tensors = {}  # noqa: RUF012
+
+
+class Layout(NamedTuple):
+    """Where the features of a model are, and what is behind them.
+
+    module   the submodule
+    enters   whether features are what it takes; else they are what it puts out
+    shape    of the features of a sample
+    classes  K, for targets that are classes (0: they are not)
+    head     the names of W and b where the last layer is W h + b of the features h; () where it is not
+    """
+
+    module: str
+    enters: bool
+    shape: tuple[int, ...]
+    classes: int
+    head: tuple[str, ...] = ()
 
 
 class Group(NamedTuple):

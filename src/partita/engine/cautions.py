@@ -9,7 +9,7 @@ import numpy as np
 from partita.core import check
 from partita.core.options import called
 from partita.core.parts import Algorithm, ServerRule, StagePlan
-from partita.core.types import Partition, ServerState, Tensors
+from partita.core.types import ClientState, Partition, ServerState
 from partita.data import FederatedData
 from partita.data.scale import scale_hint
 from partita.schedule import Running
@@ -38,10 +38,11 @@ def warn_about_scale(data: FederatedData) -> None:
         check.warn(hint)
 
 
-def warn_about_reset(plans: Sequence[StagePlan], splits: Sequence[Partition], initial: Tensors) -> None:
+def warn_about_reset(
+    plans: Sequence[StagePlan], splits: Sequence[Partition], new_clients: Sequence[ClientState]
+) -> None:
     """Warn of a method whose clients remember, where clients forget."""
-    for plan, partition in zip(plans, splits):
-        new = plan.algorithm.init_client(initial, partition)
+    for plan, partition, new in zip(plans, splits, new_clients):
         if plan.state == "reset" and new.memory and not partition.personal:
             check.warn(
                 f"state='reset': {plan.algorithm.name} relies on what clients remember, and they forget; "

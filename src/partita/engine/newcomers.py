@@ -84,7 +84,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     executor = stage.whole.on(data)  # in this process: workers have the samples of training
     settings = replace(setup.settings, attack=None, byzantine=(), capacity=None)
     devices = Devices.of(None, setup.model, setup.names, data, settings.seed)
-    new_client = stage.algorithm.init_client({**state.initial, **state.server.shared}, stage.partition)
+    new_client = setup.new_client(stage.algorithm, {**state.initial, **state.server.shared})
     scoring = evaluations(stage.personalize, setup.profile.kept, data)
     store = open_store(new_client, data.clients, kind="memory", device=stage.limits.store_device)
     return (

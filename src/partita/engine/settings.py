@@ -273,8 +273,8 @@ class Parts:
         Option(
             "'cross_entropy', 'binary_cross_entropy', 'mse', 'next_token' for language models (the output at "
             "a position against the next token of y), 'model' for the loss that a model returns by itself "
-            "when it gets the labels too, or a function of (output, target) that returns the mean over a "
-            "batch (default: the one that fits the targets)",
+            "when it gets the labels too, or a function of (output, target), and of what else it asks "
+            "for by name, that returns the mean over a batch (default: the one that fits the targets)",
             check=_later,
         ),
     ] = None
@@ -284,6 +284,14 @@ class Parts:
             "which of a model's outputs is the prediction: a name, a place, or a function of what the model "
             "returns (default: `logits`, or the first tensor of a tuple)",
             check=check_choice,
+        ),
+    ] = None
+    features: Annotated[
+        str | None,
+        Option(
+            "the submodule whose outputs are the features that a loss or a method asks for (default: what "
+            "the model's last layer takes)",
+            allowed="the name of a submodule, such as 'encoder'",
         ),
     ] = None
     metric: Annotated[

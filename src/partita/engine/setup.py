@@ -15,11 +15,14 @@ from torch import nn
 from partita.algorithms.local.measuring import measured_split
 from partita.algorithms.partition import keep_norms
 from partita.core import check
+from partita.core.asks import asked_by
+from partita.core.criterion import LOSSES, Criterion
 from partita.core.parts import Algorithm, StagePlan
-from partita.core.types import Partition, Tensors
+from partita.core.types import ClientState, Partition, Tensors
 from partita.data import FederatedData
 from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_about_scale
 from partita.engine.devices.devices import Devices
+from partita.engine.execute.informed import remembering
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.model.fit import check_labels, check_real
 from partita.engine.model.padding import for_metrics, warn_about_padding
@@ -42,6 +45,15 @@ if TYPE_CHECKING:
 def _once(stage: StagePlan) -> bool:
     """Return whether a stage is one round of all clients."""
     return stage.rounds is None and stage.epochs is not None
+
+
+def _asks(settings: Settings, algorithm: Algorithm) -> tuple[str, ...]:
+    """Return what the losses of a run and of its methods ask for beside (output, target)."""
+    methods = [stage.algorithm for stage in algorithm.stages] or [algorithm]
+    asks = list(asked_by(settings.loss)) if callable(settings.loss) else []
+    for method in methods:
+        asks += [] if method.loss is None else method.loss(LOSSES["cross_entropy"]).asks
+    return tuple(dict.fromkeys(asks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +105,15 @@ class Setup:
         with kept(data.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, data.device)
             # the longest sequences, whose activations take most
-            profile = examine(module, data.fixed(), settings.loss, settings.metric, settings.output)
+            profile = examine(
+                module,
+                data.fixed(),
+                settings.loss,
+                settings.metric,
+                settings.output,
+                _asks(settings, algorithm),
+                settings.features,
+            )
             if origin is None:
                 warn_about_padding(module, data, profile.forward)
         data = for_metrics(data, profile.kept)
@@ -138,7 +158,8 @@ class Setup:
                 raise check.fail("accumulate", together, "batch= with it, the samples in a piece", reason)
         splits = [self.partition_of(plan.algorithm) for plan in self.plans]
         warn_about_buffers(self.profile.buffers, self.settings.norm)
-        warn_about_reset(self.plans, splits, self.initial)
+        new_clients = [self.new_client(plan.algorithm, self.initial) for plan in self.plans]
+        warn_about_reset(self.plans, splits, new_clients)
         for field in ("until", "keep"):
             if self.watched != "validation" and getattr(self.settings, field) in ("converged", "best"):
                 reason = "no client has validation samples"
@@ -244,6 +265,17 @@ class Setup:
             partition = keep_norms(self.model, partition, self.profile.buffers)
         return partition
 
+    def loss_of(self, algorithm: Algorithm) -> Criterion:
+        """What the clients of a method minimize."""
+        loss = self.profile.loss
+        return loss if algorithm.loss is None else algorithm.loss(loss)
+
+    def new_client(self, algorithm: Algorithm, model: Tensors) -> ClientState:
+        """The state of a client that was never seen, in a stage that begins with this model."""
+        partition = self.partition_of(algorithm)
+        asks = (*self.profile.loss.asks, *self.loss_of(algorithm).asks)
+        return remembering(algorithm.init_client(model, partition), asks, model, partition)
+
     def is_global(self, stage: int) -> bool:
         """Whether the server alone holds a whole model in this stage."""
         return set(self.names) <= set(self.partition_of(self.plans[stage].algorithm).shared)
@@ -251,4 +283,5 @@ class Setup:
     @property
     def alone(self) -> bool:
         """Whether nothing is ever shared: the method is its own local baseline."""
-        return not any(self.partition_of(plan.algorithm).shared for plan in self.plans)
+        methods = [plan.algorithm for plan in self.plans]
+        return not any(self.partition_of(method).shared or method.shares_extra for method in methods)

@@ -192,7 +192,7 @@ def programs(
     everything = [
         Program("training", algorithm.local, trains=True),
         Program("model", deployment(personalize)),
-        Program("newcomer", algorithm.newcomer or algorithm.local),
+        Program("newcomer", algorithm.newcomer or algorithm.local, keeps=True),
         Program("statistics", statistics_of(whole_model), whole_model=True),
         Program("statistics of devices", statistics_of(whole_model)),
     ]
@@ -253,6 +253,7 @@ def bind(
         batch=plan.batch,
         half=settings.precision == "bf16",
         notify=notify,
+        method_loss=algorithm.loss,
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
@@ -269,7 +270,7 @@ def bind(
     splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
     for measure, _ in splits:
         try_probe(measure, problem, initial, data, settings.seed)
-    is_global, new_client = setup.is_global(number), algorithm.init_client(initial, partition)
+    is_global, new_client = setup.is_global(number), setup.new_client(algorithm, initial)
     return Stage(
         setup=setup,
         number=number,

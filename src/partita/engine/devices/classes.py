@@ -100,9 +100,10 @@ class ClassExecutor:
         held_states = ClientState(self.held(states.personal, stacked=True), memory)
         executor = self.executor
         if self.pieces:
-            executor = executor.on(self._recorded(program, clients, group, context))
+            data = executor.bound.data
+            executor = executor.on(self._recorded(program, clients, group, context), counted=data)
         elif self.training is not None and program.trains:
-            executor = executor.on(self.training)
+            executor = executor.on(self.training, counted=executor.bound.data)
         upload, new = executor(program, clients, held_group, held_states, context)
         return self._whole(program, upload, len(clients)), self._kept(program, new, states, group)
 

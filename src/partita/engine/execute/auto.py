@@ -45,9 +45,9 @@ class Auto:
         """The problem and the data of the first candidate."""
         return self.candidates[0].bound
 
-    def on(self, data: FederatedData) -> Auto:
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Auto:
         """Return this executor bound to `data`."""
-        return replace(self, candidates=tuple([e.on(data) for e in self.candidates]))
+        return replace(self, candidates=tuple([e.on(data, counted) for e in self.candidates]))
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext

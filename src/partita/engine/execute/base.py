@@ -37,6 +37,6 @@ class Runner(Executor, Protocol):
     @property
     def bound(self) -> BoundProblem: ...
 
-    def on(self, data: FederatedData) -> Runner:
-        """Return this executor bound to `data`."""
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Runner:
+        """Return this executor bound to `data`; `counted` have the clients' labels, where `data` do not."""
         ...

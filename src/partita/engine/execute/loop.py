@@ -14,7 +14,7 @@ from partita.core import tree
 from partita.core.parts import Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys
+from partita.engine.execute.plan import BoundProblem, Plan, plans
 from partita.engine.execute.stack import Spec, flatten, unflatten
 
 
@@ -37,9 +37,9 @@ class Loop:
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
     ) -> tuple[Upload, ClientState]:
         rows = Rows(len(clients), self.buffers if program.trains else Buffers())
-        keys = start_keys(clients, context, self.bound.data.device)
+        starts = self.bound.starts(clients, context)
         for i in range(len(clients)):
-            rows.put(i, self.one(program, i, clients, group, states, context, keys))
+            rows.put(i, self.one(program, i, clients, group, states, context, starts))
         return rows.result()
 
     def one(
@@ -50,13 +50,14 @@ class Loop:
         group: Group,
         states: ClientState,
         context: RoundContext,
-        keys: Tensor,
+        starts: tuple[Tensor, Tensor | None],
     ) -> tuple[Upload, ClientState]:
         """Run the i-th client alone."""
-        shared, extra, version, _ = group.download
+        shared, extra, version, *_ = group.download
         if group.stacked:
             shared, extra = tree.row((shared, extra), i)
-        download = Download(shared, extra, version, keys[i])
+        keys, counts = starts
+        download = Download(shared, extra, version, keys[i], None if counts is None else counts[i])
         client, state, context = clients[i : i + 1], tree.row(states, i), context.of(slice(i, i + 1))
         rule = self.bound.bind(program)
         carry = rule.start(download, state)
@@ -85,9 +86,9 @@ class Loop:
         """Use the memory of earlier results of training again, but for what is `kept`."""
         self.buffers.release(kept)
 
-    def on(self, data: FederatedData) -> Loop:
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Loop:
         """Return this executor bound to `data`."""
-        return replace(self, bound=self.bound.on(data))
+        return replace(self, bound=self.bound.on(data, counted))
 
 
 class Buffers:

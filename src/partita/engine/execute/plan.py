@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from partita.core import draws
+from partita.core.asks import COUNTS
 from partita.core.device import put
 from partita.core.parts import LocalRule, Phase, Program, Rate, StepRate
 from partita.core.types import Cohort, RoundContext, Work
 from partita.data import FederatedData
+from partita.engine.execute.informed import informed
 from partita.engine.model.problem import ModelProblem
 
 NUMBERED_PASSES = 1 << 23  # that fit beside 40 random bits
@@ -27,21 +29,34 @@ NUMBERED_PASSES = 1 << 23  # that fit beside 40 random bits
 
 @dataclass(frozen=True, eq=False)
 class BoundProblem:
-    """A problem, the data it is solved on, and the rules bound to it so far."""
+    """A problem, the data it is solved on, and the rules bound to it so far.
+
+    `counted` are the data whose training labels are counted, where those that it is solved on are others.
+    """
 
     problem: ModelProblem
     data: FederatedData
     rules: dict[str, LocalRule] = field(default_factory=dict)
+    counted: FederatedData | None = None
 
     def bind(self, program: Program) -> LocalRule:
         """Return the rule for this problem: the same object every time, so that captured steps are reused."""
         if program.name not in self.rules:
-            self.rules[program.name] = program.build(self.problem)
+            rule, keeps = program.build(self.problem), program.trains or program.keeps
+            self.rules[program.name] = informed(rule, self.problem.asks, keeps)
         return self.rules[program.name]
 
-    def on(self, data: FederatedData) -> BoundProblem:
-        """Return this problem with its rules, bound to other samples."""
-        return replace(self, data=data)
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> BoundProblem:
+        """Return this problem with its rules, bound to other samples; `counted` are those of the clients."""
+        return replace(self, data=data, counted=counted)
+
+    def starts(self, clients: np.ndarray, context: RoundContext) -> tuple[Tensor, Tensor | None]:
+        """Return for each client the key of what is random when it begins, and the counts of its classes."""
+        counts = None
+        if COUNTS in self.problem.asks:
+            assert self.problem.layout is not None
+            counts = class_counts(self.counted or self.data, clients, self.problem.layout.classes)
+        return start_keys(clients, context, self.data.device), counts
 
     def rates(self, phase: Phase, plan: Plan, context: RoundContext) -> tuple[tuple[Tensor, ...], bool]:
         """Return the phase's learning rates in this round, and whether they have a row for each client.
@@ -152,6 +167,18 @@ class Plan(NamedTuple):
 def start_keys(clients: np.ndarray, context: RoundContext, device: torch.device) -> Tensor:
     """Return for each client the key of what is random when it begins."""
     return put(draws.keys(context.seed, "start", _round(context), clients), device)
+
+
+def class_counts(data: FederatedData, clients: np.ndarray, classes: int) -> Tensor:
+    """Return how many training samples of each class these clients have, labels that are none left out."""
+    starts, lengths = data.train[clients].T
+    rows = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    owners = np.repeat(np.arange(len(clients)), lengths)
+    labels = data.y.index_select(0, put(rows, data.y.device)).reshape(len(rows), -1).long()
+    real = (labels >= 0) & (labels < classes)
+    place = (put(owners, labels.device)[:, None] * classes + labels)[real]
+    counts = torch.bincount(place, minlength=len(clients) * classes)
+    return counts.reshape(len(clients), classes).to(data.device, torch.float64)
 
 
 def plans(

@@ -20,7 +20,7 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute.loop import Buffers, Loop, Rows
-from partita.engine.execute.plan import BoundProblem, start_keys
+from partita.engine.execute.plan import BoundProblem
 
 MAX_IDLE = 1.25  # turns of all workers per client's turn, above which each client has all cores instead
 
@@ -44,9 +44,9 @@ class Pool:
         """Use the memory of earlier results of training again, but for what is `kept`."""
         self.workers[0].release(kept)
 
-    def on(self, data: FederatedData) -> Pool:
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Pool:
         """Return this executor bound to `data`."""
-        return replace(self, workers=tuple([w.on(data) for w in self.workers]))
+        return replace(self, workers=tuple([w.on(data, counted) for w in self.workers]))
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
@@ -65,13 +65,13 @@ class Pool:
     ) -> tuple[Upload, ClientState]:
         n, count = len(clients), len(self.workers)
         rows = Rows(n, self.workers[0].buffers if program.trains else Buffers())
-        keys = start_keys(clients, context, self.bound.data.device)
+        starts = self.bound.starts(clients, context)
         places = iter(self.bound.by_work(program, clients, context).tolist())
 
         def work(worker: Loop) -> None:
             try:
                 for i in places:
-                    rows.put(i, worker.one(program, i, clients, group, states, context, keys))
+                    rows.put(i, worker.one(program, i, clients, group, states, context, starts))
             finally:  # after an error nobody goes on
                 collections.deque(places, maxlen=0)
 

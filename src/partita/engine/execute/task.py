@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from partita.core import check, tree
+from partita.core.criterion import Criterion
 from partita.core.device import arithmetic
 from partita.core.types import Partition, Tensors
 from partita.data import FederatedData
@@ -42,6 +43,7 @@ class Task:
     batch         is the number of samples of a step (None: all that a client has)
     half          says whether models compute in bfloat16
     notify        is called with a message before something that takes a while, and with "" after it
+    method_loss   is what the method makes of the loss (None: nothing); it is a mean over samples if that is
     """
 
     model: nn.Module
@@ -58,6 +60,7 @@ class Task:
     batch: int | None = None
     half: bool = False
     notify: Callable[[str], None] = silent
+    method_loss: Callable[[Criterion], Criterion] | None = None
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
@@ -85,12 +88,14 @@ class Task:
             tracks=self.tracks,
             recomputes=profile.behaviour.recomputes,
             functions=profile.behaviour.functions,
+            objective=None if self.method_loss is None else self.method_loss(profile.loss),
+            layout=profile.layout,
         )
 
     @functools.cached_property
     def loop(self) -> Loop:
         """A loop over clients, with the channels of images where the device is fastest."""
-        last = takes_channels_last(self.alone, self.params, self.data)
+        last = takes_channels_last(self.alone.plain, self.params, self.data)
         return Loop(BoundProblem(replace(self.alone, half=self.half, last=last), self.data))
 
     @functools.cached_property
@@ -137,7 +142,7 @@ class Task:
         fits = self.room // max(1, 4 * self.sample_bytes)
         batch = max(3, min(self.batch or largest, largest, fits))
         with arithmetic("fp32"):
-            return not_stackable(self.alone, self.together, self.params, self.data, batch)
+            return not_stackable(self.alone.plain, self.together.plain, self.params, self.data, batch)
 
 
 _SHARED_BY = ContextVar("shared by", default=1)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita.core import check, tree
+from partita.core.asks import COUNTS, PREVIOUS, RECEIVED
 from partita.core.criterion import LOSSES
 from partita.core.inputs import each
 from partita.core.types import Batch, Inputs, Tensors
 from partita.data import FederatedData
 from partita.engine.execute.stack import Stack, lift
-from partita.engine.model.by_sample import not_by_sample
+from partita.engine.model.by_sample import not_by_sample, rows_of_several
+from partita.engine.model.features import assumed
 from partita.engine.model.probe import evaluated, first_samples
 from partita.engine.model.problem import ModelProblem
 
@@ -38,7 +41,7 @@ def not_stackable(
     """
     if loop.loss not in LOSSES.values() and not loop.forward.labels:
         output = evaluated(loop.evaluation, data, loop.forward, params)
-        reason = not_by_sample(loop.loss, output, data)
+        reason = not_by_sample(loop.loss, output, data, _assumed(loop, params, data, output))
         if reason:
             return reason
     x, y = data.gather(_rows_of_two(data, batch))
@@ -49,6 +52,28 @@ def not_stackable(
         if reason:
             return reason
     return ""
+
+
+def _assumed(loop: ModelProblem, params: Tensors, data: FederatedData, output: Tensor) -> dict[str, Any]:
+    """Return what the loss may ask for on the samples of several clients."""
+    if loop.layout is None or not loop.loss.asks:
+        return {}
+    x, y = data.gather(rows_of_several(data))
+    batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64, device=y.device))
+    features = [loop.features(params, batch)] if loop.layout.shape else []
+    return assumed(loop.layout, x, y, output, features)
+
+
+def _given(problem: ModelProblem, params: Tensors) -> dict[str, Any]:
+    """Return other models, and counts of classes, for a loss that asks for them."""
+    if problem.layout is None or not problem.loss.asks:
+        return {}
+    counts = torch.arange(1, problem.layout.classes + 1, device=next(iter(params.values())).device)
+    return {RECEIVED: _scaled(params, 0.9), PREVIOUS: _scaled(params, 0.8), COUNTS: counts.double()}
+
+
+def _scaled(params: Tensors, factor: float) -> Tensors:
+    return {k: v * factor if v.is_floating_point() else v for k, v in params.items()}
 
 
 def _same_in_double(
@@ -72,13 +97,16 @@ def _compare(
     key = torch.arange(2, device=device)
     short = torch.arange(y.shape[1], device=device) < torch.tensor(sizes, device=device)[:, None]
     batches = Stack.of(Batch(x, y, None if bool(short.all()) else short.float(), key), 2, rows=True)
+    given = _given(loop, params)
     models = Stack.of(tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params), 2, rows=True)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = lift(lambda p, b: stacked.grad(p, b, stacked.trainable), models, batches)
+            result = lift(
+                lambda p, b: stacked.grad(p, b._replace(given=given), stacked.trainable), models, batches
+            )
             loss, gradient, buffers = result.full()
-            lift(stacked.score, models, batches)
+            lift(lambda p, b: stacked.score(p, b._replace(given=given)), models, batches)
     except Exception as error:  # any module may fail in its own way; the loop runs them all
         return check.named_reason(error)
     for warning in caught:  # torch would run the clients one after another inside this operation
@@ -86,7 +114,7 @@ def _compare(
         if slow:
             return f"{slow[1]} cannot run for several clients at once"
     for i, n in enumerate(sizes):
-        batch = Batch(each(lambda t: t[i, :n], x), y[i, :n], None, key[i])  # noqa: B023
+        batch = Batch(each(lambda t: t[i, :n], x), y[i, :n], None, key[i], None, given)  # noqa: B023
         alone, expected, after = loop.grad(params, batch, loop.trainable)
         if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
             return DIFFERENT
@@ -104,7 +132,7 @@ def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedD
     able = y.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not able or all(v.dim() != 4 for v in params.values()):
         return False
-    batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64))
+    batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64), None, _given(problem, params))
     try:
         first, last = (_computed(p, params, batch) for p in (problem, replace(problem, last=True)))
     except Exception:  # any module may fail in its own way

@@ -19,7 +19,7 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.plan import BoundProblem, Plan, plans, start_keys, work_of
+from partita.engine.execute.plan import BoundProblem, Plan, plans, work_of
 from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
 
 PASS_BYTES = 1 << 26  # of forward passes at a time on a CPU: larger blocks are new memory each time
@@ -81,9 +81,9 @@ class Vmap:
         moment = (context.seed, now, work, progress)
         return id(self.bound.data), clients.tobytes(), phase.batches, number, moment
 
-    def on(self, data: FederatedData) -> Vmap:
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Vmap:
         """Return this executor bound to `data`."""
-        return replace(self, bound=self.bound.on(data))
+        return replace(self, bound=self.bound.on(data, counted))
 
     def chunk(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
         """Return how many clients fit the budget, by the largest batch of the program's phases."""
@@ -116,18 +116,20 @@ class Vmap:
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
         state = Stack.of(tree.rows(states, places), n, rows=True)
-        keys = Stack.of(start_keys(clients, context, self.bound.data.device), n, rows=True)
+        starts = Stack.of(self.bound.starts(clients, context), n, rows=True)
 
-        def download(pair: tuple[dict[str, Tensor], dict[str, Tensor]], key: Tensor) -> Download:
-            return Download(*pair, version, key)
+        def download(
+            pair: tuple[dict[str, Tensor], dict[str, Tensor]], start: tuple[Tensor, Tensor | None]
+        ) -> Download:
+            return Download(*pair, version, *start)
 
-        carry = lift(lambda pair, key, s: rule.start(download(pair, key), s), shared, keys, state)
+        carry = lift(lambda pair, start, s: rule.start(download(pair, start), s), shared, starts, state)
         for number, phase in enumerate(rule.phases):
             drawn = self.prefetched.pop(self._plan_key(clients, phase, number, context), None)
             drawn = drawn or plans(self.bound.data, clients, phase, number, context)
             carry = self._phase(program, phase, carry, drawn, context)
         result = lift(
-            lambda c, pair, key, s: rule.finish(c, download(pair, key), s), carry, shared, keys, state
+            lambda c, pair, start, s: rule.finish(c, download(pair, start), s), carry, shared, starts, state
         ).full()
         uploads, new = result
         return uploads, new

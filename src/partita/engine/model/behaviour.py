@@ -22,10 +22,9 @@ from partita.core import check
 from partita.core.criterion import Criterion
 from partita.core.inputs import call, described
 from partita.core.types import Batch, Inputs, Tensors
-from partita.engine.model.forward import Forward
+from partita.engine.model.forward import Forward, in_place
 from partita.engine.model.functions import Functions
 from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
-from partita.engine.model.problem import in_place
 from partita.engine.model.seeding import changed, kept, set_all, state
 from partita.engine.model.stackable import KEY, batch_buffers, stackable
 

@@ -7,14 +7,17 @@ classes, unevenly often, labels that do not count, sequences of several lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita.core import check
+from partita.core.asks import FEATURES, of_samples
 from partita.core.criterion import Criterion
+from partita.core.inputs import each
 from partita.data import FederatedData
 
 TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
@@ -42,36 +45,55 @@ def rows_of_several(data: FederatedData) -> Tensor:
     return torch.from_numpy(np.concatenate(rows)).to(data.device)
 
 
-def not_by_sample(loss: Criterion, output: Tensor, data: FederatedData) -> str:
-    """Return why a loss cannot be taken of batches with padding; '' if value and gradient agree."""
+def not_by_sample(
+    loss: Criterion, output: Tensor, data: FederatedData, given: Mapping[str, Any] | None = None
+) -> str:
+    """Return why a loss cannot be taken of batches with padding; '' if value and gradient agree.
+
+    `given` is what it may ask for on the samples of these outputs; other trials have other rows of it.
+    """
     tried = 0
-    for scores, target in _trials(output, data):
+    asked = {k: (given or {})[k] for k in loss.asks}
+    for trial, (scores, target) in enumerate(_trials(output, data)):
+        rows = (torch.arange(len(target), device=output.device) + trial) % len(output)
         real = len(target) - len(target) // 4
         mask = (torch.arange(len(target), device=scores.device) < real).float()
         try:
-            whole = _with_gradient(loss, scores[:real], target[:real], None)
+            whole = _with_gradient(loss, scores[:real], target[:real], None, _rows(asked, rows[:real]))
         except Exception:  # what was made up need not be possible
             continue
         if not all(bool(torch.isfinite(x).all()) for x in whole):
             continue
         tried += 1
         try:
-            padded = _with_gradient(loss, scores, target, mask)
+            padded = _with_gradient(loss, scores, target, mask, _rows(asked, rows))
         except Exception as error:
             return f"its loss fails on one sample: {check.reason(error)[:200]}"
-        for value, expected in zip((padded[0], padded[1][:real]), whole):
+        padded = (padded[0], *[g[:real] for g in padded[1:]])
+        for value, expected in zip(padded, whole):
             if not (value - expected).norm() <= TOLERANCE * (expected.norm() + TOLERANCE):
                 return NOT_BY_SAMPLE
     return "" if tried > PAIRED_TRIALS else NOT_TRIED
 
 
 def _with_gradient(
-    loss: Criterion, output: Tensor, target: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    loss: Criterion, output: Tensor, target: Tensor, mask: Tensor | None, given: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """Return the value, and its gradient with respect to outputs and features."""
     with torch.enable_grad():
         output = output.detach().requires_grad_()
-        value = loss.of_batch(output, target, mask)
-        return value.detach(), torch.autograd.grad(value, output)[0]
+        moving = [output]
+        if FEATURES in given:
+            given[FEATURES] = given[FEATURES].detach().requires_grad_()
+            moving.append(given[FEATURES])
+        value = loss.of_batch(output, target, mask, given)
+        gradient = torch.autograd.grad(value, moving, allow_unused=len(moving) > 1)
+        zeros = (torch.zeros_like(x) for x in moving)
+        return value.detach(), *(zero if g is None else g for g, zero in zip(gradient, zeros))
+
+
+def _rows(given: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
+    return {k: each(lambda t: t[rows], v) if of_samples(k) else v for k, v in given.items()}
 
 
 def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from partita.core import check
 from partita.core.criterion import IGNORED
@@ -30,6 +32,15 @@ def check_choice(field: str, value: Any) -> Output:
     if value is None or isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     return check.takes(field, value, 1, OUTPUT)  # type: ignore[no-any-return]
+
+
+def in_place(module: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
+    """Give the module these tensors, as `functional_call` does, for more than one call.
+
+    At the end, the dictionary holds what the module has put in their stead.
+    """
+    placed: AbstractContextManager[None] = _reparametrize_module(module, tensors, tie_weights=True)
+    return placed
 
 
 class Forward(NamedTuple):

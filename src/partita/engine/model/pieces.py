@@ -33,7 +33,8 @@ def pieces(batch: Batch) -> list[Batch]:
         part = slice(start, min(start + size, rows))
         mask = None if batch.mask is None else batch.mask[part]
         key = draws.branch(batch.key, "piece", number) if number else batch.key
-        parts.append(Batch(each(lambda x, part=part: x[part], batch.x), batch.y[part], mask, key))  # type: ignore[misc]
+        x = each(lambda x, part=part: x[part], batch.x)  # type: ignore[misc]
+        parts.append(Batch(x, batch.y[part], mask, key, None, batch.given))
     return parts
 
 

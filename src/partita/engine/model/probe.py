@@ -12,26 +12,38 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita.algorithms.partition import Names
 from partita.core import check
-from partita.core.criterion import IGNORED, LOSSES, OWN, Criterion, Function, choose_loss
+from partita.core.asks import needs_features
+from partita.core.criterion import (
+    IGNORED,
+    LOSSES,
+    OWN,
+    Criterion,
+    Function,
+    averaged,
+    by_sample,
+    choose_loss,
+)
 from partita.core.device import arithmetic
 from partita.core.inputs import described, samples
 from partita.core.metrics import ClientMetric, as_number, choose_metrics
-from partita.core.types import Batch, Inputs, Tensors
+from partita.core.types import Batch, Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
 from partita.engine.model.by_sample import rows_of_several
+from partita.engine.model.features import layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
     check_parameters,
     check_shapes,
     refuse_broadcast,
 )
-from partita.engine.model.forward import Forward, Output, labels_of
-from partita.engine.model.problem import in_place
+from partita.engine.model.forward import Forward, Output, in_place, labels_of
 from partita.engine.model.seeding import kept, set_all
 from partita.engine.model.stackable import batch_buffers, stackable
 
 TRIAL_SAMPLES, TRIAL_CLIENTS = 4, 3
+LENGTH = averaged("length", lambda output, target: by_sample(output.float().square()))  # noqa: ARG005
+"""What stands for a loss that asks for more than (output, target), where only the model is looked at."""
 FINGERPRINT_SUMS = 4
 Trial = dict[str, list[float] | None]
 
@@ -40,7 +52,8 @@ class ModelProfile(NamedTuple):
     """What a trial has shown of a model, its loss and its metrics, the one that decides first.
 
     `sample_bytes` is what autograd saves, `kept` what the metrics keep of a sample: rows by their names.
-    `forward` is how the model is called, and which of its outputs is the prediction.
+    `forward` is how the model is called, and which of its outputs is the prediction; `layout` where its
+    features are, if a loss asks for more than (output, target).
     """
 
     loss: Criterion
@@ -50,6 +63,7 @@ class ModelProfile(NamedTuple):
     kept: Tensors
     behaviour: Behaviour = Behaviour()
     forward: Forward = Forward()
+    layout: Layout | None = None
 
     @property
     def metric(self) -> ClientMetric:
@@ -58,45 +72,59 @@ class ModelProfile(NamedTuple):
 
 
 def examine(
-    model: nn.Module, data: FederatedData, loss: str | Function | None, metric: Any, choice: Output = None
+    model: nn.Module,
+    data: FederatedData,
+    loss: str | Function | None,
+    metric: Any,
+    choice: Output = None,
+    asks: Sequence[str] = (),
+    features: str | None = None,
 ) -> ModelProfile:
     """Return the profile of a model, by passes on a few samples of the largest clients.
 
-    One client with a finite loss is enough; the model is refused where it does not fit the data. `choice` is
-    the user's among the model's outputs.
+    One client with a finite loss is enough; the model is refused where it does not fit the data.
+
+    choice    the user's among the model's outputs
+    asks      what losses ask for beside (output, target), and `features` the submodule that puts them out
     """
     check_parameters(model)
+    place = place_of(model, names_of(model, data), features) if needs_features(asks) else None
     forward = Forward(choice, labels_of(model) if loss == OWN.name else "")
     order = np.argsort(-data.train[:, 1], kind="stable")
     largest = [c for c in order[:TRIAL_CLIENTS].tolist() if data.train[c, 1]]
     for client in largest:
         x, y = _samples(data, client)
         module = stackable(model).train()
-        output, saved, own_loss = _forward(module, forward, x, y)
+        with recording(module, place) as seen:
+            output, saved, own_loss = _forward(module, forward, x, y)
+        layout = layout_of(model, place, x, y, output, seen) if asks else None
         criterion = choose_loss(loss, output, y)
         check_shapes(criterion, output, y)
         check_labels(criterion, output, data)
-        value = _value(criterion, output, y) if own_loss is None else own_loss
+        supposed = supposing(criterion, layout, x, y, output, seen)
+        value = _value(supposed, output, y) if own_loss is None else own_loss
         if bool(torch.isfinite(value)):
             break  # a single client with impossible numbers is set aside during the run, not here
     else:
         raise check.fail("loss", criterion.name, f"a finite value on the first samples, not {value.item()}")
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
-    refuse_broadcast(criterion, output.detach(), y)
+    refuse_broadcast(supposed, output.detach(), y)
     if criterion is OWN:
         criterion = counted(module, forward, x, y, output)
     own = criterion not in LOSSES.values()
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
     kept = _try_metrics(metrics, evaluated(module, data, forward), data)
-    behaviour = observe(model, criterion, [_samples(data, client) for client in largest], forward)
+    tried = LENGTH if criterion.asks else criterion
+    behaviour = observe(model, tried, [_samples(data, client) for client in largest], forward)
     if behaviour.remembers:
         check.warn(
             "the model gives other outputs for the same batch, parameters and random numbers: it keeps "
             "something between passes (a generator, a counter), so that a run depends on the order of "
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    return ModelProfile(criterion, metrics, behaviour.buffers, saved // samples(x), kept, behaviour, forward)
+    sample_bytes = saved // samples(x)
+    return ModelProfile(criterion, metrics, behaviour.buffers, sample_bytes, kept, behaviour, forward, layout)
 
 
 def counted(module: nn.Module, forward: Forward, x: Inputs, y: Tensor, output: Tensor) -> Criterion:
@@ -160,10 +188,12 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
             set_all(seed, data.device)
             module = stackable(model).train(mode == "training")
             try:
-                output, own = _output(module, profile.forward, x, y)
+                with recording(module, profile.layout) as seen:
+                    output, own = _output(module, profile.forward, x, y)
                 numbers[mode] = _fingerprint(output)
                 if module.training:
-                    value = profile.loss.mean(output, y) if own is None else own
+                    loss = supposing(profile.loss, profile.layout, x, y, output, seen)
+                    value = loss.mean(output, y) if own is None else own
                     numbers["training.loss"] = _fingerprint(torch.as_tensor(value))
                 else:
                     rows = profile.metric.keep(output, y).cpu()

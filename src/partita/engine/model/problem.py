@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
-from torch.nn.utils.stateless import _reparametrize_module
 
 from partita.core import tree
+from partita.core.asks import FEATURES
 from partita.core.criterion import Criterion
 from partita.core.inputs import functional
 from partita.core.inputs import tensors as tensors_in
 from partita.core.metrics import ClientMetric
-from partita.core.types import Batch, Inputs, Partition, Scores, Tensors
+from partita.core.types import Batch, Inputs, Layout, Partition, Scores, Tensors
 from partita.engine.model.finished import everyone, unless
-from partita.engine.model.forward import Forward
+from partita.engine.model.forward import Forward, in_place
 from partita.engine.model.functions import Functions
+from partita.engine.model.given import constants, handed, passed, seen
 from partita.engine.model.normalize import of_one_batch, static, tracked
 from partita.engine.model.outputs import outputs
 from partita.engine.model.pieces import accumulated, amount, pieces
@@ -72,11 +73,29 @@ class ModelProblem:
     recomputes: bool = False  # parts of the forward pass run again in the backward pass (checkpointing)
     draws: OwnDraws = field(default_factory=OwnDraws)
     functions: bool = False  # whether the model calls what `partita.engine.model.functions` replaces
+    objective: Criterion | None = None  # what the method makes of the loss; None: nothing
+    layout: Layout | None = None
+
+    @property
+    def minimized(self) -> Criterion:
+        """What training passes compute; scores are by the loss of the run."""
+        return self.loss if self.objective is None else self.objective
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What losses ask for beside (output, target), in training and in evaluation."""
+        return tuple(dict.fromkeys((*self.loss.asks, *self.minimized.asks)))
+
+    @property
+    def plain(self) -> ModelProblem:
+        """The same problem with the loss of the run."""
+        return replace(self, objective=None)
 
     def grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> tuple[Tensor, Tensors, Tensors]:
         """Return f, ∇f with respect to the named tensors, and the buffers after the pass."""
         if len(parts := pieces(batch)) > 1:
-            return accumulated(lambda at, part: self.grad(at, part, wrt), self.loss, params, parts)
+            return accumulated(lambda at, part: self.grad(at, part, wrt), self.minimized, params, parts)
+        batch = constants(self, self.minimized, batch)
         with self.draws.of(batch.key):
             return self.differentiate(self, params, batch, tree.pick(params, wrt))
 
@@ -85,9 +104,10 @@ class ModelProblem:
         if len(parts := pieces(batch)) > 1:
             zero = next(iter(direction.values())).new_zeros(())
             products = accumulated(
-                lambda at, part: (zero, self.hvp(at, part, direction), {}), self.loss, params, parts
+                lambda at, part: (zero, self.hvp(at, part, direction), {}), self.minimized, params, parts
             )
             return products[1]
+        batch = constants(self, self.minimized, batch)
         plain = replace(self, last=False)  # forward derivatives of some layers want channels first
         point = tree.pick(params, direction)
         if self.recomputes:  # what `torch.func` cannot do
@@ -142,13 +162,24 @@ class ModelProblem:
 
     def value(self, batch: Batch) -> Tensor:
         """Return f on the batch, of the tensors that are in place."""
-        half = torch.autocast(batch.key.device.type, torch.bfloat16, self.half, cache_enabled=False)
-        with half, self._functions(batch.key):
+        criterion = self.minimized
+        with self.computing(batch.key):
             if self.forward.labels:
                 return self.forward.with_loss(self.training, batch)[1].float()
-            output = self.forward(self.training, batch.x)
-        output = output.float() if self.half else output
-        return self.loss.of_batch(output, batch.y, batch.mask)
+            output, features = passed(self, self.training, batch.x, FEATURES in criterion.asks)
+        output = self.widened(output)
+        return criterion.of_batch(output, batch.y, batch.mask, handed(criterion, batch, output, features))
+
+    @contextmanager
+    def computing(self, key: Tensor) -> Iterator[None]:
+        """Compute a pass on the batch of this key, in bfloat16 where the run does."""
+        half = torch.autocast(key.device.type, torch.bfloat16, self.half, cache_enabled=False)
+        with half, self._functions(key):
+            yield
+
+    def widened(self, output: Tensor) -> Tensor:
+        """Return what came out of such a pass in the precision of losses."""
+        return output.float() if self.half else output
 
     def _functions(self, key: Tensor) -> AbstractContextManager[Any]:
         """Return the context of a pass on the batch of this key, for what the model calls."""
@@ -186,7 +217,8 @@ class ModelProblem:
         criterion = self.metrics[0].criterion
         with torch.no_grad(), self.draws.of(batch.key):
             of_batch = batch_buffers(self.evaluation, batch.key, batch.mask)
-            params = {**params, **_channels_last(params)} if self.last else params
+            batch = constants(self, self.loss, batch)
+            params = self.arranged(params)
             with self._functions(batch.key):
                 output, loss = self._evaluated({**params, **of_batch}, batch)
             metric = loss if criterion is None else criterion.sums(output, batch.y, batch.mask)
@@ -196,12 +228,24 @@ class ModelProblem:
     def _evaluated(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the prediction for a batch, and the sums of its loss."""
         if not self.forward.labels:
-            output = self.forward.functional(self.evaluation, tensors, batch.x)
-            return output, self.loss.sums(output, batch.y, batch.mask)
+            with in_place(self.evaluation, tensors):
+                output, features = passed(self, self.evaluation, batch.x, FEATURES in self.loss.asks)
+            given = handed(self.loss, batch, output, features)
+            return output, self.loss.sums(output, batch.y, batch.mask, given)
         with in_place(self.evaluation, tensors):
             output, mean = self.forward.with_loss(self.evaluation, batch)
         count = amount(self.loss, batch, mean)
         return output, (torch.where(count > 0, mean * count, 0.0), count)
+
+    def arranged(self, params: Tensors) -> Tensors:
+        """Return the tensors of a model with the channels of its kernels where images have theirs."""
+        return {**params, **_channels_last(params)} if self.last else params
+
+    def features(self, params: Tensors, batch: Batch) -> Tensor:
+        """Return the features of a batch, a row of each sample, in evaluation mode."""
+        features = seen(self, params, batch, features=True)[1]
+        assert features is not None
+        return features
 
     def outputs(self, params: Tensors, x: Inputs, names: Sequence[str] | None = None) -> Tensors:
         """Return what the named submodules (None: the model's blocks) put out for these samples."""
@@ -225,6 +269,8 @@ def make_problem(
     tracks: bool = True,
     recomputes: bool = False,
     functions: bool = False,
+    objective: Criterion | None = None,
+    layout: Layout | None = None,
 ) -> ModelProblem:
     """Return the problem for one client at a time, or for `stacked` clients under `vmap`.
 
@@ -253,16 +299,9 @@ def make_problem(
         measuring=measuring,
         recomputes=recomputes,
         functions=functions,
+        objective=objective,
+        layout=layout,
     )
-
-
-def in_place(module: nn.Module, tensors: Tensors) -> AbstractContextManager[None]:
-    """Give the module these tensors, as `functional_call` does, for more than one call.
-
-    At the end, the dictionary holds what the module has put in their stead.
-    """
-    placed: AbstractContextManager[None] = _reparametrize_module(module, tensors, tie_weights=True)
-    return placed
 
 
 def _channels_last(tensors: Tensors) -> Tensors:
