@@ -123,7 +123,6 @@ BESIDE: dict[Any, dict[str, Any]] = {
     (pt.schedule.synchronous, "deadline"): {"delays": SLOW},
     (pt.schedule.synchronous, "late"): {"delays": SLOW, "deadline": 1.0},
     **{(solver, "epochs"): {"steps": None} for solver in (pt.gd, pt.adam)},
-    (pt.schedule.power_of_choice, "samples"): {"losses": "now"},
     **{(pt.schedule.windows, name): {"given": [[]]} for name in ("period", "unfinished")},
     (pt.schedule.synchronous, "staleness"): {"delays": SLOW, "deadline": 1.0, "late": "apply"},
 }

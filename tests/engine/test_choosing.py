@@ -195,16 +195,16 @@ def test_unusable_uploads_tell_nothing() -> None:
 DELAYS = S.delays(download=S.exponential(0.5), compute=0.1, upload=S.exponential(1.0), dropout=0.1)
 NIGHT = S.day_night(period=6.0, share=0.5, unfinished="lost")
 SCHEDULES = {
-    "rpow": S.synchronous(choose=S.power_of_choice(d=D), delays=DELAYS, deadline=1.5, late="apply"),
-    "pow": S.synchronous(
-        choose=S.power_of_choice(d=D, losses="now"), available=NIGHT, delays=DELAYS, until=20.0
+    "rpow": S.synchronous(
+        choose=S.power_of_choice(d=D, losses="last"), delays=DELAYS, deadline=1.5, late="apply"
     ),
-    "cpow": S.synchronous(
-        choose=S.power_of_choice(d=D, losses="now", samples=2), stragglers=0.5, late="partial"
-    ),
+    "pow": S.synchronous(choose=S.power_of_choice(d=D), available=NIGHT, delays=DELAYS, until=20.0),
+    "cpow": S.synchronous(choose=S.power_of_choice(d=D, samples=2), stragglers=0.5, late="partial"),
     "loss": S.synchronous(choose=S.by_loss(), available=NIGHT, delays=DELAYS),
     "arrivals": S.asynchronous(choose=S.by_loss(), available=NIGHT, delays=DELAYS, buffer=2),
-    "arrivals rpow": S.asynchronous(choose=S.power_of_choice(d=D), concurrency=4, delays=DELAYS),
+    "arrivals rpow": S.asynchronous(
+        choose=S.power_of_choice(d=D, losses="last"), concurrency=4, delays=DELAYS
+    ),
     "turns": S.asynchronous(choose=S.least_chosen(), available=S.intermittent(0.3), delays=DELAYS),
 }
 
@@ -289,7 +289,7 @@ def test_personal_parts_devices_and_attackers() -> None:
         pt.models.mlp(6, 8, 8, 2),
         data,
         pt.fedalt("output", lr=0.1, aggregate=pt.aggregate.coordinate_median(), weighting="uniform"),
-        schedule=S.synchronous(choose=S.power_of_choice(d=6, losses="now"), available=S.intermittent(0.8)),
+        schedule=S.synchronous(choose=S.power_of_choice(d=6), available=S.intermittent(0.8)),
         capacity=pt.capacity.width({"strong": 1.0, "weak": 0.5}),
         attack=pt.attack.sign_flip(),
         byzantine=["3"],
@@ -314,7 +314,7 @@ def test_nobody_is_ever_there() -> None:
     "choose, weighting, told",
     [
         (S.by_size(), "samples", True),
-        (S.power_of_choice(d=D), "samples", True),
+        (S.power_of_choice(d=D, losses="last"), "samples", True),
         (S.by_size(), "uniform", False),
         (S.by_loss(), "samples", False),
     ],
@@ -333,7 +333,7 @@ def test_what_norm_static_cannot_answer() -> None:
             DATA,
             pt.fedavg(lr=0.1, weighting="uniform"),
             norm="static",
-            schedule=S.synchronous(choose=S.power_of_choice(d=D, losses="now")),
+            schedule=S.synchronous(choose=S.power_of_choice(d=D)),
             **USUAL,
         )
 
@@ -347,7 +347,7 @@ def test_an_asynchronous_choice_cannot_ask() -> None:
 
 
 def test_the_page_tells_who_took_part(tmp_path: Path) -> None:
-    schedule = S.synchronous(choose=S.power_of_choice(d=D), available=S.day_night(period=6.0))
+    schedule = S.synchronous(choose=S.power_of_choice(d=D, losses="last"), available=S.day_night(period=6.0))
     federate(schedule, out=tmp_path, report=True)
     text = (tmp_path / "report.html").read_text()
     assert "Who took part" in text

@@ -101,7 +101,7 @@ def test_losses_that_are_not_known() -> None:
 
 def test_a_method_that_reports_no_loss_is_refused() -> None:
     facts = known([1, 1], seen=np.array([2, 0]))
-    for choice in (S.by_loss(), S.power_of_choice(d=2)):
+    for choice in (S.by_loss(), S.power_of_choice(d=2, losses="last")):
         with pytest.raises(pt.Refused, match="report no training loss"):
             chosen_by(choice, facts, 1, np.random.default_rng(0))
 
@@ -133,7 +133,7 @@ def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
     counts: dict[frozenset[int], int] = {}
     rng = np.random.default_rng(0)
     for _ in range(times):
-        chosen = chosen_by(S.power_of_choice(d=3), known(samples, loss), 2, rng)
+        chosen = chosen_by(S.power_of_choice(d=3, losses="last"), known(samples, loss), 2, rng)
         counts[frozenset(chosen)] = counts.get(frozenset(chosen), 0) + 1
     assert counts.keys() <= expected.keys()
     sets = list(expected)
@@ -142,8 +142,10 @@ def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
 
 def test_those_who_never_reported_come_first() -> None:
     facts = known([1] * 4, [9.0, np.nan, np.nan, 8.0], chosen=np.array([1, 0, 2, 1]))
-    near(shares(S.power_of_choice(d=4), facts, 1), [0, 1, 0, 0])
-    near(shares(S.power_of_choice(d=4), facts, 2), [1, 1, 0, 0])  # the other was chosen in vain: the mean
+    near(shares(S.power_of_choice(d=4, losses="last"), facts, 1), [0, 1, 0, 0])
+    near(
+        shares(S.power_of_choice(d=4, losses="last"), facts, 2), [1, 1, 0, 0]
+    )  # the other was chosen in vain: the mean
 
 
 @each("samples", [None, 5])
@@ -154,7 +156,7 @@ def test_candidates_are_asked_now(samples: int | None) -> None:
         asked.append((sorted(clients.tolist()), some))
         return clients.astype(float)
 
-    choice = S.power_of_choice(d=3, losses="now", samples=samples)
+    choice = S.power_of_choice(d=3, samples=samples)
     chosen = chosen_by(choice, replace(known([1] * 9), _ask=answers), 2, np.random.default_rng(0))
     ((clients, some),) = asked
     assert (len(clients), some) == (3, samples)
@@ -162,7 +164,7 @@ def test_candidates_are_asked_now(samples: int | None) -> None:
 
 
 def test_equal_losses_are_drawn() -> None:
-    near(shares(S.power_of_choice(d=4), known([1] * 4, [1.0] * 4), 1), [0.25] * 4)
+    near(shares(S.power_of_choice(d=4, losses="last"), known([1] * 4, [1.0] * 4), 1), [0.25] * 4)
 
 
 # ---- a user's own
@@ -205,8 +207,8 @@ def test_what_does_not_combine() -> None:
         (lambda: S.synchronous("turns", choose=S.by_size()), "order", "least_chosen"),
         (lambda: S.synchronous("turns", available=S.day_night()), "order", "least_chosen"),
         (lambda: S.asynchronous(order="same", available=S.day_night()), "order", "'random'"),
-        (lambda: S.asynchronous(choose=S.power_of_choice(d=3, losses="now")), "choose", "losses='last'"),
-        (lambda: S.power_of_choice(d=3, samples=4), "power_of_choice samples", "losses='now'"),
+        (lambda: S.asynchronous(choose=S.power_of_choice(d=3)), "choose", "losses='last'"),
+        (lambda: S.power_of_choice(3, "last", 4), "power_of_choice samples", "None with losses='last'"),
         (lambda: S.synchronous(choose=S.power_of_choice(d=3)).check(9, 4), "power_of_choice d", "from 4"),
         (lambda: S.synchronous(choose=S.power_of_choice(d=30)).check(9, 4), "power_of_choice d", "up to 9"),
         (lambda: S.activity(S.synchronous(choose=S.by_size()), 9, 5.0), "schedule choose", "None"),

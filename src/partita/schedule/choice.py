@@ -24,7 +24,7 @@ from partita.core.options import Option, checked
 from partita.schedule.known import Known
 
 ALLOWED_CHOICE = "a choice such as partita.schedule.power_of_choice(d=20), or a function (known, count, rng)"
-LOSSES = ("last", "now")
+LOSSES = ("now", "last")
 
 
 class Choice(Protocol):
@@ -84,9 +84,10 @@ class PowerOfChoice:
     """Draw d candidates in proportion to their samples, and take those with the largest loss.
 
     Cho, Wang, Joshi: *Towards Understanding Biased Client Selection in Federated Learning* (2022). Its pow-d
-    asks the candidates for their loss under the present model (`losses="now"`), its cpow-d for that of some
-    drawn samples (`samples=`), and its rpow-d uses what each reported last (`losses="last"`), those first who
-    never reported: it costs nothing. The paper counts the chosen ones equally: `weighting="uniform"`.
+    asks the candidates for their loss under the present model, its cpow-d for that of some drawn samples
+    (`samples=`), and its rpow-d uses what each reported last (`losses="last"`), those first who never
+    reported: it costs nothing, and may follow losses that are old. The paper counts the chosen ones equally:
+    `weighting="uniform"`.
 
     Use it to converge in fewer rounds where clients differ in how hard their data are.
     """
@@ -95,11 +96,11 @@ class PowerOfChoice:
     losses: Annotated[
         str,
         Option(
-            "what they have last reported while they trained, or what they answer when they are asked now, "
-            "which costs a download and an evaluation",
+            "what they answer when they are asked now, which costs a download and an evaluation; or what "
+            "they have last reported while they trained",
             choices=LOSSES,
         ),
-    ] = "last"
+    ] = "now"
     samples: Annotated[
         int | None, Option("drawn samples of a candidate that it evaluates when asked (None: all)", low=1)
     ] = None
@@ -107,7 +108,9 @@ class PowerOfChoice:
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.losses == "last":
-            raise check.fail("power_of_choice samples", self.samples, "None, or losses='now' beside it")
+            raise check.fail(
+                "power_of_choice samples", self.samples, "None with losses='last', where nobody is asked"
+            )
 
     @property
     def asks(self) -> bool:
