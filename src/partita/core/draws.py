@@ -53,6 +53,16 @@ def branch(key: Tensor, purpose: str, number: int = 0) -> Tensor:
     return fold(fold(key, zlib.crc32(purpose.encode())), number)
 
 
+def places(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a key for each place of a tensor by its coordinates: the same ones however long the axes are.
+
+    A batch that is padded for a stack, along whichever axis, has the numbers that it would have alone.
+    """
+    for size in shape:
+        key = fold(key[..., None], torch.arange(size, device=key.device))
+    return key
+
+
 def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | str = "cpu") -> Tensor:
     """Return the key of (seed, purpose, parts...), an int64 tensor of the parts' broadcast shape."""
     start, rest = _of_numbers(seed, purpose, parts)  # folded on the host: the same bits, one tensor

@@ -44,9 +44,8 @@ class KeyedDropout(nn.Module):
         if self.p == 1.0:
             return x * 0.0
         shape = x.shape if self.leading is None else x.shape[: self.leading]
-        count = torch.arange(shape.numel(), device=x.device)
         key = draws.fold(self.batch_key, self._call())
-        kept = (draws.uniform(draws.fold(key, count)) >= self.p).view(shape)
+        kept = draws.uniform(draws.places(key, shape)) >= self.p
         kept = kept.view(*shape, *[1] * (x.dim() - len(shape)))
         return x * kept.to(x.dtype) / (1.0 - self.p)
 

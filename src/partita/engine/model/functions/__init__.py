@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from partita.core import draws
 from partita.engine.model.functions.attention import attention
-from partita.engine.model.functions.pooling import FORMS as POOLING
+from partita.engine.model.functions.equivalent import FORMS as EQUIVALENT
 from partita.engine.model.functions.random import FORMS as RANDOM
 from partita.engine.model.functions.recurrent import FORMS as RECURRENT
 from partita.engine.model.functions.transformers import announce_stacks
 
 _COMPOSED = (F.multi_head_attention_forward, F.gumbel_softmax)
-"""Functions of Python that call others of these: torch would hide those."""
+"""Functions of Python that call others of these: torch hides those from a mode."""
 _PURPOSE = "functions"
 
 
@@ -39,8 +39,7 @@ class Functions(TorchFunctionMode):
         self.key, self.calls, self.used = draws.branch(key, _PURPOSE), 0, False
 
     def __enter__(self) -> Functions:
-        if self.stacked:
-            announce_stacks()
+        announce_stacks()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -48,6 +47,14 @@ class Functions(TorchFunctionMode):
     def stacked(self) -> bool:
         """Whether the pass is one for several clients."""
         return is_functorch_wrapped_tensor(self.key)
+
+    def apart(self, *tensors: Tensor, noted: bool = True) -> bool:
+        """Return whether a function of these tensors must be taken apart, and note that there is one.
+
+        It must for several clients, and for second derivatives of one: kernels have none.
+        """
+        self.used = self.used or noted
+        return self.stacked or any(map(is_functorch_wrapped_tensor, tensors))
 
     def draw(self) -> Tensor:
         """Return the key of the next call that draws."""
@@ -86,7 +93,7 @@ def _body(func: FunctionType) -> Callable[..., Any]:
 _FORMS: dict[Any, Callable[..., Any]] = {
     **RANDOM,
     **RECURRENT,
-    **POOLING,
+    **EQUIVALENT,
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys(_COMPOSED, _composed),
 }

@@ -31,8 +31,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Return the attention of stacked clients, or of one whose draws must be the same as in a stack."""
-    if not mode.stacked and not dropout_p:
-        mode.used = True
+    if not mode.apart(query, key, value) and not dropout_p:
         return NotImplemented
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

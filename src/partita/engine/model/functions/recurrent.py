@@ -51,13 +51,13 @@ def _layer(cell: Cell) -> Callable[..., Any]:
         bidirectional: bool = False,
         batch_first: bool | None = None,
     ) -> Any:
-        if batch_first is None:  # a packed sequence, whose arguments are others
+        width, directions = 4 if has_biases is True else 2, 2 if bidirectional else 1
+        packed = batch_first is None  # then the arguments are others
+        if packed or len(params) != width * directions * num_layers:  # or states are projected
             return NotImplemented
-        if not mode.stacked and not (dropout and train):
-            mode.used = True
+        if not mode.apart(input, *params) and not (dropout and train):
             return NotImplemented
         states = state if isinstance(state, tuple | list) else (state,)
-        width, directions = 4 if has_biases else 2, 2 if bidirectional else 1
         x = input.transpose(0, 1) if batch_first else input
         last: list[State] = []
         for layer in range(num_layers):
@@ -75,6 +75,28 @@ def _layer(cell: Cell) -> Callable[..., Any]:
                 with mode:
                     x = F.dropout(x, dropout)
         return (x.transpose(0, 1) if batch_first else x, *[torch.stack(parts) for parts in zip(*last)])
+
+    return form
+
+
+def _cell(cell: Cell) -> Callable[..., Any]:
+    """Return the form of a function that takes one step of a sequence."""
+
+    def form(
+        mode: Functions,
+        func: Any,  # noqa: ARG001
+        input: Tensor,
+        state: State | Tensor,
+        w: Tensor,
+        u: Tensor,
+        b: Tensor | None = None,
+        c: Tensor | None = None,
+    ) -> Any:
+        if not mode.apart(input, w, u):
+            return NotImplemented
+        states = tuple(state) if isinstance(state, tuple | list) else (state,)
+        after = cell(F.linear(input, w, b), F.linear(states[0], u, c), states)
+        return after if len(after) > 1 else after[0]
 
     return form
 
@@ -99,4 +121,8 @@ FORMS: dict[Any, Callable[..., Any]] = {
     _VF.gru: _layer(_gru),
     _VF.rnn_tanh: _layer(_plain(torch.tanh)),
     _VF.rnn_relu: _layer(_plain(torch.relu)),
+    _VF.lstm_cell: _cell(_lstm),
+    _VF.gru_cell: _cell(_gru),
+    _VF.rnn_tanh_cell: _cell(_plain(torch.tanh)),
+    _VF.rnn_relu_cell: _cell(_plain(torch.relu)),
 }
