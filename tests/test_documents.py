@@ -153,6 +153,7 @@ def test_methods_by_other_names_run(name: str) -> None:
     data = pt.data.digits(clients=6, partition=pt.data.label_skew(classes=3), test=0.4, seed=0)
     method, settings = eval(known.expression, {"pt": pt}), eval(f"dict({known.settings})", {"pt": pt})
     model = pt.models.mlp(64, 16, 8, 10)
+    model = eval(known.model, {"pt": pt, "model": model}) if known.model else model
     if name == "FedBN":
         model = torch.nn.Sequential(*model, torch.nn.BatchNorm1d(10))
     run = pt.federate(model, data, method, rounds=2, steps=2, batch=8, baselines=False, **settings)

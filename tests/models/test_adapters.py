@@ -121,7 +121,7 @@ def test_equations():
     z, linear = torch.randn(2, 3), nn.Linear(3, 4)
     adapted = add_adapters(linear, "lora", rank=2, alpha=6.0, where="*")
     move(adapted)
-    a, b = (adapted.get_parameter(f"adapter.{k}.weight") for k in ("down", "up"))
+    a, b = (adapted.get_parameter(f"adapter.{k}.weight") for k in ("lora_A", "lora_B"))
     torch.testing.assert_close(adapted(z), linear(z) + 3.0 * z @ a.T @ b.T)
 
     adapted = add_adapters(linear, "bottleneck", rank=2, where="*")

@@ -9,17 +9,26 @@ from partita.core import check
 
 
 class Known(NamedTuple):
-    """A method by its own name: its paper, and how it is written here. `settings` go to `federate`."""
+    """A method by its own name: its paper, and how it is written here.
+
+    `settings` go to `federate`, and `model` is what becomes of the user's, where it needs another one.
+    """
 
     paper: str
     expression: str
     settings: str = ""
     note: str = ""
+    model: str = ""
 
     @property
     def here(self) -> str:
-        """The expression, and the settings of `federate` that go with it."""
-        return f"{self.expression}{f' with {self.settings}' if self.settings else ''}"
+        """The expression, the settings of `federate` that go with it, and the model."""
+        given = [self.settings] if self.settings else []
+        given += [f"model={self.model}"] if self.model else []
+        return " with ".join([self.expression, *([", ".join(given)] if given else [])])
+
+
+LORA = 'pt.models.freeze(pt.models.add_adapters(model, "lora", rank=8), but="adapter")'
 
 
 KNOWN = {
@@ -79,6 +88,32 @@ KNOWN = {
         "pt.fedavg(lr=0.1)",
         'capacity=pt.capacity.depth({"strong": 0, "weak": 1})',
         note="weak devices train the last blocks",
+    ),
+    "FedIT": Known(
+        "Zhang et al. (2024)",
+        "pt.fedavg(lr=0.1)",
+        model=LORA,
+        note="LoRA adapters are shared, and each factor is averaged on its own",
+    ),
+    "FedSA-LoRA": Known(
+        "Guo et al. (2024)",
+        'pt.fedsim(personal="*lora_B*", lr=0.1)',
+        model=LORA,
+        note="of LoRA adapters, A is shared and B personal",
+    ),
+    "FFA-LoRA": Known(
+        "Sun et al. (2024)",
+        "pt.fedavg(lr=0.1)",
+        model=f'pt.models.freeze({LORA}, "*lora_A*")',
+        note="of LoRA adapters, A stays as it was drawn and B is shared",
+    ),
+    "HetLoRA": Known(
+        "Cho et al. (2024)",
+        "pt.fedavg(lr=0.1)",
+        'capacity=pt.capacity.rank({"strong": 8, "weak": 2})',
+        model=LORA,
+        note="weak devices train LoRA adapters of a smaller rank; without its pruning of ranks, and averaged "
+        "over those who hold a rank",
     ),
 }
 """kNN-Per is not among them: its personal part is a memory of samples, and not of parameters."""

@@ -3,7 +3,7 @@
 | personal= | what stays with the client |
 | --- | --- |
 | "input", "output" | the layer that a sample meets first / last (or what the model declares as such) |
-| "adapter" | adapters added with `partita.models.add_adapters` |
+| "adapter" | adapters of `partita.models.add_adapters` or of peft (LoRA, IA3, prompts) |
 | "norm" | normalization layers and their statistics (FedBN) |
 | "all", "none" | everything, nothing |
 | "head.*", "*.bias" | names that match the pattern |
@@ -25,6 +25,7 @@ from torch import nn
 
 from partita.algorithms.order import Use, uses
 from partita.core import check
+from partita.core.adapters import Adapters
 from partita.core.inputs import described
 from partita.core.types import Inputs, Partition
 
@@ -38,6 +39,8 @@ _NORMS = (
     nn.RMSNorm,
 )
 _PARTS = ("input", "output", "adapter", "norm")
+_ADAPTERS_FROM = "add them with partita.models.add_adapters or peft.get_peft_model; frozen ones do not count"
+_LESS = " (one factor of LoRA: '*lora_B*'; ditto keeps adapters of a client's own beside the shared ones)"
 _WORDS = (*_PARTS, "all", "none")
 
 
@@ -106,7 +109,7 @@ def split(model: nn.Module, names: Sequence[str], personal: Personal) -> Partiti
             "personal",
             personal,
             f"a part of the model: this one is all of its {_some(mine)}, and nothing would be shared; "
-            "choose less, or say 'all'",
+            f"choose less{_LESS if 'adapter' in words else ''}, or say 'all'",
         )
     return found
 
@@ -138,13 +141,14 @@ def _select(model: nn.Module, names: Sequence[str], word: str) -> set[str]:
                 f"name another part of the model's {_some(names)}",
             )
     elif word == "adapter":
-        found = {n for n in names if "adapter" in n.split(".")}
+        adapters = Adapters(model)
+        found = {n for n in names if n in adapters}
     elif word == "norm":
         found = {n for n in names if _in_modules(n, _norm_layers(model))}
     else:
         found = {n for n in names if fnmatchcase(n, word)}
     if not found:
-        hint = " (add them with partita.models.add_adapters)" if word == "adapter" else ""
+        hint = f" ({_ADAPTERS_FROM})" if word == "adapter" else ""
         raise check.fail(
             "personal",
             word,
@@ -166,10 +170,10 @@ def _outer_layer(model: nn.Module, names: Sequence[str], word: str) -> tuple[str
             f"a model that declares its {word}_part, or names with a sample: "
             "partita.algorithms.partition.Names.of(model, lambda: x)",
         )
-    norms = _norm_layers(model)
+    norms, adapters = _norm_layers(model), Adapters(model)
 
     def plain(use: Use) -> tuple[str, ...]:
-        return tuple(n for n in use.names if not _in_modules(n, norms) and "adapter" not in n.split("."))
+        return tuple(n for n in use.names if not _in_modules(n, norms) and n not in adapters)
 
     layers = [use._replace(names=plain(use)) for use in names.uses if plain(use)]
     met = [use for use in layers if use.mixes] or layers or names.uses
@@ -197,7 +201,8 @@ def _layer(model: nn.Module, use: Use) -> tuple[str, ...]:
 
     A module that holds layers, or the whole model, is no layer: only what was used at once is taken of it.
     """
-    every = [n for n, _ in model.named_parameters() if "adapter" not in n.split(".")]
+    adapters = Adapters(model)
+    every = [n for n, _ in model.named_parameters() if n not in adapters]
     found: dict[str, None] = {}
     for name in use.names:
         owner = _owner(name)

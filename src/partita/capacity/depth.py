@@ -22,15 +22,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from partita.capacity import words as in_time
 from partita.capacity.assign import ALLOWED, Assign, assigned, check_assign
 from partita.capacity.blocks import block_names, check_sequence, is_words, part
 from partita.capacity.memory import Measured, measured
 from partita.core import check
+from partita.core.inputs import single
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
+from partita.core.types import Inputs
 
 RECORDS = ("memory", "disk")
 Assigned = Annotated[
@@ -167,7 +169,8 @@ def depth(
     for name in words or ():
         check.choice("capacity words", name, classes)
 
-    def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:
+    def shares(model: nn.Module, x: Inputs, batch: int = 1) -> tuple[Share, ...]:
+        x = single(x, "capacity='depth'")
         names = block_names(model, blocks)
         check_sequence(model, names, x)
         sizes = measured(model, x[0], batch, blocks) if budgets or isinstance(pieces, str) else None

@@ -27,7 +27,7 @@ forwards only:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ from torch import Tensor, nn
 
 from partita.capacity.blocks import Part, block_names, check_sequence, still
 from partita.core import check
+from partita.core.inputs import call, each
+from partita.core.types import Inputs
 
 Shape = Sequence[int] | Tensor
 """The shape of one sample; or a sample, where zeros of the model's type would not do."""
@@ -159,10 +161,10 @@ def pieces(
     return measured(model, input_shape, batch, blocks).pieces("budget", cut, budget)
 
 
-def footprint(model: nn.Module, x: Tensor) -> tuple[int, int]:
+def footprint(model: nn.Module, x: Inputs) -> tuple[int, int]:
     """Return p and a of any model on one sample (a batch of one), of whatever it is made of."""
     with torch.no_grad():
-        activations, _ = _count(still(model), x.clone())
+        activations, _ = _count(still(model), each(Tensor.clone, x), call)
     return sum(p.numel() for p in model.parameters() if p.requires_grad), activations
 
 
@@ -308,7 +310,7 @@ def _run(model: nn.Module, names: Sequence[str], x: Any) -> list[tuple[int, int]
     return runs
 
 
-def _count(block: nn.Module, x: Any) -> tuple[int, Any]:
+def _count(block: nn.Module, x: Any, run: Callable[..., Any] = nn.Module.__call__) -> tuple[int, Any]:
     """Return the activations of a block of a model that nobody else uses, and its output."""
     counts: list[tuple[nn.Module, Any]] = []
 
@@ -319,7 +321,7 @@ def _count(block: nn.Module, x: Any) -> tuple[int, Any]:
     for module in block.modules():
         if module not in inside:
             module.register_forward_hook(hook, with_kwargs=True)
-    output = block(x)
+    output = run(block, x)
     return sum(check.integer(f"{type(m).__name__}.activations", n, low=0) for m, n in counts), output
 
 

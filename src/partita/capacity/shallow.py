@@ -28,8 +28,10 @@ from partita.capacity.assign import assigned
 from partita.capacity.blocks import Part, block_names, check_sequence, part_as, still
 from partita.capacity.depth import CUTS, Assigned, Blocks, as_cuts
 from partita.core import check
+from partita.core.inputs import single
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
+from partita.core.types import Inputs
 
 
 @checked("capacity ")
@@ -53,7 +55,8 @@ def shallow(
     Use it as the rival of `depth`: it compares the first blocks with the last ones.
     """
 
-    def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
+    def shares(model: nn.Module, x: Inputs, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
+        x = single(x, "capacity='shallow'")
         names = block_names(model, blocks)
         check_sequence(model, names, x)
         return tuple(Share(name, _held(model, name, names, cut, head, x)) for name, cut in cuts.items())

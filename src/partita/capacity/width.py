@@ -21,14 +21,16 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from partita.capacity.assign import assigned
 from partita.capacity.blocks import named_tensors, still
 from partita.capacity.depth import Assigned, by_class
 from partita.core import check
+from partita.core.inputs import call, each, functional
 from partita.core.options import Option, checked
 from partita.core.parts import Capacity, Share
+from partita.core.types import Inputs
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -107,7 +109,7 @@ def _capacity(
     scale: bool = False,
     mask: bool = False,
 ) -> Capacity:
-    def shares(model: nn.Module, x: Tensor, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
+    def shares(model: nn.Module, x: Inputs, batch: int = 1) -> tuple[Share, ...]:  # noqa: ARG001
         models = {p: model if p == 1 else _narrow(model, p, build) for p in sorted(set(rates.values()))}
         for p, narrow in models.items() if scale else ():
             _scale(narrow, p, x)
@@ -138,7 +140,7 @@ class Scaler:
         return output / self.width if layer.training else output
 
 
-def _scale(model: nn.Module, p: float, x: Tensor) -> None:
+def _scale(model: nn.Module, p: float, x: Inputs) -> None:
     """Scale all layers of a narrow model but the last, in place; the whole model needs no scaler."""
     last = _last_layer(model, x) if p < 1 else ""
     for name, layer in _layers(model) if p < 1 else ():
@@ -146,13 +148,13 @@ def _scale(model: nn.Module, p: float, x: Tensor) -> None:
             layer.register_forward_hook(Scaler(p))
 
 
-def _last_layer(model: nn.Module, x: Tensor) -> str:
+def _last_layer(model: nn.Module, x: Inputs) -> str:
     """Return the layer that a sample meets last; a head may be registered first."""
     model, met = still(model), [""]
     for name, layer in _layers(model):
         layer.register_forward_hook(lambda *_, name=name: met.append(name))
     with torch.no_grad():
-        model(x.clone())
+        call(model, each(Tensor.clone, x))
     return met[-1]
 
 
@@ -198,14 +200,15 @@ def _like(model: nn.Module, narrow: nn.Module) -> nn.Module:
     return narrow
 
 
-def _check_masked(model: nn.Module, narrow: nn.Module, x: Tensor) -> None:
+def _check_masked(model: nn.Module, narrow: nn.Module, x: Inputs) -> None:
     """Refuse ordered dropout where the model with zeros in place of some channels is not the narrow one."""
     kept, masked = dict(named_tensors(narrow)), {}
     with torch.no_grad():
         for name, value in named_tensors(model):
             masked[name] = torch.zeros_like(value)
             masked[name][tuple(slice(0, n) for n in kept[name].shape)] = kept[name]
-        wanted, output = still(narrow)(x.clone()), functional_call(still(model), masked, (x.clone(),))
+        wanted = _first(call(still(narrow), each(Tensor.clone, x)))
+        output = _first(functional(still(model), masked, each(Tensor.clone, x)))
     if not torch.allclose(output, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise check.fail(
             "capacity",
@@ -213,6 +216,11 @@ def _check_masked(model: nn.Module, narrow: nn.Module, x: Tensor) -> None:
             "width(...) for this model: with some channels at zero it is not the narrow one, as where a "
             "layer looks at several channels at a time (GroupNorm, LayerNorm)",
         )
+
+
+def _first(outputs: Any) -> Tensor:
+    """Return the first tensor of what a model returns."""
+    return next(t for t in tree_leaves(outputs) if isinstance(t, Tensor))
 
 
 def _inside(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -28,7 +28,7 @@ from partita import (
 )
 from partita.algorithms import METHODS, finetune, psi, stage, tuned
 from partita.algorithms.base import ABOUT
-from partita.algorithms.known import KNOWN, Known, find
+from partita.algorithms.known import KNOWN, LORA, Known, find
 from partita.algorithms.local import solvers
 from partita.core import check
 from partita.core.options import constructors, declared, signature, words
@@ -42,14 +42,20 @@ FEDALT = 'pt.fedalt(personal="output", lr=0.1)'
 
 
 def _program(
-    method: str = "{}", settings: str = "", printed: str = "run.summary()", before: tuple[str, ...] = ()
+    method: str = "{}",
+    settings: str = "",
+    printed: str = "run.summary()",
+    before: tuple[str, ...] = (),
+    model: str = "",
 ) -> str:
-    """Return a program with a place for the call; `before` are lines above the run."""
+    """Return a program with a place for the call; `before` are lines above the run, `model` changes one."""
     widths = "64, 64, 32, 10" if "capacity" in settings else "64, 64, 10"  # blocks to leave out
-    work = f"pt.models.mlp({widths}), data, method, rounds=20, steps=5, batch=16"
+    plain = f"pt.models.mlp({widths})"
+    work = f"{'model' if model else plain}, data, method, rounds=20, steps=5, batch=16"
     lines = (
         "import partita as pt\n",
         "data = pt.data.digits(clients=10, partition=pt.data.label_skew(classes=3))",
+        *((f"model = {plain}", f"model = {model}") if model else ()),
         f"method = {method}",
         *before,
         f"run = pt.federate(\n    {work}, {settings}\n)" if settings else f"run = pt.federate({work})",
@@ -64,6 +70,9 @@ ATTACKED = _program(
 )
 MEASURED = _program(FEDALT, "measures=[{}]", 'run.metrics[-1]["measures"]')
 WEAK = _program(FEDALT, "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]')
+RANKED = _program(
+    "pt.fedavg(lr=0.1)", "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]', model=LORA
+)
 TIMED = _program(
     FEDALT, "cohort=5, schedule=schedule", 'run.summary()["clock"]', before=("schedule = {}",)
 ).replace("as pt\n", "as pt\nfrom partita.schedule import {}\n")
@@ -89,7 +98,7 @@ FINETUNED = """pt.pipeline(
 )"""
 TUNED = "pt.tuned(pt.fedavg(lr=0.1), lr=0.05, steps=10)"
 EACH = ("delays", "choices", "availability")  # kinds with several parts in a file, a line of equations each
-DEEP = ("shallow",)  # what the model of the recipe `digits` has too few blocks for
+DEEP = ("shallow", "rank")  # what the model of the recipe `digits` has too few blocks for, or no adapters
 COMPOSED = ("pipeline", "stage", "tuned")  # made of methods: written in Python only
 # calls that show more than examples of their arguments would
 CALLS = {
@@ -238,7 +247,7 @@ KINDS = {
     ),
     "capacities": Kind(
         "capacities of devices",
-        lambda: _public(capacity, "depth", "shallow", "width"),
+        lambda: _public(capacity, "depth", "rank", "shallow", "width"),
         WEAK,
         "pt.capacity.{}",
         "capacity={}",
@@ -369,8 +378,8 @@ def _known_facts(name: str, method: Known) -> Facts:
         "paper": method.paper,
         "options": [],
         "file": "algorithms/known.py",
-        "python": _program(method.expression, method.settings),
-        "command": None if word in COMPOSED or any(deep in line for deep in DEEP) else line,
+        "python": _program(method.expression, method.settings, model=method.model),
+        "command": None if word in COMPOSED or method.model or any(d in line for d in DEEP) else line,
         "data": [],
         "get": None,
     }
@@ -413,6 +422,8 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     if inner is None or not chapter.example:
         return None
     written = chapter.call.format(inner)
+    if part is capacity.rank:
+        return RANKED.format(written)
     if chapter.example in (TIMED, CHOSEN):
         return chapter.example.format(", ".join(sorted({*re.findall(r"\w+(?=\()", written)})), written)
     return chapter.example.format(written)

@@ -16,6 +16,7 @@ from partita.core.types import (
     Batch,
     ClientState,
     Download,
+    Inputs,
     Layout,
     Partition,
     RoundContext,
@@ -244,7 +245,7 @@ class Capacity(NamedTuple):
 
     name: str
     classes: tuple[str, ...]
-    shares: Callable[[nn.Module, Tensor, int], tuple[Share, ...]]
+    shares: Callable[[nn.Module, Inputs, int], tuple[Share, ...]]
     assign: Callable[[int, int], Sequence[int]]
     options: Mapping[str, Any]
     record: str = "memory"

@@ -8,6 +8,7 @@ from partita.models.adapters import add_adapters
 from partita.models.blocks import Blocks
 from partita.models.cnn import cifar_cnn, leaf_cnn, mnist_cnn
 from partita.models.composed import additive, split_units
+from partita.models.freeze import freeze
 from partita.models.linear import logistic, mlp
 from partita.models.lstm import bilstm
 from partita.models.quadratic import quadratic
@@ -20,6 +21,7 @@ __all__ = [
     "additive",
     "bilstm",
     "cifar_cnn",
+    "freeze",
     "leaf_cnn",
     "logistic",
     "mlp",

@@ -42,9 +42,11 @@ def add_adapters(
                        `transformer` gets 67,712 parameters.
     kind="lora"        W x + (alpha/rank) B A x on nn.Linear: A maps to `rank` numbers, B starts at zero,
                        alpha is `rank` unless given (Hu et al. 2021). Where: every nn.Linear except the last,
-                       and never inside nn.MultiheadAttention, which does not call its own.
+                       and never inside nn.MultiheadAttention, which does not call its own. The tensors are
+                       named as in peft: "*lora_A*" and "*lora_B*".
 
     where: pattern(s) of layer names, "block0.*" or ["*.query", "*.value"], in place of the default choice.
+    To train nothing but adapters: `freeze(model, but="adapter")`.
     """
     check.choice("kind", kind, _KINDS)
     check.integer("rank", rank, low=1)
@@ -88,17 +90,17 @@ class Bottleneck(nn.Module):
 
 
 class LowRank(nn.Module):
-    """(alpha/rank) B A x with B = 0 at the start; rank · (inputs + outputs) parameters."""
+    """(alpha/rank) B A x with B = 0 at the start; rank · (inputs + outputs) parameters, named as in peft."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, alpha: float) -> None:
         super().__init__()
-        self.down = nn.Linear(inputs, rank, bias=False)
-        self.up = nn.Linear(rank, outputs, bias=False)
+        self.lora_A = nn.Linear(inputs, rank, bias=False)
+        self.lora_B = nn.Linear(rank, outputs, bias=False)
         self.scale = alpha / rank
-        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale * self.up(self.down(x))
+        out: Tensor = self.scale * self.lora_B(self.lora_A(x))
         return out
 
 

@@ -19,7 +19,7 @@ from partita.core.options import bind, constructors, signature
 Functions = dict[str, Callable[..., Any]]
 
 
-CAPACITIES = ("depth", "fjord", "heterofl", "shallow", "width")
+CAPACITIES = ("depth", "fjord", "heterofl", "rank", "shallow", "width")
 SCHEDULES = ("asynchronous", "synchronous", "preferred")
 MODULES = {
     "optim": constructors(optim),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from partita.capacity.memory import footprint, passing
 from partita.core import check, tree
-from partita.core.inputs import single
+from partita.core.inputs import each, single
 from partita.core.inputs import tensors as tensors_in
 from partita.core.parts import Capacity, Share, StagePlan
 from partita.core.types import Inputs, Partition, ServerState, Tensors, Upload
@@ -83,7 +83,7 @@ class Devices:
         sample = data.gather(rows)[0]
         shares: tuple[Share, ...] = (Share("", model),)
         if capacity is not None:
-            shares = capacity.shares(model, single(sample, "capacity="), batch)
+            shares = capacity.shares(model, sample, batch)
             class_of = np.asarray(capacity.assign(data.clients, seed), dtype=np.int64)
         return cls(
             capacity=capacity,
@@ -298,7 +298,7 @@ class Devices:
         is more. Capacity is 2p + 2a as a share of the whole model's.
         """
         size = max(p.element_size() for p in self.model.parameters())
-        x = single(self.sample, "capacity=")[:1]
+        x = each(lambda t: t[:1], self.sample)
 
         def numbers(share: Share) -> tuple[int, int]:
             activations, largest = x, 0
