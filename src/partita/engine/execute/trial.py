@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partita.core import check, tree
+from partita.core import tree
 from partita.core.asks import COUNTS, PREVIOUS, RECEIVED
 from partita.core.criterion import LOSSES
 from partita.core.inputs import each
 from partita.core.types import Batch, Inputs, Tensors
 from partita.data import FederatedData
+from partita.engine.execute.refusal import (
+    explained,
+    first_difference,
+    layer_outputs,
+    refusing_slow_operations,
+)
 from partita.engine.execute.stack import Stack, lift
 from partita.engine.model.by_sample import not_by_sample, rows_of_several
 from partita.engine.model.features import assumed
@@ -49,6 +53,8 @@ def not_stackable(
         reason = _compare(loop, stacked, params, x, y, sizes)
         if reason in (DIFFERENT, COUNTS_PADDING) and _same_in_double(loop, stacked, params, x, y, sizes):
             continue
+        if reason == DIFFERENT:
+            return DIFFERENT + _first_different(loop, stacked, params, x, y, sizes)
         if reason:
             return reason
     return ""
@@ -93,34 +99,58 @@ def _compare(
     loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]
 ) -> str:
     """Return what differs between two stacked clients with so many samples and each of them alone, if any."""
-    device = y.device
-    key = torch.arange(2, device=device)
-    short = torch.arange(y.shape[1], device=device) < torch.tensor(sizes, device=device)[:, None]
-    batches = Stack.of(Batch(x, y, None if bool(short.all()) else short.float(), key), 2, rows=True)
     given = _given(loop, params)
-    models = Stack.of(tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params), 2, rows=True)
+    models, batches = _stacks(params, x, y, sizes)
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with refusing_slow_operations():
             result = lift(
                 lambda p, b: stacked.grad(p, b._replace(given=given), stacked.trainable), models, batches
             )
             loss, gradient, buffers = result.full()
             lift(lambda p, b: stacked.score(p, b._replace(given=given)), models, batches)
     except Exception as error:  # any module may fail in its own way; the loop runs them all
-        return check.named_reason(error)
-    for warning in caught:  # torch would run the clients one after another inside this operation
-        slow = re.search(r"batching rule for (\S+?)\. ", str(warning.message))
-        if slow:
-            return f"{slow[1]} cannot run for several clients at once"
+        return explained(stacked, error)
     for i, n in enumerate(sizes):
-        batch = Batch(each(lambda t: t[i, :n], x), y[i, :n], None, key[i], None, given)  # noqa: B023
+        batch = _batch(x, y, i, n)._replace(given=given)
         alone, expected, after = loop.grad(params, batch, loop.trainable)
         if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
             return DIFFERENT
         if _differ(tree.row(buffers, i), after):
             return COUNTS_PADDING
     return ""
+
+
+def _first_different(
+    loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]
+) -> str:
+    """Return the layer from which on a client in a stack gets other outputs than alone, in words."""
+    given = _given(loop, params)
+    try:
+        result = lift(
+            lambda p, b: layer_outputs(stacked, p, b._replace(given=given)), *_stacks(params, x, y, sizes)
+        )
+        outputs = result.full()
+        for i, n in enumerate(sizes):
+            alone = layer_outputs(loop, params, _batch(x, y, i, n)._replace(given=given))
+            layer = first_difference(stacked, tree.row(outputs, i), alone, n, y.shape[1])
+            if layer:
+                return f"; the first output to differ is that of {layer}"
+    except Exception:  # a layer may refuse to be watched: the reason stays without its name
+        pass
+    return ""
+
+
+def _stacks(params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]) -> tuple[Stack, Stack]:
+    """Return two clients with the same model and so many samples each, the shorter batch padded."""
+    short = torch.arange(y.shape[1], device=y.device) < torch.tensor(sizes, device=y.device)[:, None]
+    keys = torch.arange(2, device=y.device)
+    batches = Stack.of(Batch(x, y, None if bool(short.all()) else short.float(), keys), 2, rows=True)
+    return Stack.of(tree.map_tensors(lambda t: t.expand(2, *t.shape).clone(), params), 2, rows=True), batches
+
+
+def _batch(x: Inputs, y: Tensor, i: int, size: int) -> Batch:
+    """Return the batch of one of these clients alone."""
+    return Batch(each(lambda t: t[i, :size], x), y[i, :size], None, torch.tensor(i, device=y.device))
 
 
 def takes_channels_last(problem: ModelProblem, params: Tensors, data: FederatedData) -> bool:
