@@ -328,11 +328,13 @@ def test_mlflow_goes_on_with_the_run(store: str, tmp_path: Path) -> None:
 
 
 def test_mlflow_in_plain_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
+    mlflow = pytest.importorskip("mlflow")
     uri = (tmp_path / "mlruns").as_uri()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     check_resumed(uri, "files", out=tmp_path / "run", baselines=False)
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    if not hasattr(mlflow.environment_variables, "MLFLOW_ALLOW_FILE_STORE"):
+        return  # an older one, which refuses no plain files
     with pytest.raises(ValueError, match="maintenance mode") as refused:
         MLflow((tmp_path / "other").as_uri())
     assert "\n" not in str(refused.value)
@@ -424,7 +426,7 @@ def test_wandb_without_an_account_is_refused(tmp_path: Path, monkeypatch: pytest
     for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.stdin", io.StringIO())  # nobody to ask
-    with pytest.raises(ValueError, match="WANDB_MODE=offline; No API key"):
+    with pytest.raises(ValueError, match=r"(?i)WANDB_MODE=offline; (No API key|api_key not) configured"):
         tracker("wandb", None)
     sys.modules["wandb"].teardown()
     with pytest.raises(ValueError, match="did you mean 'offline'"):
@@ -462,7 +464,7 @@ def test_a_tool_that_fails_is_a_warning_once() -> None:
     flaky = Flaky("log", "open fedalt", "finish")
     with pytest.warns(UserWarning, match=r"^flaky: no way; the run goes on without it") as seen:
         run = federate(flaky)
-    assert len(seen) == 1
+    assert len([warning for warning in seen if warning.category is UserWarning]) == 1
     assert flaky.done == [
         *("open baseline global", "log 1", "finish finished"),
         *("open baseline local", "log 1", "finish finished"),
