@@ -68,8 +68,6 @@ def test_next_token_compares_each_output_with_the_label_behind_it() -> None:
     loss = LOSSES["next_token"]
     expected = F.cross_entropy(output[:, :-1].flatten(0, 1), target[:, 1:].flatten())
     torch.testing.assert_close(loss.mean(output, target), expected)
-    prompts = torch.randn(3, 2, 6)  # trained ones before the tokens, which nobody labels
-    torch.testing.assert_close(loss.mean(torch.cat([prompts, output], 1), target), expected)
 
 
 @each("metric", ["accuracy", "perplexity", "log_loss", "balanced_accuracy", "f1_macro", "brier"])
@@ -83,6 +81,19 @@ def test_metrics_of_next_tokens(metric: str) -> None:
         m.score(m.keep(o, t), t) for m, o, t in ((ahead, output, target), (plain, after, labels))
     )
     assert value == pytest.approx(expected, rel=1e-5)
+
+
+@each("metric", ["accuracy", "perplexity", "f1_macro"])
+def test_the_last_prompt_predicts_the_first_token(metric: str) -> None:
+    output, target = sequences()
+    longer = torch.cat([torch.randn(3, 2, 6), output], 1)
+    loss = LOSSES["next_token"]
+    (prompted,) = choose_metrics(metric, loss, False, longer, target, target)
+    known = target != -100
+    before, labels = longer[:, 1:-1][known], target[known]
+    (plain,) = choose_metrics(metric, LOSSES["cross_entropy"], False, before, labels, labels)
+    expected = plain.score(plain.keep(before, labels), labels)
+    assert prompted.score(prompted.keep(longer, target), target) == pytest.approx(expected, rel=1e-5)
 
 
 def test_binary_and_squared() -> None:

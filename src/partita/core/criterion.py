@@ -99,13 +99,13 @@ def following(target: Tensor) -> Tensor:
 
 
 def next_token(function: Function) -> Function:
-    """Return a function of (output, target) in which each position predicts the next one.
+    """Return a function of (output, target) in which each position predicts the next one."""
+    return lambda output, target: function(output, following(target))
 
-    Outputs of positions before the first token (prompts that are trained) do not count.
-    """
-    return lambda output, target: function(
-        output[:, -target.shape[1] :] if output.dim() > target.dim() else output, following(target)
-    )
+
+def prompted(function: Function) -> Function:
+    """Return the same where trained prompts come first: the last of them predicts the first token."""
+    return lambda output, target: function(output[:, -target.shape[1] - 1 : -1], target)
 
 
 def _binary(output: Tensor, target: Tensor) -> Tensor:

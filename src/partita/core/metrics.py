@@ -31,6 +31,7 @@ from partita.core.criterion import (
     following,
     name_of,
     next_token,
+    prompted,
     squared_error,
     users_function,
 )
@@ -110,12 +111,14 @@ class Form(NamedTuple):
     axis     where they are
     ignored  the label that does not count (None: all do)
     ahead    whether the outputs at a place are for the target of the next one
+    prompts  places before the first target, whose outputs are those of trained prompts
     """
 
     classes: int
     axis: int = -1
     ignored: int | None = None
     ahead: bool = False
+    prompts: int = 0
 
     def logits(self, output: Tensor, target: Tensor) -> Tensor:
         """Return outputs with the classes last, or one for each target."""
@@ -521,21 +524,22 @@ def _named(
         reason = f"targets run from {low:g} to {high:g}"
         raise check.fail("metric", metric, ", ".join(map(repr, OF_NUMBERS)), reason)
     if form.ahead:
-        return _of_next(METRICS[metric](form))
+        return _of_next(METRICS[metric](form), form.prompts > 0)
     if metric == "accuracy" and form.axis == -1 and (labels.is_floating_point() or _all_count(form, labels)):
         return accuracy_of_all(form.classes)
     return METRICS[metric](form)
 
 
-def _of_next(metric: ClientMetric) -> ClientMetric:
+def _of_next(metric: ClientMetric, prompts: bool) -> ClientMetric:
     """Return a metric of models whose output at a place is for the target of the next one."""
-    criterion = metric.criterion
+    criterion, moved = metric.criterion, prompted if prompts else next_token
     if criterion is not None:
-        weight = None if criterion.weight is None else next_token(criterion.weight)
-        criterion = averaged(metric.name, next_token(criterion.each), weight)
+        weight = None if criterion.weight is None else moved(criterion.weight)
+        criterion = averaged(metric.name, moved(criterion.each), weight)
         return _mean(criterion, metric.higher_is_better, metric.link)
+    of_target = (lambda target: target) if prompts else following
     return metric._replace(
-        keep=next_token(metric.keep), score=lambda rows, target: metric.score(rows, following(target))
+        keep=moved(metric.keep), score=lambda rows, target: metric.score(rows, of_target(target))
     )
 
 
@@ -549,7 +553,8 @@ def _form(loss: Criterion, output: Tensor, target: Tensor) -> Form:
     classes = output.shape[axis] if output.dim() == target.dim() + 1 else 1
     named = loss in LOSSES.values()
     ignored = IGNORED if named and target.dim() > 1 else loss.ignored
-    return Form(max(1, classes), axis, ignored, loss.ahead)
+    prompts = output.shape[1] - target.shape[1] if loss.ahead else 0
+    return Form(max(1, classes), axis, ignored, loss.ahead, prompts)
 
 
 def _axis_of_classes(loss: Criterion, output: Tensor, target: Tensor) -> int:

@@ -63,10 +63,8 @@ def check_shapes(loss: Criterion, output: Tensor, y: Tensor) -> None:
     if column and not y.is_floating_point() and output.dim() == 2 and output.shape[-1] > 1:
         raise check.fail("shape of y", targets, f"{targets[:1]}, a label for each row of outputs {outputs}")
     if loss in _OF_CLASSES:
-        # a model may put trained prompts before the tokens
-        longer = loss.ahead and output.dim() == 3 and outputs[1] > targets[1]
         fits, allowed = (
-            bool(outputs) and (outputs[:-1] == targets or (longer and outputs[0] == targets[0])),
+            outputs[:-1] == targets and bool(outputs),
             f"[{', '.join(map(str, targets))}, classes]",
         )
     else:

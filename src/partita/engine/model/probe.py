@@ -22,6 +22,7 @@ from partita.core.criterion import (
     averaged,
     by_sample,
     choose_loss,
+    places,
 )
 from partita.core.device import arithmetic
 from partita.core.inputs import described, samples
@@ -131,10 +132,13 @@ def counted(module: nn.Module, forward: Forward, x: Inputs, y: Tensor, output: T
     """Return the model's own loss with what each sample counts for in it: its labels, if it is a sequence.
 
     A causal model compares the output at a place with the next label, and so never looks at the first one:
-    its loss stays the same if that one is taken away, or put where there was none.
+    its loss stays the same if that one is taken away, or put where there was none. With trained prompts
+    before the tokens, it has more outputs than labels, and the last prompt predicts the first one.
     """
     if y.is_floating_point() or y.dim() < 2 or output.dim() != y.dim() + 1:
         return OWN
+    if output.shape[1] > y.shape[1]:
+        return OWN._replace(weight=places, ahead=True)
     label = torch.where(y == IGNORED, 0, y).amax()
     first = torch.where(y[:, :1] == IGNORED, label, IGNORED)
     others = torch.cat([first, y[:, 1:]], 1)
