@@ -19,6 +19,7 @@ import partita as pt
 import support
 from partita.algorithms import METHODS
 from partita.algorithms.l2gd import tails
+from partita.algorithms.partition import Names
 from partita.core import draws
 from partita.core.parts import Algorithm
 from partita.core.types import Cohort, RoundContext, ServerState, Work
@@ -26,7 +27,7 @@ from partita.data import FederatedData
 from partita.engine.execute.plan import Plan, draw, start_keys
 from partita.engine.store.files import read_jsonl
 from partita.schedule import Running, StageSpec
-from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl
+from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_losses, plain_persafl
 from support import each
 
 # ---- the methods
@@ -90,7 +91,8 @@ class Case:
     atol      how close the plain implementation comes
     classes   how many a client has where it must learn
     computed  a client's model is computed from its state or data: it is not (u, v_i), nor in a loaded run
-    up, down  which tensors a client sends and receives in a round
+    up, down  which tensors a client sends and receives in a round, or others of their sizes
+    shared    the tensors that the server has (None: those that clients receive)
     """
 
     name: str
@@ -103,6 +105,7 @@ class Case:
     computed: bool = False
     up: tuple[str, ...] = plain.ALL
     down: tuple[str, ...] = plain.ALL
+    shared: tuple[str, ...] | None = None
 
 
 LR, OUT, IN = 0.3, plain.PARTS["output"], plain.PARTS["input"]
@@ -352,6 +355,29 @@ _CASES = (
         ),
     ),
     Case(
+        "moon",
+        {"lr": LR, "mu": 1.5},
+        also=({"tau": 0.2}, {"mu": 0.5, "tau": 1.0, "weighting": "uniform"}),
+        equal=((pt.moon(LR, mu=0.0), AVG),),
+        alike=(Alike(pt.moon(LR, mu=3.0), AVG, settings={"rounds": 1}, atol=1e-6),),
+    ),
+    Case(
+        "fedproto",
+        {"lr": LR, "lam": 0.8},
+        up=OUT,
+        down=OUT,
+        shared=(),
+        also=({"predict": "classifier"}, {"lam": 3.0, "weighting": "uniform"}, {"lam": 0.0}),
+        alike=(Alike(pt.fedproto(LR, 0.0, "classifier"), pt.local(LR), "client"),),
+        computed=True,
+    ),
+    Case(
+        "fedrod",
+        {"lr": LR, "personal_lr": 0.2},
+        also=({"personal_lr": None}, {"weighting": "uniform"}),
+        computed=True,
+    ),
+    Case(
         "rfa",
         {"lr": LR},
         also=({"weighting": "uniform"},),
@@ -454,7 +480,7 @@ both_executors = each("executor", ["loop", "vmap"])
 
 PLAIN: dict[str, Any] = {
     k: v
-    for module in (plain, plain_fedplus, plain_ffgg, plain_full, plain_persafl)
+    for module in (plain, plain_fedplus, plain_ffgg, plain_full, plain_losses, plain_persafl)
     for k, v in vars(module).items()
 }
 
@@ -773,7 +799,12 @@ def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
 
 
 KEEP_NOTHING = ("ffgg", "ffgg_async", "ffgg_local", "ffgg_robust")
-WITHOUT_WHOLE = {"local": IN, "fedsim": IN, **dict.fromkeys(("fedalt", "pipeline", *KEEP_NOTHING), OUT)}
+WITHOUT_WHOLE = {
+    "local": IN,
+    "fedproto": IN,
+    "fedsim": IN,
+    **dict.fromkeys(("fedalt", "pipeline", *KEEP_NOTHING), OUT),
+}
 """Whose server has trained no whole model, and what it lacks; the pipeline tunes fedalt's parts last."""
 
 
@@ -1119,10 +1150,13 @@ def test_a_client_never_seen_has_the_initial_state(case: Case) -> None:
     algorithm = make(case.name, case.options)
     run = federate(algorithm, rounds=1, cohort=1, seed=SEED)
     start = pt.models.mlp(6, 5, 4, seed=1).state_dict()
-    new = algorithm.init_client(start, algorithm.partition(pt.models.mlp(6, 5, 4), tuple(start)))
+    model = pt.models.mlp(6, 5, 4)
+    names = Names.of(model, lambda: SINGLE.x[:1], tuple(start))
+    new = algorithm.init_client(start, algorithm.partition(model, names))
     for i in {0, 1, 2, 3, 4, 5, 6} - set(cohort(0, 1)):
         state = run.client(i)
-        assert_same_bits(state.memory, new.memory)
+        previous = {f"previous.{k}": v for k, v in start.items() if f"previous.{k}" in state.memory}
+        assert_same_bits(state.memory, {**new.memory, **previous})
         if algorithm.stateful:  # else it is what the client would be evaluated with
             assert_same_bits(state.personal, {k: start[k] for k in state.personal})
         if not case.computed:
@@ -1143,7 +1177,7 @@ def test_only_shared_tensors_are_sent(case: Case) -> None:
         down += part.rounds * part.cohort * 4 * sum(size[k] for k in talks.down)
     assert (run.metrics[-1]["bytes_up"], run.metrics[-1]["bytes_down"]) == (up, down)
     assert (run.summary()["bytes_up"], run.summary()["bytes_down"]) == (up, down)
-    assert set(run.shared) == set(talks.down)
+    assert set(run.shared) == set(talks.down if talks.shared is None else talks.shared)
 
 
 # ---- baselines
@@ -1300,7 +1334,11 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 4))
 
 
-@each("case", [CASES[k] for k in METHODS if k in vars(plain_full)], ids=lambda c: c.name)
+@each(
+    "case",
+    [CASES[k] for k in METHODS if k in {**vars(plain_full), **vars(plain_losses)}],
+    ids=lambda c: c.name,
+)
 @pytest.mark.parametrize(
     ("model", "norm"),
     [(normed, "global"), (normed, "personal"), (dropping, None)],
@@ -1318,4 +1356,4 @@ def test_statistics_and_dropout_are_those_of_each_client(
         )
         assert_close(tensors(loop), tensors(vmap), atol=1e-9)
         start = model().double().state_dict()
-        assert any(not torch.equal(v, start[k]) for k, v in vmap.shared.items())
+        assert any(not torch.equal(v, start[k]) for k, v in vmap.personalized(0).items())

@@ -79,7 +79,11 @@ def federate(name: str, model: nn.Module, **options: Any) -> pt.Run:
 @pytest.mark.parametrize("norm", TREATMENTS)
 @each("name", METHODS)
 def test_it_runs_or_is_refused(name: str, norm: str, devices: str) -> None:
-    """What is personal must be there on all devices; nothing else stands in the way."""
+    """What is personal must be there on all devices, and prototypes have one size; all else runs."""
+    if name == "fedproto":
+        with pytest.raises(ValueError, match=r"^capacity=.*the whole model for fedproto: the prototypes"):
+            federate(name, norms(), norm=norm, capacity=DEVICES[devices])
+        return
     if norm == "personal" and devices == "depth" and name != "local":
         with pytest.raises(ValueError, match=r"^norm='personal': .*a part that all devices train"):
             federate(name, norms(), norm=norm, capacity=DEVICES[devices])

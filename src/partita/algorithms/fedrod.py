@@ -35,7 +35,7 @@ PSI = "added."
 """What the memory calls ψ_i: this and the name of a tensor of the head."""
 KEPT_BY_PSI = "optimizer_of_added."
 """What it calls the state of ψ_i's optimizer, where that is kept."""
-LEAST = 1e-9  # samples that a class counts for of which a client has none
+LEAST = 1e-12  # samples that a class counts for of which a client has none
 
 
 class Heads(NamedTuple):

@@ -7,7 +7,8 @@
 z are the features of a sample, z_glob those of the same sample by the model as it was received, z_prev those
 by the model that the client ended its last round with (before its first one: the model that the stage began
 with); sim is the cosine. Features are what the last layer takes, of which the paper's projection head is a
-part of the model. μ = 0 is fedavg, bit for bit; so is every first round, in which z_glob = z_prev.
+part of the model. μ = 0 is fedavg, bit for bit; so is the first round, in which z_glob = z_prev, but for
+roundings.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.core import check
 from partita.core.inputs import each as each_input
@@ -37,10 +37,14 @@ KNOWN = (
 """All that a user's loss may ask for."""
 
 
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+
+
 def arguments(function: Any) -> tuple[inspect.Parameter, ...]:
-    """Return the arguments of a function that have names."""
+    """Return the arguments of a function, or of the forward pass of a module, that have names."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = _signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
         return ()
     return tuple(p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
@@ -58,7 +62,7 @@ def takes_asked(field: str, value: Any, allowed: str) -> Callable[..., Tensor]:
         more = f"; a loss may also ask for {', '.join(KNOWN)}"
         return check.takes(field, value, 2, allowed + more)  # type: ignore[no-any-return]
     try:
-        inspect.signature(value).bind(None, None, **dict.fromkeys(asked))
+        _signature(value).bind(None, None, **dict.fromkeys(asked))
     except TypeError as error:
         first = "output and target first, and beside them only"
         raise check.fail(field, value, f"{first} {', '.join(KNOWN)} ({error})") from None

@@ -62,7 +62,7 @@ def _by_name(
     loss: Criterion, function: Callable[..., Tensor]
 ) -> tuple[Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor], tuple[str, ...]]:
     """Return a method's function as one of (output, target, what is given), and what it asks for."""
-    if loss is OWN:
+    if loss.mean is OWN.mean:
         reason = "the method changes the loss, and the model computes its own"
         raise check.fail("loss", OWN.name, "a named loss, or a function of (output, target)", reason)
     names = [p.name for p in arguments(function)]

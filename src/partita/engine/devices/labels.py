@@ -9,7 +9,9 @@ Clients with few classes do not push down the logits of the others. In training,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +20,6 @@ from torch import Tensor, nn
 from partita.capacity.blocks import still
 from partita.core import check
 from partita.core.criterion import Criterion
-from partita.core.losses import Function
 from partita.data.federated import FederatedData
 
 
@@ -51,11 +52,12 @@ def masked(loss: Criterion, classes: Tensor) -> Criterion:
     """Return the loss without the classes that the owner of a label does not have."""
     outputs = classes.shape[1]
 
-    def of(function: Function) -> Function:
-        def value(output: Tensor, target: Tensor) -> Tensor:
+    def of(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def value(output: Tensor, target: Tensor, **given: Any) -> Tensor:
             owner = target.div(outputs, rounding_mode="floor") - 1
             has = classes[owner.clamp(min=0)] | (owner < 0)[:, None]
-            return function(torch.where(has, output, 0.0), torch.where(target < 0, target, target % outputs))
+            label = torch.where(target < 0, target, target % outputs)
+            return function(torch.where(has, output, 0.0), label, **given)
 
         return value
 

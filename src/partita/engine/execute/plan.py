@@ -174,7 +174,7 @@ def class_counts(data: FederatedData, clients: np.ndarray, classes: int) -> Tens
     starts, lengths = data.train[clients].T
     rows = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     owners = np.repeat(np.arange(len(clients)), lengths)
-    labels = data.y.index_select(0, put(rows, data.y.device)).reshape(len(rows), -1).long()
+    labels = data.y.index_select(0, put(rows, data.y.device)).long().unsqueeze(1).flatten(1)
     real = (labels >= 0) & (labels < classes)
     place = (put(owners, labels.device)[:, None] * classes + labels)[real]
     counts = torch.bincount(place, minlength=len(clients) * classes)

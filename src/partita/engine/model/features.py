@@ -107,9 +107,6 @@ def supposing(
     """Return a loss of (output, target) alone, with what it asks for as a trial has it."""
     if not loss.asks or layout is None:
         return loss
-    if COUNTS in loss.asks and not layout.classes:
-        reason = f"targets {str(y.dtype).removeprefix('torch.')} are no classes of the model's outputs"
-        raise check.fail("loss", loss.name, f"a loss without {COUNTS}", reason)
     known = assumed(layout, x, y, output, features)
     given = {name: known[name] for name in loss.asks}
     return loss._replace(mean=partial(loss.mean, **given), each=partial(loss.each, **given), asks=())

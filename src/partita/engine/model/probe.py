@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partita.algorithms.partition import Names
 from partita.core import check
-from partita.core.asks import needs_features
+from partita.core.asks import COUNTS, needs_features
 from partita.core.criterion import (
     IGNORED,
     LOSSES,
@@ -99,6 +99,11 @@ def examine(
         with recording(module, place) as seen:
             output, saved, own_loss = _forward(module, forward, x, y)
         layout = layout_of(model, place, x, y, output, seen) if asks else None
+        if layout is not None and COUNTS in asks and not layout.classes:
+            reason = f"{COUNTS} are asked for, and outputs are of shape {list(output.shape)}"
+            raise check.fail(
+                f"shape of y, {y.dtype}", list(y.shape), "labels, with an output for each", reason
+            )
         criterion = choose_loss(loss, output, y)
         check_shapes(criterion, output, y)
         check_labels(criterion, output, data)
