@@ -34,7 +34,7 @@ NOTHING_LEARNED, OUT_OF_TIME = 1, 124
 """Exit codes beside 0, 2 and 128 + the number of a signal; 124 is that of `timeout`."""
 MOST_SEEDS = 10_000
 RECIPE = "recipe.json"
-COMPUTING = ("device", "executor", "workers", "shares", "memory", "precision", "deterministic")
+COMPUTING = ("device", "executor", "workers", "shares", "memory", "data_on", "precision", "deterministic")
 """Options that are arguments of `federate`: what computes."""
 NOT_KEPT = "Nothing is kept: with --out FOLDER there are a page, tables and checkpoints."
 

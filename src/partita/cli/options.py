@@ -91,6 +91,7 @@ class RunOptions:
     workers: Annotated[str | None, typer.Option(metavar="N|ray:N|ray:auto", help=meaning("workers"))] = None
     shares: Annotated[int | None, typer.Option(help=meaning("shares"))] = None
     memory: Annotated[str | None, typer.Option(help=meaning("memory"))] = None
+    data_on: Annotated[str, typer.Option(help=meaning("data_on"))] = "auto"
     precision: Precision = "tf32"
     deterministic: Annotated[bool, typer.Option("--deterministic", help=meaning("deterministic"))] = False
     track: Annotated[

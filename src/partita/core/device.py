@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,3 +65,46 @@ class HostCopy:
         for event in self._sent:
             event.synchronize()
         return self._here
+
+
+class Arrival:
+    """Tensors on their way to a device, sent beside what it computes, by another thread for example.
+
+    What is copied from pinned memory within `with` does not wait for earlier work of the device, and what the
+    device is given after `wait` finds it there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _side_stream(device) if device.type == "cuda" else None
+        self._tensors: Sequence[Tensor] = ()
+        self._event: torch.cuda.Event | None = None
+        self._within: torch.cuda.StreamContext | None = None
+
+    def __enter__(self) -> Arrival:
+        if self._stream is not None:
+            self._within = torch.cuda.stream(self._stream)
+            self._within.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def expect(self, tensors: Sequence[Tensor]) -> None:
+        """Remember what was sent."""
+        self._tensors = tensors
+
+    def __exit__(self, *error: object) -> None:
+        if self._within is not None and self._stream is not None:
+            self._event = self._stream.record_event()
+            self._within.__exit__(*error)
+
+    def wait(self) -> None:
+        """Let what the device computes next wait for it; the host goes on."""
+        if self._event is not None:
+            here = torch.cuda.current_stream(self._device)
+            here.wait_event(self._event)
+            for tensor in self._tensors:
+                tensor.record_stream(here)  # its memory is another stream's
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Federated datasets: readers, partitioners, feature shifts."""
 
-from partita.data.build import from_arrays, from_datasets, split
+from partita.data.build import from_arrays, split
+from partita.data.datasets import from_datasets
 from partita.data.digits import digits
 from partita.data.federated import FederatedData
 from partita.data.mnist import mnist_shifted

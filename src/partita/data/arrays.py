@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from partita.core import check
 from partita.data import columns
-from partita.data.columns import Column, Columns, Mapped, Ragged
+from partita.data.columns import Column, Columns, Ragged
+from partita.data.mapped import FilePart, Mapped, not_writable
 
 IntArray = NDArray[np.int64]
 
@@ -94,16 +94,14 @@ def column(field: str, values: Any, *, single: bool = False, several: bool = Fal
     return x.to(torch.float32)
 
 
-def _mapped(field: str, values: NDArray[Any], single: bool, several: bool) -> Mapped | None:
+def _mapped(field: str, values: np.memmap[Any, Any], single: bool, several: bool) -> Mapped | None:
     """Return rows of a file as they are there; None where torch cannot read them so."""
     first = column(field, np.array(values[:1]), single=single, several=several)  # refuses what is no number
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the file is not writable, and nobody writes to it
-            tensor = torch.from_numpy(values)
+        tensor = not_writable(values)
     except (TypeError, ValueError):  # another order of bytes, or of rows
         return None
-    return Mapped(tensor, torch.arange(len(tensor)), first.dtype)
+    return Mapped(tensor, torch.arange(len(tensor)), first.dtype, FilePart.of(values))
 
 
 def padded_with(x: Columns, pad: Any) -> Columns:

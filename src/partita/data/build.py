@@ -1,4 +1,4 @@
-"""Federated data from arrays and datasets."""
+"""Federated data from arrays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from torch import Tensor
 from partita.core import check, draws
 from partita.data import arrays, columns
 from partita.data.arrays import IntArray
-from partita.data.chance import FEW, warn_about_chance
-from partita.data.columns import Columns, Ragged
+from partita.data.columns import Ragged
 from partita.data.federated import SPLITS, FederatedData
 from partita.data.validation import SHARE, Mask, fraction, validated
 
-LABELS = ("labels", "label")  # what the target is called where a sample is one dictionary
 Partition = Callable[[NDArray[Any], int, np.random.Generator], Sequence[IntArray]]
 
 
@@ -97,46 +95,6 @@ def split(
     source |= {"classes": classes} if classes else {}
     names = numbered(clients)
     return assemble(x, y, owner, names, test=test, validation=validation, seed=seed, source=source)
-
-
-def from_datasets(
-    datasets: Mapping[Any, Any],
-    *,
-    test: Any = 0.2,
-    validation: Any = SHARE,
-    pad: float | Mapping[str | int, float] = 0,
-    seed: int = 0,
-) -> FederatedData:
-    """Return data from one torch Dataset of (x, y) pairs, or one pair of arrays, per client name.
-
-    x of a sample may be a tuple or a dictionary, for models with several inputs; a sample may also be one
-    dictionary with its target under "labels" or "label". Sequences may differ in length, see `from_arrays`.
-    `test` is the fraction of each client's samples, or such a mapping for the clients that have a test set;
-    `validation` is the fraction of each client's training samples that is held out, or such a mapping.
-    Datasets are read once: a random transform is drawn once for each sample, which is said in a warning.
-    """
-    if not isinstance(datasets, Mapping) or not datasets:
-        raise check.fail("datasets", datasets, "a mapping from client names to a Dataset or a pair (x, y)")
-    names = {name: i for i, name in enumerate(datasets)}
-    parts = [(i, "train", f"datasets[{name!r}]", datasets[name]) for name, i in names.items()]
-    given = {"validation": validation, "test": test}
-    for split, part in given.items():
-        if isinstance(part, Mapping):
-            for name in part:
-                if name not in names:
-                    raise check.fail(split, name, f"names of clients{check.meant(name, map(str, names))}")
-            parts += [(names[name], split, f"{split}[{name!r}]", part[name]) for name in part]
-            given[split] = None
-    rows = Rows()
-    for i, split, place, dataset in parts:
-        x, y = _pair(place, dataset)
-        rows.add(i, _like("x", place, x, rows.x[:1]), _like("y", place, y, rows.y[:1]), split)
-    if not rows.x:
-        raise check.fail("datasets", datasets, "at least one sample")
-    read = [part for *_, part in parts if not _is_pair(part) and len(part)][:FEW]
-    warn_about_chance("datasets", [partial(_first, part) for part in read])
-    x, targets = arrays.padded_with(columns.together(rows.x), pad), columns.joined(rows.y)
-    return rows.assembled(x, targets, [*map(str, names)], {"name": "from_datasets"}, seed=seed, **given)
 
 
 @dataclass
@@ -296,76 +254,3 @@ def _is_list(values: Any) -> bool:
     """Return whether it is a list, a tuple, an array or a tensor, and not one string."""
     kinds = isinstance(values, Sequence | np.ndarray | Tensor) and not isinstance(values, str)
     return kinds and getattr(values, "ndim", 1) > 0
-
-
-def _is_pair(dataset: Any) -> bool:
-    """Return whether it is two arrays x and y, and not a Dataset of samples."""
-    return isinstance(dataset, tuple | list) and len(dataset) == 2
-
-
-def _first(dataset: Any) -> list[Any]:
-    """Return the first few samples."""
-    return [dataset[i] for i in range(min(FEW, len(dataset)))]
-
-
-def _pair(field: str, dataset: Any) -> tuple[Columns, Tensor | Ragged]:
-    """Return x and y of all samples of a client."""
-    if _is_pair(dataset):
-        x, y = arrays.features(dataset[0], single=True), arrays.targets(dataset[1], single=True)
-    elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        samples = [_sample(field, dataset, dataset[i]) for i in range(len(dataset))]
-        x = _stacked(f"x of {field}", [s[0] for s in samples])
-        y = arrays.targets(_stacked_column(f"y of {field}", [s[1] for s in samples]))
-    else:
-        raise check.fail(field, dataset, "a Dataset with a length, or a pair (x, y)")
-    arrays.same_rows(x, y)
-    return x, y
-
-
-def _sample(field: str, dataset: Any, sample: Any) -> tuple[Any, Any]:
-    """Return x and y of one sample."""
-    if isinstance(sample, Mapping):
-        label = next((name for name in LABELS if name in sample), None)
-        if label is None or len(sample) < 2:
-            names = ", ".join(map(repr, sample))
-            raise check.fail(f"a sample of {field}", names, "inputs, and the target as 'labels' or 'label'")
-        return {name: values for name, values in sample.items() if name != label}, sample[label]
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise check.fail(field, dataset, "samples that are pairs (x, y)")
-    return sample[0], sample[1]
-
-
-def _stacked(field: str, samples: list[Any]) -> Columns:
-    """Return x of all samples; those of several inputs have the same ones."""
-    first: Any = samples[0] if samples else None
-    if not arrays.is_several(first):
-        return arrays.features(_stacked_column(field, samples))
-    keys = list(first) if isinstance(first, Mapping) else range(len(first))
-    for sample in samples:
-        theirs = list(sample) if isinstance(sample, Mapping) else range(len(sample))
-        if type(sample) is not type(first) or theirs != keys:
-            raise check.fail(f"inputs in {field}", theirs, f"{list(keys)} in every sample")
-    inputs = {key: _stacked_column(f"{field}[{key!r}]", [sample[key] for sample in samples]) for key in keys}
-    return arrays.features(inputs if isinstance(first, Mapping) else tuple(inputs.values()))
-
-
-def _stacked_column(field: str, values: list[Any]) -> Any:
-    """Return one input of all samples; sequences of different lengths as they are."""
-    return values if arrays.different_lengths(values) is not None else arrays.stack(field, values)
-
-
-def _like(field: str, place: str, values: Columns, first: list[Columns]) -> Columns:
-    """Refuse what cannot stand under the first client's rows, so that no dtype changes silently."""
-    if not first or not len(columns.listed(values)[0]):
-        return values
-    ours, theirs = columns.named(first[0], field), columns.named(values, field)
-    if [name for name, _ in ours] != [name for name, _ in theirs]:
-        got, want = (", ".join(name for name, _ in named) for named in (theirs, ours))
-        raise check.fail(f"{field} of {place}", got, f"{want} as of the first client")
-    for (name, column), (_, other) in zip(theirs, ours):
-        ragged = any(isinstance(c, Ragged) or not c.dtype.is_floating_point for c in (column, other))
-        one, two = ((c.dtype, columns.sample_shape(c)[ragged:]) for c in (column, other))
-        if one != two:
-            got, want = (f"{kind} {shape}" for kind, shape in (one, two))
-            raise check.fail(f"{name} of {place}", got, f"{want} as of the first client")
-    return values

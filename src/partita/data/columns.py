@@ -12,28 +12,9 @@ from torch.utils import _pytree as pytree
 
 from partita.core import check, tree
 from partita.core.types import Inputs
+from partita.data.mapped import Mapped
 
 BLOCK_BYTES = 1 << 24  # of a column that is read at a time, where all of it is looked at
-
-
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """Rows of a file that is mapped into memory: each is read when it is asked for, and never all of them.
-
-    Row i is `values[rows[i]]`, and has this `dtype` when it is read.
-    """
-
-    values: Tensor
-    rows: Tensor
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape that it has as a tensor."""
-        return torch.Size((len(self), *self.values.shape[1:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +101,11 @@ def home(column: Column) -> torch.device:
     return column.device if isinstance(column, Tensor) else column.values.device
 
 
+def is_ids(column: Column) -> bool:
+    """Return whether entries are whole numbers, and no images: rows of different lengths are sequences."""
+    return not column.dtype.is_floating_point and column.dtype != torch.uint8
+
+
 def sample_shape(column: Column) -> list[int | str]:
     """Return the shape of a row; the length of a sequence is 'n'."""
     if isinstance(column, Ragged):
@@ -188,6 +174,27 @@ def packed(column: Column, rows: Tensor) -> Tensor | Ragged:
         return read(column, rows)
     length, entries = column.lengths(rows), column.values.index_select(0, places(column, rows))
     return replace(column, values=entries, start=length.cumsum(0) - length, length=length)
+
+
+def sent(column: Column, rows: Tensor, device: torch.device) -> Tensor | Ragged:
+    """Return some rows, and no others, on a device; the host goes on while they are on their way to a GPU."""
+    if device.type != "cuda" or home(column).type == "cuda":
+        return to(packed(column, rows), device)
+    if isinstance(column, Ragged):
+        kept = tree.map_tensors(lambda t: t.pin_memory(), packed(column, rows))
+        moved: Ragged = tree.map_tensors(lambda t: t.to(device, non_blocking=True), kept)
+        return moved
+    values, chosen = (column, rows) if isinstance(column, Tensor) else (column.values, column.rows[rows])
+    pinned = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+    torch.index_select(values, 0, chosen, out=pinned)
+    return pinned.to(device, non_blocking=True).to(column.dtype)
+
+
+def tensors(column: Column) -> list[Tensor]:
+    """Return the tensors in which it is kept."""
+    if isinstance(column, Tensor):
+        return [column]
+    return [column.values, *([column.rows] if isinstance(column, Mapped) else [column.start, column.length])]
 
 
 def places(column: Column, rows: Tensor) -> Tensor:
@@ -266,7 +273,7 @@ def joined(columns: Sequence[Column]) -> Column:
         return columns[0]
     parts = [whole(column) for column in columns]
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    alike = len({part.shape[1:] for part in tensors}) == 1 or tensors[0].is_floating_point()
+    alike = len({part.shape[1:] for part in tensors}) == 1 or not is_ids(parts[0])
     if len(tensors) == len(parts) and alike:
         return torch.cat(tensors)
     sequences = [_as_ragged(part) for part in parts]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,12 +18,9 @@ from partita.data.arrays import IntArray
 from partita.data.columns import Column, Columns, Ragged
 from partita.data.padding import MASKS, mask_for
 from partita.data.population import SPLITS as SPLITS
-from partita.data.population import Numbered, Population, chosen_clients, client_names
+from partita.data.population import Population, chosen_clients, client_names
+from partita.data.summary import described, fingerprint
 from partita.data.validation import SHARE, fraction, validated
-
-_NAMED = 8  # classes that are named when data are printed
-_SAMPLED, _BLOCK = 4 << 20, 512  # of x: bytes that a fingerprint takes as they are, words that it adds up
-KINDS = {torch.uint8: "uint8 (given as float32 in [0, 1])", torch.int32: "int32 (given as int64)"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,9 +32,13 @@ class FederatedData:
     share a pool, and any of them may be empty. Images are stored as uint8 and ids as int32 if they came so,
     and reach the model as float32 in [0, 1] and int64. A model with several inputs has a tuple or a
     dictionary of them for x; sequences of different lengths are `Ragged`, and `lengths` are those of labels
-    for each position, which are padded with −100. `mask` names the input that tells entries from padding,
-    where it is made. `source` says in JSON terms how the data were made; `scaling` are the mean and the
-    deviation by which `standardize` has scaled each input.
+    for each position, which are padded with −100.
+
+    mask         names the input that tells entries from padding, where it is made
+    computes_on  is the device that computes, where samples are kept elsewhere: rows are sent as they are
+                 asked for
+    source       says in JSON terms how the data were made
+    scaling      are the mean and the deviation by which `standardize` has scaled each input
 
     Build it with `from_arrays`, `split` or a reader; `FederatedData.make` is for ranges of your own.
     """
@@ -54,6 +53,7 @@ class FederatedData:
     scaling: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     lengths: Tensor | None = None
     mask: str = ""
+    computes_on: torch.device | None = None
 
     @classmethod
     def make(
@@ -116,25 +116,60 @@ class FederatedData:
     @property
     def device(self) -> torch.device:
         """Where batches are: the device that computes."""
+        return self.y.device if self.computes_on is None else self.computes_on
+
+    @property
+    def home(self) -> torch.device:
+        """Where samples are kept."""
         return self.y.device
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether samples are kept elsewhere than where batches are, so that rows are sent ahead of steps."""
+        return self.computes_on is not None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that have a row of each sample."""
+        kept = (*columns.listed(self.x), self.y, *([] if self.lengths is None else [self.lengths]))
+        return [t for column in kept for t in columns.tensors(column)]
 
     def sizes(self, split: str = "train") -> IntArray:
         """Return how many samples each client has."""
         return self.population.sizes(split)
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """Return the same data on another device."""
-        return self._each(lambda column: columns.to(column, device))
+        """Return the same data in the memory of a device."""
+        return replace(self._each(lambda column: columns.to(column, device)), computes_on=None)
+
+    def to_host(self) -> FederatedData:
+        """Return the same data in memory of the host; what is in files stays there."""
+        return self._each(
+            lambda column: column if columns.home(column).type == "cpu" else columns.to(column, "cpu")
+        )
+
+    def stay(self, device: torch.device | str) -> FederatedData:
+        """Return the same data where they are, for computations on this device."""
+        return replace(self, computes_on=torch.device(device))
+
+    def sent(self, rows: Tensor) -> FederatedData:
+        """Return some rows, and no others, on the device that computes; ranges stay as they are.
+
+        The host does not wait for a GPU to have them.
+        """
+        return replace(
+            self._each(lambda column: columns.sent(column, rows, self.device)), computes_on=None, source={}
+        )
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Return rows by number: an index of any shape gives x and y of that leading shape.
 
         Sequences are padded to the longest of these rows.
         """
-        flat = index.to(self.device).reshape(-1)
+        flat = index.to(self.home).reshape(-1)
 
         def taken(column: Column) -> Tensor:
-            rows = columns.read(column, flat)
+            rows = columns.read(column, flat).to(self.device)
             rows = rows if rows.is_floating_point() else arrays.decode(rows)
             return rows.reshape(index.shape + rows.shape[1:])
 
@@ -145,12 +180,12 @@ class FederatedData:
         if self.mask:
             assert isinstance(x, dict)
             x = {**x, self.mask: self._real(flat).reshape(*index.shape, -1)}
-        return x, y.reshape(index.shape + y.shape[1:])
+        return x, y.reshape(index.shape + y.shape[1:]).to(self.device)
 
     def _real(self, rows: Tensor) -> Tensor:
         """Return which entries of the padded sequences are real."""
         sequence = next(c for c in columns.listed(self.x) if isinstance(c, Ragged))
-        return MASKS[self.mask](columns.real(sequence, rows))
+        return MASKS[self.mask](columns.real(sequence, rows)).to(self.device)
 
     def _each(self, fn: Callable[[Column], Column]) -> FederatedData:
         """Return the data with all that has a row of each sample changed."""
@@ -172,8 +207,7 @@ class FederatedData:
     @property
     def nbytes(self) -> int:
         """Bytes that all samples take as they are stored."""
-        kept = (*columns.listed(self.x), self.y, *([] if self.lengths is None else [self.lengths]))
-        return sum(map(columns.nbytes, kept))
+        return sum(map(columns.nbytes, (*columns.listed(self.x), self.y)))
 
     def fixed(self) -> FederatedData:
         """Return data whose batches all have one shape: sequences are padded to the longest of all."""
@@ -202,6 +236,14 @@ class FederatedData:
         """Copy the samples of `other` to where there is room for them."""
         for room, column in zip((*columns.listed(self.x), self.y), (*columns.listed(other.x), other.y)):
             columns.fill(room, column)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        """Return the targets of some rows, on the device that computes."""
+        return self.y.index_select(0, rows.to(self.home)).to(self.device)
+
+    def holding(self, x: Columns, y: Tensor, **ranges: Any) -> FederatedData:
+        """Return data of other samples, which are on the device that computes."""
+        return replace(self, x=x, y=y, lengths=None, mask="", computes_on=None, **ranges)
 
     def client(self, i: int, split: str = "train") -> tuple[Inputs, Tensor]:
         """Return x and y of one client."""
@@ -301,68 +343,16 @@ class FederatedData:
 
         They tell the shapes, ranges, names, labels and all of x (sums of its blocks, and a sample as it is).
         """
-        parts = columns.listed(self.x)
-        sampled = min(self.rows, max(1, _SAMPLED // max(1, self.row_bytes)))
-        rows = torch.linspace(0, self.rows - 1, sampled, dtype=torch.float64).round().to(torch.int64)
-        digest = hashlib.sha256()
-        head: list[Any] = [[str(c.dtype), [self.rows, *columns.sample_shape(c)]] for c in (*parts, self.y)]
-        head += list(self.x) if isinstance(self.x, dict) else []
-        digest.update(json.dumps(head).encode())
-        held_out = [self.validation] if self.validation[:, 1].any() else []
-        for part in (self.train, *held_out, self.test):
-            digest.update(np.ascontiguousarray(part, dtype="<i8").data)
-        digest.update(_bytes(self.y))
-        for column in parts:
-            sequences = isinstance(column, Ragged)
-            if isinstance(column, Ragged):
-                digest.update(_bytes(column.length))
-            else:
-                digest.update(_bytes(columns.read(column, rows.to(columns.home(column)))))
-            if sequences or sampled < self.rows:
-                for _, block in columns.blocks(column, 8 * _BLOCK):
-                    digest.update(_bytes(_sums(block)))
-        if self.names != Numbered(self.clients):
-            digest.update(json.dumps(list(self.names)).encode())
-        return digest.hexdigest()[:16]
+        return fingerprint(self)
 
     def __repr__(self) -> str:
-        title, rows = self._described()
+        title, rows = described(self)
         width = max(map(len, rows))
         return "\n".join([title, *(f"  {name:{width}} {text}" for name, text in rows.items())])
 
     def _repr_html_(self) -> str:
-        title, rows = self._described()
+        title, rows = described(self)
         return notebook.table(title, (), rows.items())
-
-    def _described(self) -> tuple[str, dict[str, str]]:
-        """Return what it is, and a line for each split, the inputs and the targets."""
-        title = f"FederatedData of {self.clients} clients"
-        title += f" ({self.source['name']})" if "name" in self.source else ""
-        rows: dict[str, str] = {}
-        for split in SPLITS:
-            n = self.sizes(split)
-            none = f"; {(n == 0).sum()} clients have none" if (n == 0).any() else ""
-            if split != "validation" or n.any():
-                counts = f"min {n.min()}, median {np.median(n):g}, max {n.max()}"
-                rows[split] = f"{n.sum()} samples, per client {counts}{none}"
-        for name, column in columns.named(self.x):
-            kind = KINDS.get(column.dtype, str(column.dtype).removeprefix("torch."))
-            shape = ", ".join(map(str, columns.sample_shape(column)))
-            longest = f", n up to {column.longest}" if isinstance(column, Ragged) else ""
-            rows[name] = f"{kind}, each [{shape}]{longest}"
-        shape = f", each {list(self.y.shape[1:])}" if self.y.ndim > 1 else ""
-        shape = f", each [n], n up to {self.y.shape[1]}" if self.lengths is not None else shape
-        if len(self.y) == 0:
-            rows["y"] = "no samples"
-        elif self.y.is_floating_point():
-            rows["y"] = f"numbers from {self.y.min():g} to {self.y.max():g}{shape}"
-        else:
-            names = [f"{i} {name}" for i, name in enumerate(self.source.get("classes", []))]
-            named = f": {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
-            counted = self.y if self.y.ndim == 1 else self.y[self.y != arrays.IGNORED]
-            values = torch.unique(counted).tolist() or [arrays.IGNORED]
-            rows["y"] = f"{len(values)} classes, {values[0]} to {values[-1]}{shape}{named}"
-        return title, rows
 
     def ranges(self, split: str = "train") -> IntArray:
         """Return (start, length) of each client's rows."""
@@ -377,20 +367,6 @@ class FederatedData:
             if len(holders):
                 return f"client {self.names[holders[0]]!r} ({split})"
         return "no client"
-
-
-def _sums(values: Tensor) -> Tensor:
-    """Return the bits of blocks of 4 kB, added up as whole numbers: as fast as memory is read."""
-    flat = values.contiguous().reshape(-1).view(torch.uint8)
-    flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)) if len(flat) % 8 else flat
-    flat = flat.clone() if flat.storage_offset() % 8 else flat
-    words = flat.view(torch.int64)
-    whole = len(words) // _BLOCK * _BLOCK
-    return torch.cat([words[:whole].view(-1, _BLOCK).sum(1), words[whole:]])
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.cpu().contiguous().numpy().tobytes()
 
 
 def _ranges(field: str, values: Any) -> IntArray:

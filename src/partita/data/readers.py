@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ def from_npz(
     client: str = "client",
     test: str | float | None = None,
     validation: str | float = SHARE,
+    mapped: bool = False,
     seed: int = 0,
 ) -> FederatedData:
     """Read a NumPy archive with an array of rows, one of labels and one of client ids.
@@ -44,11 +46,13 @@ def from_npz(
     `x`, `y` and `client` are the keys of these arrays; for a model with several inputs x is a list of keys,
     which are the names of its arguments too, or a mapping from these to keys. `test` is the key of a boolean
     array, or the fraction of each client's rows (None: 0.2); `validation` is such a key, or the fraction of
-    each client's training rows.
+    each client's training rows. `mapped` leaves x in the file, which must not be compressed (`numpy.savez`):
+    rows are read when they are needed.
     """
     inputs = _inputs(x)
-    keys = [*inputs.values(), y, client, *(part for part in (test, validation) if isinstance(part, str))]
-    read = read_npz(path, keys)
+    keys = [y, client, *(part for part in (test, validation) if isinstance(part, str))]
+    keys += [] if check.boolean("mapped", mapped) else inputs.values()
+    read = read_npz(path, keys) | ({key: map_npz(path, key) for key in inputs.values()} if mapped else {})
     split: dict[str, Any] = {"test": FRACTION if test is None else test, "validation": validation}
     split |= {name: read[key] for name, key in split.items() if isinstance(key, str)}
     source = {"name": "from_npz", "path": str(path), "x": _plain(x), "y": y, "client": client, "test": test}
@@ -172,6 +176,33 @@ def read_npz(path: str | PathLike[str], keys: Iterable[str]) -> dict[str, NDArra
         raise check.fail("path", str(path), "a file that exists")
     with open(file, "rb") as opened:
         return _arrays(file, _archive(file, opened), tuple(keys))
+
+
+def map_npz(path: str | PathLike[str], key: str) -> NDArray[Any]:
+    """Return an array of an archive where it lies in the file, mapped into memory."""
+    file = path_of("path", path)
+    try:
+        with zipfile.ZipFile(file) as archive, open(file, "rb") as opened:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            entry = archive.getinfo(f"{check.choice('key', key, names)}.npy")
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise check.fail("path", str(file), "an archive that is not compressed (numpy.savez)")
+            opened.seek(entry.header_offset + 26)  # of the entry's own header: the lengths of name and extra
+            name, extra = struct.unpack("<HH", opened.read(4))
+            opened.seek(name + extra, 1)
+            version = np.lib.format.read_magic(opened)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read(opened)
+            order: Any = "F" if fortran else "C"
+            if dtype.hasobject:
+                raise check.fail("path", str(file), f"numbers under the key {key!r}, not pickled objects")
+            return np.memmap(file, dtype, "r", opened.tell(), shape, order)
+    except (OSError, zipfile.BadZipFile, EOFError, struct.error) as error:
+        raise check.fail("path", str(path), f"a NumPy archive (.npz) that is whole ({error})") from None
 
 
 def _archive(file: Path, opened: BinaryIO) -> np.lib.npyio.NpzFile:

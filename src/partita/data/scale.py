@@ -15,6 +15,7 @@ from partita.core import check
 from partita.data import arrays, columns
 from partita.data.columns import Column
 from partita.data.federated import FederatedData
+from partita.data.mapped import Mapped
 from partita.data.shifts import refuse_overlap, rows_of
 
 BY = ("pooled", "client")
@@ -87,7 +88,7 @@ def _scaled_columns(data: FederatedData, only: str | int | None, who: str) -> li
         allowed = "real numbers or images, not ids (give counts and the like with astype('float32'))"
         kinds = ", ".join(str(column.dtype) for column in named.values())
         raise check.fail(f"x of {who}", kinds, allowed)
-    if any(isinstance(named[name], columns.Mapped) for name in chosen):
+    if any(isinstance(named[name], Mapped) for name in chosen):
         allowed = "data in memory; scale what is in files in the model's forward"
         raise check.fail(f"x of {who}", "rows of a file", allowed)
     return chosen

@@ -23,7 +23,7 @@ from partita.engine.store.files import append_jsonl, plain, write_csv, write_jso
 from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
-NOT_DECIDING = ("checkpoint_every", "workers")
+NOT_DECIDING = ("data_on", "checkpoint_every", "workers")
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
 

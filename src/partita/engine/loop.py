@@ -228,11 +228,15 @@ def _read_ahead(stage: Stage, state: State, cohort: Cohort) -> None:
 
 
 def _prefetch(stage: Stage, state: State, cohort: Cohort) -> None:
-    """Draw the next cohort's samples while a GPU works on this one; nobody knows its stragglers yet."""
+    """Draw the next cohort's samples while a GPU works on this one; nobody knows its stragglers yet.
+
+    Samples that are kept elsewhere are read, and sent, at the same time.
+    """
     version = state.server.version + 1
     last = version >= state.stage_start + (stage.plan.rounds or 0)
     straggling = any(group.progress for group in cohort.groups)
-    if last or straggling or stage.setup.data.device.type not in WORK_AHEAD:
+    data = stage.setup.data
+    if last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
         return
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)

@@ -27,6 +27,7 @@ from partita.core.types import Work
 from partita.engine.callbacks import Callback
 from partita.engine.execute import EXECUTORS, Runner, Task
 from partita.engine.model.forward import Output, check_choice
+from partita.engine.placement import PLACES
 from partita.engine.record import Record
 from partita.engine.store import Store
 from partita.schedule import Schedule, preferred, synchronous
@@ -383,6 +384,15 @@ class Machine:
             check=check.size,
         ),
     ] = None
+    data_on: Annotated[
+        str,
+        Option(
+            "where samples are kept: on the 'device' that computes, on the 'host' (or in the files that they "
+            "are mapped from), from where the rows of a step are sent while the device works on others, or "
+            "'auto' (default): the device, unless they take more than half of `memory`",
+            choices=PLACES,
+        ),
+    ] = "auto"
     precision: Annotated[
         str,
         Option(

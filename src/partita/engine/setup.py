@@ -35,6 +35,7 @@ from partita.engine.model.probe import (
     tried,
 )
 from partita.engine.model.seeding import kept, set_all
+from partita.engine.placement import placed
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
 
@@ -100,7 +101,7 @@ class Setup:
         if settings.attack is not None and settings.attack.poison is not None:
             data = data.altered(settings.byzantine_clients, settings.attack.poison)
         module = own_copy(model, settings.seed).to(device)
-        data = data.masked_for(module).to(device)
+        data = placed(data.masked_for(module), settings.data_on, device, settings.memory_bytes)
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
         with kept(data.device):  # a model or a loss may draw random numbers
             set_all(settings.seed, data.device)

@@ -8,7 +8,7 @@ as without classes: the same rules, the same draws, the same executors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,7 @@ class ClassExecutor:
         x = self._pass(self.pieces, tensors, data, rows, TRIAL_SAMPLES)
         train, empty = np.zeros_like(data.train), np.zeros_like(data.train)
         train[client] = 0, len(rows)
-        return replace(data, x=x, y=data.y.index_select(0, rows), train=train, validation=empty, test=empty)
+        return data.holding(x, data.targets(rows), train=train, validation=empty, test=empty)
 
     def _splits(self, program: Program, context: RoundContext) -> tuple[str, ...]:
         """Return the splits of the data that the program looks at."""
@@ -200,8 +200,7 @@ class ClassExecutor:
                 at += length
             rows.append(torch.cat(rows_of_client))
         x = self._passed(program, data, rows, group)
-        y = data.y.index_select(0, torch.cat(rows))
-        return replace(data, x=x, y=y, **ranges)
+        return data.holding(x, data.targets(torch.cat(rows)), **ranges)
 
     def _passed(self, program: Program, data: FederatedData, rows: Sequence[Tensor], group: Group) -> Tensor:
         """Pass all clients' samples together where they received the same model, else each client's alone."""

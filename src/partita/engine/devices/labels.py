@@ -45,7 +45,7 @@ def owned(data: FederatedData, outputs: int) -> tuple[FederatedData, Tensor]:
     classes = torch.zeros(data.clients, outputs, dtype=torch.bool, device=data.y.device)
     classes[whose[labels >= 0], labels[labels >= 0]] = True
     y = data.y.long().index_copy(0, place, torch.where(labels < 0, labels, labels + outputs * (whose + 1)))
-    return replace(data, y=y), classes
+    return replace(data, y=y), classes.to(data.device)
 
 
 def masked(loss: Criterion, classes: Tensor) -> Criterion:

@@ -24,10 +24,12 @@ from partita.core import check
 from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
+from partita.data import FederatedData
 from partita.engine.execute.cuda.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
+from partita.engine.execute.feed import Feed
 from partita.engine.execute.plan import Plan, count_steps, rounds_left, work_of
 from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
-from partita.engine.execute.vmap import Vmap, reordered
+from partita.engine.execute.vmap import Vmap
 
 FORM_LABELS = {CAPTURED: "", COMPILED: "compiled", UNROLLED: "with convolutions as products"}
 EXACT_CHUNKS = 8  # of a cohort, up to which the size of a chunk is recorded as it is
@@ -75,40 +77,50 @@ class Graph(Vmap):
         return _apart(result, {k for recording in self.recordings.values() for k in recording.places})
 
     def _phase(
-        self, program: Program, phase: Phase, carry: Stack, drawn: list[Plan], context: RoundContext
+        self, program: Program, phase: Phase, carry: Stack, feed: Feed, context: RoundContext
     ) -> Stack:
         """Take the steps of the clients that have any; one without samples has none."""
-        busy = np.flatnonzero(drawn[0].steps)
+        busy = np.flatnonzero(feed.plans[0].steps)
         if len(busy) in (0, carry.n):
-            return self._steps(program, phase, carry, drawn, context)
-        idle = np.flatnonzero(drawn[0].steps == 0)
-        busy_rows, idle_rows = (put(places, drawn[0].rows.device) for places in (busy, idle))
-        plans = [reordered(plan, busy, busy_rows) for plan in drawn]
-        done = self._steps(program, phase, carry.take(busy_rows), plans, context.of(busy))
+            return self._steps(program, phase, carry, feed, context)
+        idle = np.flatnonzero(feed.plans[0].steps == 0)
+        busy_rows, idle_rows = (put(places, self.bound.data.device) for places in (busy, idle))
+        done = self._steps(program, phase, carry.take(busy_rows), feed.taken(busy), context.of(busy))
         return join([done, carry.take(idle_rows)]).take(torch.argsort(torch.cat([busy_rows, idle_rows])))
 
     def _steps(
-        self, program: Program, phase: Phase, carry: Stack, drawn: list[Plan], context: RoundContext
+        self, program: Program, phase: Phase, carry: Stack, feed: Feed, context: RoundContext
     ) -> Stack:
         """Replay recorded steps; stack them where they cannot be recorded."""
+        drawn = feed.plans
         role = f"{self.label}steps of {program.name}, stage {context.stage}"
         falls_back = self.choices.get(role, {}).get("picked") == "vmap"
         if not program.trains or falls_back or not int(drawn[0].steps.max(initial=0)):
-            return super()._phase(program, phase, carry, drawn, context)
+            return super()._phase(program, phase, carry, feed, context)
         rates, rows = self.bound.rates(phase, drawn[0], context)
         lr = Stack.of(tuple([_roomy(rate, rows) for rate in rates]), carry.n, rows=rows)
         try:
-            recording = self._recording(phase, carry, drawn, lr, context, role)
-            return recording.run(carry, drawn, lr, self.bound.data)
+            now = carry
+            for window in feed:
+                recording = self._recording(phase, now, drawn, lr, window.data, context, role)
+                now = recording.run(now, window.plans, _from_step(lr, window.first), window.data)
+            return now
         except Exception as error:  # a rule that looks at values, what cannot be recorded, no memory
             reason = check.named_reason(error)
         self.recordings.clear()  # their memory, now that the failed attempt is gone
         check.warn(f"executor='graph': steps are not recorded but stacked ({reason})")
         self.choices[role] = {"picked": "vmap", "why": reason}
-        return super()._phase(program, phase, carry, drawn, context)
+        return super()._phase(program, phase, carry, feed, context)
 
     def _recording(
-        self, phase: Phase, carry: Stack, drawn: list[Plan], lr: Stack, context: RoundContext, role: str
+        self,
+        phase: Phase,
+        carry: Stack,
+        drawn: list[Plan],
+        lr: Stack,
+        data: FederatedData,
+        context: RoundContext,
+        role: str,
     ) -> Captured:
         """Return the recorded step for these shapes; record one if there is none."""
         n, width = self._size(carry.n), self._width(phase, drawn, context)
@@ -117,7 +129,7 @@ class Graph(Vmap):
         shape = Shape(n, width, short, waits)
         key = (phase.step, shape, signature(carry.between(0, 1), lr.between(0, 1)))
         if key not in self.recordings:
-            recording = Captured(phase, carry, drawn, lr, self.bound.data, shape)
+            recording = Captured(phase, carry, drawn, lr, data, shape)
             recording.record()
             steps_left = max(1, rounds_left(context)) * int(drawn[0].steps.max())
             self._choose(recording, steps_left, role)
@@ -204,6 +216,12 @@ def _roomy(rate: Tensor, rows: bool) -> Tensor:
         return rate
     steps = rate.shape[-1]
     return torch.nn.functional.pad(rate, (0, (1 << max(0, steps - 1).bit_length()) - steps))
+
+
+def _from_step(lr: Stack, first: int) -> Stack:
+    """Return rates that begin with a later step, where they go by step."""
+    leaves = [rate.roll(-first, -1) if rate.dim() > r else rate for rate, r in zip(lr.leaves, lr.has_rows)]
+    return Stack(leaves, lr.has_rows, lr.spec, lr.n) if first else lr
 
 
 def _apart(result: tuple[Upload, ClientState], places: set[int]) -> tuple[Upload, ClientState]:

@@ -14,7 +14,8 @@ from partita.core import tree
 from partita.core.parts import Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.plan import BoundProblem, Plan, plans
+from partita.engine.execute.feed import Feed, Window
+from partita.engine.execute.plan import BoundProblem, plans
 from partita.engine.execute.stack import Spec, flatten, unflatten
 
 
@@ -62,22 +63,16 @@ class Loop:
         rule = self.bound.bind(program)
         carry = rule.start(download, state)
         for number, phase in enumerate(rule.phases):
-            drawn = plans(self.bound.data, client, phase, number, context)
-            rates, _ = self.bound.rates(phase, drawn[0], context)
-            batches: tuple[Batch | None, ...] = (None,) * len(drawn)
-            for s in range(int(drawn[0].steps[0])):
+            feed = Feed(self.bound.data, plans(self.bound.data, client, phase, number, context))
+            rates, _ = self.bound.rates(phase, feed.plans[0], context)
+            batches: tuple[Batch | None, ...] = (None,) * phase.batches
+            for s, window in feed.steps():
                 if phase.until is not None and bool(phase.until(carry)):
                     break
-                batches = tuple([self._batch(plan, s, last) for plan, last in zip(drawn, batches)])
+                batches = tuple([_batch(window, i, s, last) for i, last in enumerate(batches)])
                 lr = tuple([rate[s] if rate.dim() else rate for rate in rates])  # by step, or the same
                 carry = phase.step(carry, batches if phase.batches > 1 else batches[0], lr)
         return rule.finish(carry, download, state)
-
-    def _batch(self, plan: Plan, s: int, before: Batch | None) -> Batch:
-        if plan.whole and before is not None:
-            return before._replace(key=plan.keys[0, s])  # the rows are there already
-        x, y = self.bound.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
-        return Batch(x, y, None, plan.keys[0, s], plan.piece)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Do nothing: clients are prepared one by one."""
@@ -89,6 +84,15 @@ class Loop:
     def on(self, data: FederatedData, counted: FederatedData | None = None) -> Loop:
         """Return this executor bound to `data`."""
         return replace(self, bound=self.bound.on(data, counted))
+
+
+def _batch(window: Window, i: int, s: int, before: Batch | None) -> Batch:
+    """Return the i-th batch of a client's step."""
+    plan, s = window.plans[i], s - window.first
+    if plan.whole and before is not None:
+        return before._replace(key=plan.keys[0, s])  # the rows are there already
+    x, y = window.data.gather(plan.rows[0, s, : int(plan.size[0, s])])
+    return Batch(x, y, None, plan.keys[0, s], plan.piece)
 
 
 class Buffers:

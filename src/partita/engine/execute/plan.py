@@ -207,11 +207,11 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work, context: RoundCo
 
 
 def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, context: RoundContext) -> Plan:
-    """Return the plan of one phase for these clients, on the device of the data.
+    """Return the plan of one phase for these clients, where the samples are kept.
 
     Numbers for each client or step are worked out on the host, those for each sample on the device.
     """
-    device = data.device
+    device = data.home  # of the samples: they are read there
     start, n = data.ranges(work.split)[clients].T
     steps = count_steps(n, clients, work, context)
     planned = count_steps(n, clients, work, context._replace(progress=None))
@@ -236,7 +236,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
         place = _on(offset + start[:, None], device) + column
     index = torch.where(real, place, 0) if short else place
     whole = work.batch is None
-    return Plan(index, real, size, steps, put(keys, device), planned, whole, work.piece)
+    return Plan(index, real, size, steps, put(keys, data.device), planned, whole, work.piece)
 
 
 def _round(context: RoundContext) -> int | np.ndarray:

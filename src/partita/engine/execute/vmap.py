@@ -19,7 +19,8 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import Batch, ClientState, Download, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.plan import BoundProblem, Plan, plans, work_of
+from partita.engine.execute.feed import Feed, Window
+from partita.engine.execute.plan import BoundProblem, plans, work_of
 from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
 
 PASS_BYTES = 1 << 26  # of forward passes at a time on a CPU: larger blocks are new memory each time
@@ -40,7 +41,7 @@ class Vmap:
     sample_bytes: int
     name: str = "vmap"
     steps: Steps = field(default_factory=Steps)
-    prefetched: dict[Any, list[Plan]] = field(default_factory=dict)
+    prefetched: dict[Any, Feed] = field(default_factory=dict)
 
     def __call__(
         self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
@@ -63,12 +64,13 @@ class Vmap:
         return uploads, states
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Draw the plans of the clients that come next, while a device is at work on the present ones."""
+        """Prepare the samples of the clients that come next, while a device works on the present ones."""
         self.prefetched.clear()
         if len(clients) <= self.chunk(program, clients, context):
             for number, phase in enumerate(self.bound.bind(program).phases):
                 drawn = plans(self.bound.data, clients, phase, number, context)
-                self.prefetched[self._plan_key(clients, phase, number, context)] = drawn
+                feed = Feed(self.bound.data, drawn)
+                self.prefetched[self._plan_key(clients, phase, number, context)] = feed.begin()
 
     def release(self, kept: Any = ()) -> None:
         """Do nothing: a stack is new memory each time."""
@@ -125,9 +127,10 @@ class Vmap:
 
         carry = lift(lambda pair, start, s: rule.start(download(pair, start), s), shared, starts, state)
         for number, phase in enumerate(rule.phases):
-            drawn = self.prefetched.pop(self._plan_key(clients, phase, number, context), None)
-            drawn = drawn or plans(self.bound.data, clients, phase, number, context)
-            carry = self._phase(program, phase, carry, drawn, context)
+            feed = self.prefetched.pop(self._plan_key(clients, phase, number, context), None)
+            data = self.bound.data
+            feed = feed or Feed(data, plans(data, clients, phase, number, context))
+            carry = self._phase(program, phase, carry, feed, context)
         result = lift(
             lambda c, pair, start, s: rule.finish(c, download(pair, start), s), carry, shared, starts, state
         ).full()
@@ -147,23 +150,21 @@ class Vmap:
         program: Program,  # noqa: ARG002 (a subclass looks at it)
         phase: Phase,
         carry: Stack,
-        drawn: list[Plan],
+        feed: Feed,
         context: RoundContext,
     ) -> Stack:
         """Take all steps of a phase; a client leaves the stack after its last one."""
-        steps = drawn[0].steps  # the same for each of the batches of a step
-        rates, rows = self.bound.rates(phase, drawn[0], context)
+        steps = feed.plans[0].steps  # the same for each of the batches of a step
+        rates, rows = self.bound.rates(phase, feed.plans[0], context)
         lr = Stack.of(rates, carry.n, rows=rows)
         order = np.argsort(-steps, kind="stable")
         sorted_already = bool((order == np.arange(len(order))).all())
-        place = put(order, drawn[0].rows.device)
+        place = put(order, self.bound.data.device)
         if not sorted_already:
-            carry = carry.take(place)
-            drawn, steps = [reordered(plan, order, place) for plan in drawn], steps[order]
-            lr = lr.take(place)
+            carry, lr, feed, steps = carry.take(place), lr.take(place), feed.taken(order), steps[order]
         done: list[Stack] = []
-        before: tuple[Batch | None, ...] = (None,) * len(drawn)
-        for s in range(drawn[0].size.shape[1]):
+        before: tuple[Batch | None, ...] = (None,) * phase.batches
+        for s, window in feed.steps():
             active = int((steps > s).sum())
             if active < carry.n:
                 done.append(carry.between(active, carry.n))
@@ -171,7 +172,7 @@ class Vmap:
             finished = None if phase.until is None else self.steps(phase.until, carry).full()
             if finished is not None and bool(finished.all()):
                 break
-            batches = tuple([self._batch(plan, s, active, last) for plan, last in zip(drawn, before)])
+            batches = tuple([self._batch(window, i, s, active, last) for i, last in enumerate(before)])
             before = batches
             batch = Stack.of(batches if phase.batches > 1 else batches[0], active, rows=True)
             after = self.steps(phase.step, carry, batch, lr.at(s).between(0, active))
@@ -180,23 +181,13 @@ class Vmap:
             carry = join([carry, *reversed(done)])
         return carry if sorted_already else carry.take(torch.argsort(place))
 
-    def _batch(self, plan: Plan, s: int, active: int, before: Batch | None) -> Batch:
+    def _batch(self, window: Window, i: int, s: int, active: int, before: Batch | None) -> Batch:
+        """Return the i-th batch of a step."""
+        plan, s = window.plans[i], s - window.first
         if plan.whole and before is not None and len(before.key) == active:
             return before._replace(key=plan.keys[:active, s])  # the rows are there already
         size = plan.size[:active, s]
         width = int(size.max())
-        x, y = self.bound.data.gather(plan.rows[:active, s, :width])
+        x, y = window.data.gather(plan.rows[:active, s, :width])
         mask = None if (size == width).all() else plan.real[:active, s, :width].to(torch.float32)
         return Batch(x, y, mask, plan.keys[:active, s], plan.piece)
-
-
-def reordered(plan: Plan, order: np.ndarray, place: Tensor) -> Plan:
-    """Return the plan of these clients, in this order."""
-    return plan._replace(
-        rows=plan.rows[place],
-        real=plan.real[place],
-        size=plan.size[order],
-        steps=plan.steps[order],
-        keys=plan.keys[place],
-        planned=plan.planned[order],
-    )

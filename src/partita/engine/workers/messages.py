@@ -81,7 +81,8 @@ class StageBlob(NamedTuple):
         """Return the run, the number of the stage and the model that it begins with, on these samples."""
         setup, number, initial, kind = unpickled(self.content, lambda name: getattr(samples, name))
         torch.set_default_dtype(kind)  # as in the driver, for constants that a model makes
-        data = setup.data.to(setup.settings.device)
+        device = setup.settings.device
+        data = setup.data.stay(device) if setup.data.elsewhere else setup.data.to(device)
         return replace(setup, data=data, clean_data=data), number, initial
 
 
