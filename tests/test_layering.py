@@ -16,6 +16,7 @@ AXES = (
     "algorithms",
     "aggregate",
     "attack",
+    "augment",
     "capacity",
     "measures",
     "optim",

@@ -16,6 +16,7 @@ import partita.core.early as _early  # noqa: F401 (before what takes its time to
 from partita import (
     aggregate,
     attack,
+    augment,
     capacity,
     data,
     measures,
@@ -91,6 +92,7 @@ from partita.core.parts import (
     ServerRule,
     Share,
 )
+from partita.core.terms import of_output, with_term
 from partita.core.types import (
     Batch,
     ClientState,
@@ -135,6 +137,7 @@ __all__ = [
     "aggregate",
     "apfl",
     "attack",
+    "augment",
     "callbacks",
     "capacity",
     "cg",
@@ -241,9 +244,11 @@ __all__ += [
     "everyone_sends",
     "honest",
     "method",
+    "of_output",
     "probed",
     "settings",
     "tree",
+    "with_term",
 ]
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from partita import (
     aggregate,
     attack,
+    augment,
     capacity,
     data,
     measures,
@@ -65,6 +66,7 @@ def _program(
 
 
 RUN = _program()
+AUGMENTED = _program("pt.fedavg(lr=0.1)", "augment={}")
 ATTACKED = _program(
     "pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())", "attack={}, byzantine=0.2"
 )
@@ -237,6 +239,13 @@ KINDS = {
         RUN,
         "pt.fedbuff(lr=0.1, staleness=pt.schedule.{})",
         "algorithm=fedbuff' --set 'algorithm.staleness={}",
+    ),
+    "augmentations": Kind(
+        "augmentations",
+        lambda: _public(augment, "images", "noise", "spectra"),
+        AUGMENTED,
+        "pt.augment.{}",
+        "augment={}",
     ),
     "attacks": Kind(
         "attacks",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from partita import attack
+from partita import attack, augment
 from partita.algorithms import METHODS
 from partita.cli import catalogue, screen
 from partita.cli.catalogue import KINDS, Facts
@@ -41,10 +41,11 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_set(incomplete: str) -> list[str]:
-    """Complete keys for `--set`, and values of `algorithm=`, `attack=`, `capacity=` and `schedule=`."""
+    """Complete keys for `--set`, and values of fields that are parts of the library, such as `attack=`."""
     choices = {
         "algorithm": sorted(name for name in METHODS if name != "pipeline"),
         "attack": attack.__all__,
+        "augment": augment.__all__,
         "schedule": SCHEDULES,
         "capacity": CAPACITIES,
     }

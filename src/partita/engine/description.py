@@ -81,6 +81,7 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
         "algorithm": describe(setup.algorithm),
         "settings": describe(settings.recorded),
         "schedule": _one(describe(schedules)),
+        "augment": describe(settings.augment),
         "attack": describe(settings.attack),
         "capacity": describe(settings.capacity),
         "measures": describe(settings.measures),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import torch
 
+from partita.augment.base import Augmentation, augmentation
 from partita.core import check, draws
 from partita.core.criterion import Function
 from partita.core.device import PRECISIONS
@@ -303,6 +304,14 @@ class Parts:
             "a client; a list of several, of which the first decides (default: accuracy for classes, the "
             "loss for numbers)",
             check=_later,
+        ),
+    ] = None
+    augment: Annotated[
+        Augmentation | None,
+        Option(
+            "how training samples are changed, anew each time: `partita.augment.crop(4)`, `flip()` or "
+            "another, a list of several, or a function (x, key) -> x of one sample (default: not at all)",
+            check=augmentation,
         ),
     ] = None
     schedule: Annotated[

@@ -24,6 +24,7 @@ from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_a
 from partita.engine.devices.devices import Devices
 from partita.engine.execute.informed import remembering
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
+from partita.engine.model.augmenting import prepared, refuse_with
 from partita.engine.model.fit import check_labels, check_real
 from partita.engine.model.padding import for_metrics, warn_about_padding
 from partita.engine.model.probe import (
@@ -117,7 +118,7 @@ class Setup:
             )
             if origin is None:
                 warn_about_padding(module, data, profile.forward)
-        data = for_metrics(data, profile.kept)
+        data = prepared(settings.augment, for_metrics(data, profile.kept))
         check_real(module, profile.buffers)
         if settings.norm == "static":
             refuse_own_statistics(module, data)
@@ -139,6 +140,7 @@ class Setup:
             plans=plans,
             devices=Devices.of(settings.capacity, module, names, data, settings.seed, batch),
         )
+        refuse_with(settings.augment, setup.devices.shares)
         setup._check_plans()
         if origin is None:  # not for each baseline again
             warn_about_scale(clean)

@@ -254,6 +254,7 @@ def bind(
         half=settings.precision == "bf16",
         notify=notify,
         method_loss=algorithm.loss,
+        augment=settings.augment,
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem

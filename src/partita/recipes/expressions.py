@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from partita import aggregate, attack, capacity, measures, optim, schedule
+from partita import aggregate, attack, augment, capacity, measures, optim, schedule
 from partita.algorithms import known, psi
 from partita.algorithms.local import solvers
 from partita.core import check
@@ -27,6 +27,7 @@ MODULES = {
     "psi": constructors(psi),
     "solver": constructors(solvers),
     "attack": constructors(attack),
+    "augment": constructors(augment),
     "capacity": {n: f for n, f in constructors(capacity).items() if n in CAPACITIES},
     "measures": constructors(measures),
     "schedule": {n: f for n, f in constructors(schedule).items() if f is not schedule.activity},

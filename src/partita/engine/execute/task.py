@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from partita.augment.base import Augmentation
 from partita.core import check, tree
 from partita.core.criterion import Criterion
 from partita.core.device import arithmetic
@@ -44,6 +45,7 @@ class Task:
     half          says whether models compute in bfloat16
     notify        is called with a message before something that takes a while, and with "" after it
     method_loss   is what the method makes of the loss (None: nothing); it is a mean over samples if that is
+    augment       is what happens to each training sample before the model sees it
     """
 
     model: nn.Module
@@ -61,6 +63,7 @@ class Task:
     half: bool = False
     notify: Callable[[str], None] = silent
     method_loss: Callable[[Criterion], Criterion] | None = None
+    augment: Augmentation | None = None
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
@@ -90,6 +93,7 @@ class Task:
             functions=profile.behaviour.functions,
             objective=None if self.method_loss is None else self.method_loss(profile.loss),
             layout=profile.layout,
+            augment=self.augment,
         )
 
     @functools.cached_property

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
+from partita.augment.base import Augmentation, augmented
 from partita.core import tree
 from partita.core.asks import FEATURES
 from partita.core.criterion import Criterion
@@ -75,6 +76,7 @@ class ModelProblem:
     functions: bool = False  # whether the model calls what `partita.engine.model.functions` replaces
     objective: Criterion | None = None  # what the method makes of the loss; None: nothing
     layout: Layout | None = None
+    augment: Augmentation | None = None
 
     @property
     def minimized(self) -> Criterion:
@@ -95,7 +97,7 @@ class ModelProblem:
         """Return f, ∇f with respect to the named tensors, and the buffers after the pass."""
         if len(parts := pieces(batch)) > 1:
             return accumulated(lambda at, part: self.grad(at, part, wrt), self.minimized, params, parts)
-        batch = constants(self, self.minimized, batch)
+        batch = constants(self, self.minimized, self.augmented(batch))
         with self.draws.of(batch.key):
             return self.differentiate(self, params, batch, tree.pick(params, wrt))
 
@@ -107,7 +109,7 @@ class ModelProblem:
                 lambda at, part: (zero, self.hvp(at, part, direction), {}), self.minimized, params, parts
             )
             return products[1]
-        batch = constants(self, self.minimized, batch)
+        batch = constants(self, self.minimized, self.augmented(batch))
         plain = replace(self, last=False)  # forward derivatives of some layers want channels first
         point = tree.pick(params, direction)
         if self.recomputes:  # what `torch.func` cannot do
@@ -123,6 +125,12 @@ class ModelProblem:
             with self.draws.of(batch.key):
                 product = torch.func.vjp(gradient, point)[1](direction)[0]
         return product
+
+    def augmented(self, batch: Batch) -> Batch:
+        """Return the batch as training sees it."""
+        return (
+            batch if self.augment is None else batch._replace(x=augmented(self.augment, batch.x, batch.key))
+        )
 
     def repeat(self, step: Callable[[Any], tuple[Any, Tensor | None]], carry: Any, steps: int) -> Any:
         """carry ← step(carry), up to `steps` times or until all clients are done."""
@@ -271,6 +279,7 @@ def make_problem(
     functions: bool = False,
     objective: Criterion | None = None,
     layout: Layout | None = None,
+    augment: Augmentation | None = None,
 ) -> ModelProblem:
     """Return the problem for one client at a time, or for `stacked` clients under `vmap`.
 
@@ -301,6 +310,7 @@ def make_problem(
         functions=functions,
         objective=objective,
         layout=layout,
+        augment=augment,
     )
 
 
