@@ -180,7 +180,7 @@ class TwoOutputs(nn.Module):
         self.linear = nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.linear(x), x
+        return {"first": self.linear(x), "second": x}
 
 
 @each(
@@ -191,7 +191,7 @@ class TwoOutputs(nn.Module):
         (None, "an nn.Module"),
         (lambda: 3, "a function that returns an nn.Module"),
         (nn.Linear, "a function that returns an nn.Module"),  # a class, not an instance: it cannot be made
-        (TwoOutputs(), "a forward pass that returns one tensor"),
+        (TwoOutputs(), "outputs of which one is the prediction, and output= names it"),
         (nn.Flatten(), "parameters that require gradients"),
         (pt.models.mlp(4, 2).requires_grad_(False), "parameters that require gradients"),
     ],
@@ -207,7 +207,7 @@ def test_model(tmp_path, model, allowed) -> None:
 
 
 def test_a_model_that_does_not_fit_the_data(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"model=.*batch of shape \[4, 4\], torch.float32"):
+    with pytest.raises(ValueError, match=r"model=.*batch of \[4, 4\] float32"):
         federate(tmp_path / "run", model=pt.models.mlp(5, 2))
     with pytest.raises(ValueError, match="labels run from 0 to 1, but the model has 1 outputs"):
         federate(tmp_path / "run", model=pt.models.mlp(4, 1), loss="cross_entropy")

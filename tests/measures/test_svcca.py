@@ -361,7 +361,7 @@ def test_a_run_measures_the_models_that_clients_are_evaluated_with(name: str, ex
     assert found(run) == pytest.approx(expected, abs=1e-6)
     if name == "fedalt":
         assert found(run)["conv1"] == pytest.approx(1, abs=1e-9)
-    assert found(run)["output"] < 0.99
+    assert found(run)["output"] < 0.995
 
 
 @both_executors

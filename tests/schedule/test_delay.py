@@ -342,7 +342,7 @@ NUMBER = "a number from 0 up to"
         (lambda: delays(upload="1"), "delays upload='1'", DELAY),
         (lambda: delays(upload=exponential), "delays upload=<class ", DELAY),
         (lambda: delays(upload=delays()), r"delays upload=Delays\(", DELAY),
-        (lambda: delays(upload=pt.optim.constant(1)), r"delays upload=Constant\(lr", DELAY),
+        (lambda: delays(upload=pt.optim.constant(1)), r"delays upload=pt.optim.constant\(lr", DELAY),
         (lambda: delays(compute=None), "delays compute=None", DELAY),
         (lambda: delays(compute=[1, "x"]), "delays compute='x'", NUMBER),
         (lambda: delays(speed=True), "delays speed=True", DELAY),

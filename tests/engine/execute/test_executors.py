@@ -141,7 +141,13 @@ MODELS = {
 
 
 def test_no_model_is_forgotten() -> None:
-    assert set(MODELS) == set(models.__all__) - {"Blocks", "add_adapters", "additive", "split_units"}
+    assert set(MODELS) == set(models.__all__) - {
+        "Blocks",
+        "add_adapters",
+        "additive",
+        "freeze",
+        "split_units",
+    }
 
 
 DEEP = ("resnet18", "resnet20")
