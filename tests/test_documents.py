@@ -272,6 +272,23 @@ def test_a_story_runs(
     assert (tmp_path / "runs" / f"{name}.html").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_fine_tuning_with_lora_runs_without_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    short = "--rounds 2 --pretrain 2 --authors 2 --length 32 --rank 2 --method fedsa"
+    monkeypatch.setattr("sys.argv", ["lora.py", *short.split()])
+    names = runpy.run_path(str(EXAMPLES / "lora.py"))
+    said = capsys.readouterr().out
+    assert re.search(r"perplexity +before +shared +fedsa", said)
+    for client, score in enumerate(names["run"].scores("personal")):
+        plain = names["perplexity"](names["run"].client(client).model(), client)
+        assert score == pytest.approx(plain, rel=1e-4)
+        assert score < names["start"][client]
+    assert (tmp_path / "runs" / "lora" / "report.html").stat().st_size > 10_000
+
+
 @story
 def test_a_story_without_data_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PARTITA_DATA", raising=False)

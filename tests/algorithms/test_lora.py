@@ -20,7 +20,7 @@ INPUTS, CLASSES, RANK, ALPHA, LR, STEPS, ROUNDS = 6, 3, 4, 8.0, 0.3, 3, 4
 executors = each("executor", ["loop", "vmap"])
 
 
-def samples() -> pt.FederatedData:
+def samples() -> pt.data.FederatedData:
     draw = np.random.default_rng(0)
     n, client = sum(SIZES), np.repeat(np.arange(len(SIZES)), SIZES)
     x = draw.normal(size=(n, INPUTS)).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ RANK, LR, STEPS, ROUNDS = 4, 0.5, 2, 3
 Tensors = dict[str, Tensor]
 
 
-def text() -> pt.FederatedData:
+def text() -> pt.data.FederatedData:
     """Token ids of several lengths: what follows the end is padding, which no loss counts."""
     draw = np.random.default_rng(0)
     n, client = sum(SIZES), np.repeat(np.arange(len(SIZES)), SIZES)
@@ -252,6 +253,36 @@ def test_a_clients_model_is_saved_and_generates(tmp_path: Path) -> None:
     merged = model.merge_and_unload()
     with torch.no_grad():
         torch.testing.assert_close(merged(**x).logits, output, rtol=1e-4, atol=1e-5)
+
+
+def test_the_example_on_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {chr(code): code - 32 for code in range(32, 127)}
+    by_letter = tokenizers.Tokenizer(tokenizers.models.WordLevel({**letters, "?": 31}, unk_token="?"))
+    by_letter.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    by_letter.decoder = tokenizers.decoders.Fuse()
+    checkpoint = tmp_path / "checkpoint"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=by_letter).save_pretrained(checkpoint)
+    model = base()
+    model.resize_token_embeddings(95)
+    model.save_pretrained(checkpoint)
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    short = f"--checkpoint {checkpoint} --rounds 1 --authors 2 --length 32 --rank 2 --method ditto"
+    monkeypatch.setattr("sys.argv", ["lora.py", *short.split()])
+    names = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora.py"))
+    said = capsys.readouterr().out
+    assert "perplexity" in said
+    assert "author 1: The " in said
+    for client, score in enumerate(names["run"].scores("personal")):
+        plain = names["perplexity"](names["run"].client(client).model(), client)
+        assert score == pytest.approx(plain, rel=1e-4)
+    kept = peft.PeftModel.from_pretrained(
+        type(model).from_pretrained(checkpoint), tmp_path / "runs/lora/adapter"
+    )
+    assert names["perplexity"](kept.eval(), 0) == pytest.approx(names["run"].scores("personal")[0], rel=1e-4)
 
 
 def test_a_run_is_saved_and_goes_on(tmp_path: Path) -> None:
