@@ -30,8 +30,8 @@ def warn_about_chance(field: str, reads: Sequence[Callable[[], Any]]) -> None:
     if drawn:
         check.warn(
             f"{field}: the same sample is drawn anew each time it is read (a random transform?). The data "
-            "are read once, so that each sample keeps one draw for the whole run; leave the transform out and "
-            "use augment=, such as federate(..., augment=partita.augment.flip()), which draws anew each time"
+            "are read once, so that each sample keeps one draw for the whole run; leave the transform "
+            "out, and use augment=, such as federate(..., augment=partita.augment.flip()), which draws anew"
         )
 
 

@@ -74,6 +74,12 @@ def each_named(fn: Callable[[str, Column], Column], columns: Columns, field: str
     return each(lambda column: fn(next(names), column), columns)
 
 
+def rebuilt(columns: Columns, parts: Sequence[Column]) -> Columns:
+    """Return other columns in the structure of these."""
+    others = iter(parts)
+    return each(lambda column: next(others), columns)  # noqa: ARG005
+
+
 def each_read(fn: Callable[[Column], Tensor], columns: Columns) -> Inputs:
     """Return what is read of each column."""
     if isinstance(columns, dict):

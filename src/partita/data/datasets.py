@@ -8,6 +8,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -78,7 +79,7 @@ def from_datasets(
         blocks = list(_blocks(parts, large=False))
         x, y = columns.together([x for x, _ in blocks]), columns.joined([y for _, y in blocks])
     else:
-        x, y = cached(cache, _about(parts, [*map(str, names)]), len(rows.owner), _blocks(parts, large=True))
+        x, y = _cached(cache, parts, len(rows.owner), [*map(str, names)])
     warn_about_chance("datasets", [partial(_first, samples) for samples in read])
     x = arrays.padded_with(x, pad)
     return rows.assembled(x, y, [*map(str, names)], {"name": "from_datasets"}, seed=seed, **given)
@@ -111,6 +112,18 @@ def _blocks(parts: list[Part], large: bool) -> Iterator[tuple[Columns, Tensor | 
             _check_like("x", part.place, x, first[0])
             _check_like("y", part.place, y, first[1])
             yield x, y
+
+
+def _cached(
+    cache: str | PathLike[str], parts: list[Part], rows: int, names: list[str]
+) -> tuple[Columns, Tensor | Ragged]:
+    """Return x from the files of a cache, and y."""
+    blocks = ((*columns.listed(x), y) for x, y in _blocks(parts, large=True))
+    *inputs, targets = cached(cache, _about(parts, names), rows, blocks)
+    like = _read(parts[0], range(1))[0]
+    several = isinstance(like, tuple | dict)
+    read = [arrays.column("x", values, several=several) for values in inputs]
+    return columns.rebuilt(like, read), arrays.targets(np.array(targets))
 
 
 def _about(parts: list[Part], names: list[str]) -> dict[str, Any]:

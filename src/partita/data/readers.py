@@ -7,7 +7,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,7 @@ from torch import Tensor
 from partita.core import check
 from partita.data import arrays, columns
 from partita.data.build import Rows, from_arrays
+from partita.data.cache import SAMPLES, cached
 from partita.data.chance import FEW, warn_about_chance
 from partita.data.columns import Column
 from partita.data.federated import FederatedData
@@ -116,6 +117,7 @@ def from_huggingface(
     test: Any = None,
     validation: Any = SHARE,
     pad: float | Mapping[str | int, float] = 0,
+    cache: str | PathLike[str] | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Read a loaded `datasets.Dataset` by the names of its columns of features, labels and client ids.
@@ -126,13 +128,17 @@ def from_huggingface(
     `test` is the name of a boolean column, the fraction of each client's rows (None: 0.2), or a second
     Dataset with the same columns; `validation` is the same, a fraction of each client's training rows. Images
     become uint8 arrays with the colours first. Columns are read once: a random transform (`set_transform`) is
-    drawn once for each sample, which is said in a warning.
+    drawn once for each sample, which is said in a warning. `cache` is a folder for more samples than memory
+    holds: x is written there, a few rows at a time, and stays in its files.
     """
     given = {"test": FRACTION if test is None else test, "validation": validation}
     others = {split: part for split, part in given.items() if hasattr(part, "column_names")}
     parts = {"train": dataset, **others}
     inputs = _inputs(x)
-    features = {key: _columns(parts.values(), name) for key, name in inputs.items()}
+    if cache is None:
+        features = {key: _columns(parts.values(), name) for key, name in inputs.items()}
+    else:
+        features = _cached(cache, [*parts.values()], inputs, several=not isinstance(x, str))
     ids = [np.asarray(list(_values(part, client))) for part in parts.values()]
     few = dataset.select(range(min(FEW, len(dataset)))) if hasattr(dataset, "select") else None
     reads = [] if few is None else [lambda: [list(_values(few, name)) for name in (*inputs.values(), y)]]
@@ -310,6 +316,23 @@ def _values(dataset: Any, name: str) -> Any:
         raise check.fail("dataset", type(dataset).__name__, "a loaded Dataset (of a DatasetDict, one split)")
     check.choice("column", name, columns)
     return dataset[name]
+
+
+def _cached(
+    cache: str | PathLike[str], parts: list[Any], inputs: dict[str, str], several: bool
+) -> dict[str, Any]:
+    """Return columns from the files of a cache, each by the name of its input."""
+    rows = [len(part) for part in parts]
+
+    def blocks() -> Iterator[list[Column]]:
+        for part, count in zip(parts, rows):
+            for start in range(0, count, SAMPLES):
+                some = part.select(range(start, min(start + SAMPLES, count)))
+                yield [arrays.column(n, _column(some, n), several=several) for n in inputs.values()]
+
+    versions = [str(getattr(part, "_fingerprint", "")) for part in parts]
+    about = {"columns": [*inputs.values()], "rows": rows, "versions": versions}
+    return dict(zip(inputs, cached(cache, about, sum(rows), blocks())))
 
 
 def _columns(parts: Iterable[Any], name: str) -> Any:
