@@ -374,6 +374,8 @@ SENDS = [name for name in METHODS if name in CASES and CASES[name].up and name !
 @each("name", SENDS)
 @each("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
 def test_whatever_the_method(name: str, attack: Any) -> None:
+    if name == "fedproto" and attack.name == "malformed":
+        return  # it sends prototypes alone: there is no delta to have a wrong form
     method = make(name, CASES[name].options)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
 
