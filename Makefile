@@ -10,7 +10,7 @@ TOOLS := pytest pytest-xdist hypothesis hatchling torchmetrics
 LOWEST := $(addprefix tests/,test_packaging.py core data optim schedule models measures aggregate track cli \
   engine/model engine/execute engine/significance recipes/test_tuning.py report)
 
-.PHONY: demo test test-all test-lowest lint bench docs clean
+.PHONY: demo test test-all test-lowest test-ecosystem lint bench docs clean
 
 demo: .venv/.core    ## who gains from personalization and who loses, on embedded data
 	$(BIN)/partita demo
@@ -24,6 +24,9 @@ test-all: .venv/.dev lint
 # With CUDA libraries torch takes 5 GB: TORCH_INDEX=https://download.pytorch.org/whl/cpu takes it without them.
 test-lowest: .venv-lowest/.done  ## the oldest versions that pyproject.toml admits
 	.venv-lowest/bin/python -m pytest $(LOWEST)
+
+test-ecosystem: .venv-ecosystem/.done  ## models of torchvision, timm, transformers and peft; WRITE=--write writes their table
+	.venv-ecosystem/bin/python -m pytest tests/ecosystem $(WRITE)
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests bench examples docs/*.py
@@ -39,6 +42,7 @@ bench: .venv/.core   ## speed as a ratio against the textbook loop, measured in 
 	$(BIN)/python bench/evaluation.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/workers.py
+	$(BIN)/python bench/attention.py
 
 docs: .venv/.dev     ## builds the documents into site/
 	$(BIN)/mkdocs build --strict
@@ -56,6 +60,12 @@ docs: .venv/.dev     ## builds the documents into site/
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[hf,track,tune]' $(TOOLS)
+	touch $@
+
+.venv-ecosystem/.done: pyproject.toml constraints-ecosystem.txt
+	test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[ecosystem]' pytest pytest-xdist hypothesis
 	touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Tests with models of other packages: `make test-ecosystem` installs them and asks for this folder."""
+"""Tests with models of other packages, which `make test-ecosystem` installs and asks for by name."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import warnings
 from dataclasses import replace
@@ -80,7 +81,7 @@ def test_stacked_is_alone(name: str, row: Any) -> None:
     )
     assert apart <= TOLERANCE
     if name in ALONE:
-        assert __import__("re").search(ALONE[name], refusal), refusal
+        assert re.search(ALONE[name], refusal), refusal
     else:
         assert not refusal
 
