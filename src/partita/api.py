@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import logging
@@ -31,6 +30,7 @@ from partita.data.population import SPLITS
 from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model, scores
 from partita.engine.folder import RunFolder
+from partita.engine.model.frozen import lean_copy, refuse_changed
 from partita.engine.newcomers import (
     Arrival,
     Effort,
@@ -320,7 +320,9 @@ class Models(Record):
         module = module or self.module
         if module is None:
             raise check.fail("model", None, "partita.load(folder, model=...) with the model that was trained")
-        model = copy.deepcopy(module)
+        if self.module is not None:
+            refuse_changed(self.module)
+        model = lean_copy(module, own=tensors)
         there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         wrong = [k for k, v in tensors.items() if k not in there or there[k].shape != v.shape]
         if wrong:

@@ -193,11 +193,16 @@ class Work:
     piece: int | None = None
 
 
+PASS_BATCH = 256
+"""Samples of a batch that passes through a model without a gradient, unless memory is short."""
+
+
 class RoundContext(NamedTuple):
     """Where in a run something is executed: all that draws and rates depend on, but for the client.
 
     Clients that received the model at different times have a row each in `round` and `stage_round`, and those
-    of a cohort with stragglers one in `progress` (see `Group`; None: all do all of their work).
+    of a cohort with stragglers one in `progress` (see `Group`; None: all do all of their work). An evaluation
+    takes its samples in batches of `pass_batch`.
     """
 
     seed: int
@@ -207,6 +212,7 @@ class RoundContext(NamedTuple):
     stage_rounds: int
     work: Work
     progress: Tensor | None = None
+    pass_batch: int = PASS_BATCH
 
     def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""

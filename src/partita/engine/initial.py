@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,15 +11,19 @@ from torch import Tensor, nn
 from partita.core import check, tree
 from partita.core.types import Tensors
 from partita.engine import digest as code
+from partita.engine.model.frozen import lean_copy
 from partita.engine.model.probe import Trial
 from partita.engine.model.seeding import kept, set_all
 
 
 def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a copy of a model, or call a function under the run's seed; a run never changes its argument."""
+    """Return a copy of a model, or call a function under the run's seed; a run never changes its argument.
+
+    Frozen parameters are not copied: both have them in the same memory.
+    """
     if isinstance(model, nn.Module):
         try:
-            return copy.deepcopy(model)
+            return lean_copy(model)
         except Exception as error:  # any module may fail in its own way
             reason = check.reason(error)
             allowed = "a model that copy.deepcopy can copy"

@@ -85,7 +85,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     settings = replace(setup.settings, attack=None, byzantine=(), capacity=None)
     devices = Devices.of(None, setup.model, setup.names, data, settings.seed)
     new_client = setup.new_client(stage.algorithm, {**state.initial, **state.server.shared})
-    scoring = evaluations(stage.personalize, setup.profile.kept, data)
+    scoring = evaluations(stage.personalize, setup.profile.kept, data, stage.limits.pass_batch)
     store = open_store(new_client, data.clients, kind="memory", device=stage.limits.store_device)
     return (
         replace(
@@ -116,6 +116,7 @@ def arrive(stage: Stage, state: State, data: FederatedData, effort: Effort) -> A
             stage_round=turn * rounds_of_stage // effort.rounds,
             stage_rounds=plan.rounds or 0,
             work=effort.work,
+            pass_batch=stage.limits.pass_batch,
         )
         for clients in stage.blocks(able):
             states, group = state.load(stage, clients), group_of(state, len(clients))
@@ -167,7 +168,8 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
     data = replace(data, x=x, y=inputs.single(y, "targets"), mask=ours.mask)
     profile = stage.setup.profile
-    check_labels(profile.loss, evaluated(stage.setup.model, ours, profile.forward), data)
+    output = evaluated(stage.setup.model, ours, profile.forward, profile.output_bytes)
+    check_labels(profile.loss, output, data)
     return data
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from partita.engine.execute.informed import remembering
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.model.augmenting import prepared, refuse_with
 from partita.engine.model.fit import check_labels, check_real
+from partita.engine.model.frozen import lean_copy, note
 from partita.engine.model.padding import for_metrics, warn_about_padding
 from partita.engine.model.probe import (
     ModelProfile,
@@ -101,7 +101,7 @@ class Setup:
         clean, device = data, settings.device
         if settings.attack is not None and settings.attack.poison is not None:
             data = data.altered(settings.byzantine_clients, settings.attack.poison)
-        module = own_copy(model, settings.seed).to(device)
+        module = note(own_copy(model, settings.seed).to(device))
         data = placed(data.masked_for(module), settings.data_on, device, settings.memory_bytes)
         computed = origin.code if origin else computed_by(module, settings.loss, settings.metric)
         with kept(data.device):  # a model or a loss may draw random numbers
@@ -192,14 +192,16 @@ class Setup:
             norm="static" if settings.norm == "static" else "global",
             baselines=False,
         )
-        model = copy.deepcopy(self.model)
+        model = lean_copy(self.model, own=self.names)
         model.load_state_dict(self.initial, strict=False)
         other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
         return replace(other, newcomers=self.newcomers, crew=self.crew)
 
     def expecting(self, newcomers: FederatedData) -> Setup:
         """Return the same run, after which these clients come; refuse labels that the model does not know."""
-        check_labels(self.profile.loss, evaluated(self.model, self.data, self.profile.forward), newcomers)
+        profile = self.profile
+        output = evaluated(self.model, self.data, profile.forward, profile.output_bytes)
+        check_labels(profile.loss, output, newcomers)
         return replace(self, newcomers=newcomers)
 
     def longer(self, stage: int, rounds: int) -> Setup:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partita.algorithms.base import as_is
 from partita.algorithms.local.batchnorm import statistics_of, with_own_statistics
-from partita.algorithms.local.evaluation import BATCH, deployment, evaluation, global_model
+from partita.algorithms.local.evaluation import deployment, evaluation, global_model
 from partita.algorithms.local.measuring import measure_program, measured_split
 from partita.core import draws, tree
 from partita.core.parts import (
@@ -25,7 +25,7 @@ from partita.core.parts import (
     ServerRule,
     StagePlan,
 )
-from partita.core.types import ClientState, Download, Partition, Tensors, Upload, Work
+from partita.core.types import PASS_BATCH, ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.model.problem import ModelProblem
@@ -35,6 +35,7 @@ from partita.engine.workers.messages import StageBlob
 from partita.engine.workers.spread import Spread
 from partita.measures.probe import try_probe
 
+PASS_BYTES, GPU_PASS_BYTES = 1 << 26, 1 << 30  # of samples that pass through a model without a gradient
 STATE_BYTES = 1 << 28  # of client states that are held at once
 BLOCK_CLIENTS = 4096  # whose states are held at once, where they are small
 SMALL_BLOCK_CLIENTS, SMALL_BLOCK_BYTES = 1024, 1 << 24  # so many, where those of more would take this much
@@ -49,12 +50,14 @@ class Limits(NamedTuple):
     deltas_in_memory   uploads that are kept before they are added up, where a method's add up
     store_device       where client states stay: beside the model if all of them fit, else on the host
     states_fit         whether all of them fit
+    pass_batch         samples of a client that pass through its model together in an evaluation
     """
 
     clients_per_block: int
     deltas_in_memory: int
     store_device: str
     states_fit: bool
+    pass_batch: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,14 +205,14 @@ def programs(
 
 
 def evaluations(
-    personalize: Callable[[Problem], Personalize], kept: Tensors, data: FederatedData
+    personalize: Callable[[Problem], Personalize], kept: Tensors, data: FederatedData, batch: int
 ) -> list[Program]:
     """Return the programs that score the global and the clients' own models on each split of the data.
 
     Those 'with rows' also return what metrics need of every sample: `kept` is that of one.
     """
     programs = []
-    for split, samples in most_samples(data).items():
+    for split, samples in most_samples(data, batch).items():
         for rows, most in ((None, 0), (kept, samples)):
             names = [evaluation_name(model, split, most) for model in ("global", "personal")]
             of_server = evaluation(global_model, split, rows, most)
@@ -223,10 +226,10 @@ def evaluation_name(model: str, split: str, rows: int) -> str:
     return f"{model} on {split}{f' with {rows} rows' if rows else ''}"
 
 
-def most_samples(data: FederatedData) -> dict[str, int]:
+def most_samples(data: FederatedData, batch: int) -> dict[str, int]:
     """Return by split the samples of the largest client, rounded up to whole batches of an evaluation."""
     largest = {split: int(data.ranges(split)[:, 1].max()) for split in SPLITS}
-    return {k: n if n <= BATCH else -(-n // BATCH) * BATCH for k, n in largest.items()}
+    return {k: n if n <= batch else -(-n // batch) * batch for k, n in largest.items()}
 
 
 def bind(
@@ -272,6 +275,8 @@ def bind(
     for measure, _ in splits:
         try_probe(measure, problem, initial, data, settings.seed)
     is_global, new_client = setup.is_global(number), setup.new_client(algorithm, initial)
+    limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
+    scoring = evaluations(personalize, setup.profile.kept, data, limits.pass_batch)
     return Stage(
         setup=setup,
         number=number,
@@ -282,16 +287,14 @@ def bind(
         problem=problem,
         rule=algorithm.local(problem),
         personalize=personalize,
-        programs=programs(
-            algorithm, personalize, is_global, splits, evaluations(personalize, setup.profile.kept, data)
-        ),
+        programs=programs(algorithm, personalize, is_global, splits, scoring),
         executor=executor,
         whole=whole,
         spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=devices.aggregate(algorithm.aggregate(problem)),
         server_rule=algorithm.server(problem),
-        limits=_limits(setup, new_client, tree.pick(initial, partition.shared)),
+        limits=limits,
         work=stage_work(plan),
         is_global=is_global,
     )
@@ -332,7 +335,7 @@ def _nothing_to_release(kept: Any) -> None:
     """Do nothing, for an executor that lends no memory."""
 
 
-def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
+def _limits(setup: Setup, new_client: ClientState, shared: Tensors, batch: int | None) -> Limits:
     state_bytes = max(1, tree.nbytes(new_client))
     most = BLOCK_CLIENTS if BLOCK_CLIENTS * state_bytes < SMALL_BLOCK_BYTES else SMALL_BLOCK_CLIENTS
     all_fit = setup.data.clients * state_bytes <= STATE_BYTES
@@ -343,7 +346,16 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors) -> Limits:
         deltas_in_memory=max(1, room // delta_bytes),
         store_device=setup.settings.device if all_fit else "cpu",
         states_fit=all_fit,
+        pass_batch=_pass_batch(setup, batch),
     )
+
+
+def _pass_batch(setup: Setup, batch: int | None) -> int:
+    """Return how many samples an evaluation takes at once: as a step, or more where that is little memory."""
+    device, sample = setup.data.device, max(1, setup.profile.pass_bytes)
+    little = (PASS_BYTES if device.type == "cpu" else GPU_PASS_BYTES) // sample
+    fits = budget(_memory(setup), device) // sample
+    return max(1, min(PASS_BATCH, max(little, batch or 1), fits))
 
 
 def _upload_like(

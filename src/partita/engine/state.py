@@ -82,6 +82,7 @@ class State:
             stage_round=received - self.stage_start,
             stage_rounds=stage.plan.rounds or 0,
             work=stage.work,
+            pass_batch=stage.limits.pass_batch,
         )
 
     def load(self, stage: Stage, clients: Clients) -> ClientState:

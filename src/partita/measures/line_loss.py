@@ -14,11 +14,9 @@ from torch import Tensor
 
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm, LocalRule, Measure, Phase, Problem
-from partita.core.types import Batch, ClientState, Download, Tensors, Upload, Work
+from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 from partita.data.population import SPLITS
 from partita.measures.ended import ended
-
-BATCH = 256
 
 
 class _Line(NamedTuple):
@@ -57,8 +55,10 @@ def line_loss(
         def finish(line: _Line, download: Download, state: ClientState) -> tuple[Upload, ClientState]:  # noqa: ARG001
             return Upload({}, metrics={"loss": line.sums, "weight": line.weight}), ClientState({}, {})
 
-        work = Work(epochs=1, batch=BATCH, split=split, shuffle=False)
-        return LocalRule(start, (Phase(step, work=lambda now: work),), finish)  # noqa: ARG005
+        def work(now: RoundContext) -> Work:
+            return Work(epochs=1, batch=now.pass_batch, split=split, shuffle=False)
+
+        return LocalRule(start, (Phase(step, work=work),), finish)
 
     def summarize(uploads: Upload, samples: Tensor) -> dict[str, float | list[float]]:  # noqa: ARG001
         weight = uploads.metrics["weight"].sum()

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from partita.algorithms.local.evaluation import BATCH
 from partita.core import tree
 from partita.core.parts import LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
+
+BATCH = 256  # samples that are normalized together: what the next layer gets to see depends on it
 
 
 class Sums(NamedTuple):
@@ -124,5 +125,5 @@ def with_own_statistics(personalize: Callable[[Problem], Personalize]) -> Callab
 
 
 def _once(now: RoundContext) -> Work:  # noqa: ARG001
-    """Return one pass over the training samples, in batches of the evaluation's size."""
+    """Return one pass over the training samples, in batches of a fixed size."""
     return Work(epochs=1, batch=BATCH, split="train", shuffle=False)

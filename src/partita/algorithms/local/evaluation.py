@@ -17,7 +17,6 @@ from torch import Tensor
 from partita.core.parts import LocalRule, Personalize, Phase, Problem
 from partita.core.types import Batch, ClientState, Download, Tensors, Upload, Work
 
-BATCH = 256
 SUMS = ("metric", "weight", "loss", "loss_weight")
 ROWS, REAL = "row ", "real"
 """What uploads call the rows that metrics keep, and which of them are of a sample."""
@@ -79,7 +78,9 @@ def evaluation(
             return Upload({}, metrics=metrics), ClientState({}, {})
 
         adapt = tuple(phase.within("inner") for phase in own.phases)
-        return LocalRule(start, (*adapt, Phase(step, work=lambda now: _pass(split, drawn))), finish)  # noqa: ARG005
+        return LocalRule(
+            start, (*adapt, Phase(step, work=lambda now: _pass(split, drawn, now.pass_batch))), finish
+        )
 
     return build
 
@@ -105,10 +106,10 @@ def global_model(problem: Problem) -> Personalize:
     return Personalize(lambda download, state: download.shared, (), lambda params, d, s: params)  # noqa: ARG005
 
 
-def _pass(split: str, drawn: int | None) -> Work:
+def _pass(split: str, drawn: int | None, batch: int) -> Work:
     if drawn is not None:
         return Work(steps=1, batch=drawn, split=split)
-    return Work(epochs=1, batch=BATCH, split=split, shuffle=False)
+    return Work(epochs=1, batch=batch, split=split, shuffle=False)
 
 
 def _device(download: Download, state: ClientState) -> torch.device:

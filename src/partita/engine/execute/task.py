@@ -146,7 +146,8 @@ class Task:
         fits = self.room // max(1, 4 * self.sample_bytes)
         batch = max(3, min(self.batch or largest, largest, fits))
         with arithmetic("fp32"):
-            return not_stackable(self.alone.plain, self.together.plain, self.params, self.data, batch)
+            problems, output_bytes = (self.alone.plain, self.together.plain), self.profile.output_bytes
+            return not_stackable(*problems, self.params, self.data, batch, output_bytes)
 
 
 _SHARED_BY = ContextVar("shared by", default=1)

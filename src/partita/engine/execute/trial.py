@@ -35,16 +35,21 @@ COUNTS_PADDING = "its statistics differ when clients are stacked: a layer counts
 
 
 def not_stackable(
-    loop: ModelProblem, stacked: ModelProblem, params: Tensors, data: FederatedData, batch: int = 3
+    loop: ModelProblem,
+    stacked: ModelProblem,
+    params: Tensors,
+    data: FederatedData,
+    batch: int = 3,
+    output_bytes: int = 0,
 ) -> str:
     """Return why two stacked clients do not get the gradients that each would get alone; '' if they do.
 
     They are tried with batches of this size, full ones and a padded one: a model may treat large batches in
     another way than small ones. Roundings grow in some models until single precision cannot tell: then double
-    precision decides.
+    precision decides. A loss of the user's is tried on more samples, unless their outputs are large.
     """
     if loop.loss not in LOSSES.values() and not loop.forward.labels:
-        output = evaluated(loop.evaluation, data, loop.forward, params)
+        output = evaluated(loop.evaluation, data, loop.forward, output_bytes, params)
         reason = not_by_sample(loop.loss, output, data, _assumed(loop, params, data, output))
         if reason:
             return reason
@@ -64,7 +69,7 @@ def _assumed(loop: ModelProblem, params: Tensors, data: FederatedData, output: T
     """Return what the loss may ask for on the samples of several clients."""
     if loop.layout is None or not loop.loss.asks:
         return {}
-    x, y = data.gather(rows_of_several(data))
+    x, y = data.gather(rows_of_several(data, len(output)))
     batch = Batch(x, y, None, torch.zeros((), dtype=torch.int64, device=y.device))
     features = [loop.features(params, batch)] if loop.layout.shape else []
     return assumed(loop.layout, x, y, output, features)

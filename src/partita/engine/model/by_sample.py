@@ -21,6 +21,7 @@ from partita.core.inputs import each
 from partita.data import FederatedData
 
 TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
+TRIAL_BYTES = 1 << 28  # of outputs of a trial: those of a language model are large
 BATCH_SIZES = (64, 37, 5)
 SEARCHED_TARGETS = 1 << 16  # for values that are rare
 PAIRED_TRIALS = 2  # that pair each output with its own target
@@ -36,12 +37,18 @@ NOT_BY_SAMPLE = (
 )
 
 
-def rows_of_several(data: FederatedData) -> Tensor:
-    """Return rows of training samples: of the largest client and of others, as many of each (some again)."""
+def trial_rows(output_bytes: int) -> int:
+    """Return how many samples of several clients a trial has, by the bytes of the output for one."""
+    most = TRIAL_BYTES // (TRIAL_CLIENTS * max(1, output_bytes))
+    return TRIAL_CLIENTS * max(1, min(SAMPLES_PER_CLIENT, most))
+
+
+def rows_of_several(data: FederatedData, count: int) -> Tensor:
+    """Return so many training samples: of the largest client and of others, as many of each (some again)."""
     order = np.argsort(-data.train[:, 1], kind="stable")
     order = order[data.train[order, 1] > 0]
     chosen = order[np.linspace(0, len(order) - 1, TRIAL_CLIENTS).astype(np.int64)]
-    rows = [start + np.arange(SAMPLES_PER_CLIENT) % size for start, size in data.train[chosen]]
+    rows = [start + np.arange(count // TRIAL_CLIENTS) % size for start, size in data.train[chosen]]
     return torch.from_numpy(np.concatenate(rows)).to(data.device)
 
 
@@ -101,14 +108,14 @@ def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tenso
 
     A loss may take probabilities only, or positive numbers: made-up targets also meet outputs of the model.
     """
-    target = data.gather(rows_of_several(data))[1]
+    target = data.gather(rows_of_several(data, len(output)))[1]
     draw = torch.Generator().manual_seed(0)
     order = torch.randperm(len(target), generator=draw).to(target.device)
     yield output, target
     yield output[order], target[order]  # several clients in each part of the batch
     spread = output.float().std().clamp(min=1e-3).to(output.dtype) if output.is_floating_point() else 1
     values = _values(data.y)
-    for size in BATCH_SIZES:
+    for size in sorted({min(n, len(output)) for n in BATCH_SIZES}, reverse=True):
         noise = torch.randn(size, *output.shape[1:], generator=draw).to(output)
         resampled = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
         for made_up in _targets(target, size, values, draw):

@@ -30,7 +30,7 @@ from partita.core.metrics import ClientMetric, as_number, choose_metrics
 from partita.core.types import Batch, Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
-from partita.engine.model.by_sample import rows_of_several
+from partita.engine.model.by_sample import rows_of_several, trial_rows
 from partita.engine.model.features import layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
@@ -52,7 +52,8 @@ Trial = dict[str, list[float] | None]
 class ModelProfile(NamedTuple):
     """What a trial has shown of a model, its loss and its metrics, the one that decides first.
 
-    `sample_bytes` is what autograd saves, `kept` what the metrics keep of a sample: rows by their names.
+    `sample_bytes` is what autograd saves of a sample, `output_bytes` what comes out, `kept` what the metrics
+    keep of it: rows by their names.
     `forward` is how the model is called, and which of its outputs is the prediction; `layout` where its
     features are, if a loss asks for more than (output, target).
     """
@@ -65,6 +66,12 @@ class ModelProfile(NamedTuple):
     behaviour: Behaviour = Behaviour()
     forward: Forward = Forward()
     layout: Layout | None = None
+    output_bytes: int = 0
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of a sample on its way through the model and the loss, which makes another of its output."""
+        return self.sample_bytes + 2 * self.output_bytes
 
     @property
     def metric(self) -> ClientMetric:
@@ -118,9 +125,9 @@ def examine(
     refuse_broadcast(supposed, output.detach(), y)
     if criterion is OWN:
         criterion = counted(module, forward, x, y, output)
-    own = criterion not in LOSSES.values()
+    own, output_bytes = criterion not in LOSSES.values(), output.nbytes // samples(x)
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
-    kept = _try_metrics(metrics, evaluated(module, data, forward), data)
+    kept = _try_metrics(metrics, evaluated(module, data, forward, output_bytes), data)
     tried = LENGTH if criterion.asks else criterion
     behaviour = observe(model, tried, [_samples(data, client) for client in largest], forward)
     if behaviour.remembers:
@@ -130,7 +137,17 @@ def examine(
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
     sample_bytes = saved // samples(x)
-    return ModelProfile(criterion, metrics, behaviour.buffers, sample_bytes, kept, behaviour, forward, layout)
+    return ModelProfile(
+        loss=criterion,
+        metrics=metrics,
+        buffers=behaviour.buffers,
+        sample_bytes=sample_bytes,
+        kept=kept,
+        behaviour=behaviour,
+        forward=forward,
+        layout=layout,
+        output_bytes=output_bytes,
+    )
 
 
 def counted(module: nn.Module, forward: Forward, x: Inputs, y: Tensor, output: Tensor) -> Criterion:
@@ -164,7 +181,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: FederatedData) -> Tensors:
     """Return a row that each metric keeps, after a trial on samples of several clients."""
-    target = data.gather(rows_of_several(data))[1]
+    target = data.gather(rows_of_several(data, len(output)))[1]
     kept: Tensors = {}
     for metric in metrics:
         try:
@@ -189,28 +206,41 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
     """
     if profile.behaviour.remembers:  # what it makes of them depends on what it has seen before
         return {}
-    rows = rows_of_several(data)
-    x, y = data.gather(rows)
+    batches, target = _trial_batches(data, profile.output_bytes)
     numbers: Trial = {}
     with arithmetic("fp32"), kept(data.device), torch.no_grad():
         for mode in ("training", "evaluation"):
             set_all(seed, data.device)
             module = stackable(model).train(mode == "training")
             try:
-                with recording(module, profile.layout) as seen:
-                    output, own = _output(module, profile.forward, x, y)
+                outputs, losses = zip(*[_passed(profile, module, x, y) for x, y in batches])
+                output = torch.cat(outputs)
                 numbers[mode] = _fingerprint(output)
                 if module.training:
-                    loss = supposing(profile.loss, profile.layout, x, y, output, seen)
-                    value = loss.mean(output, y) if own is None else own
-                    numbers["training.loss"] = _fingerprint(torch.as_tensor(value))
+                    numbers["training.loss"] = _fingerprint(torch.stack(losses).mean())
                 else:
-                    rows = profile.metric.keep(output, y).cpu()
-                    score = profile.metric.score(rows, y.cpu())
+                    rows = profile.metric.keep(output, target).cpu()
+                    score = profile.metric.score(rows, target.cpu())
                     numbers["evaluation.metric"] = _fingerprint(torch.tensor(score))
             except Exception:  # it may fail on what a run does not ask of it
                 numbers[mode] = None
     return numbers
+
+
+def _passed(profile: ModelProfile, module: nn.Module, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the prediction for a batch, and its loss in training."""
+    with recording(module, profile.layout) as seen:
+        output, own = _output(module, profile.forward, x, y)
+    if own is not None or not module.training:
+        return output, output.new_zeros(()) if own is None else own
+    loss = supposing(profile.loss, profile.layout, x, y, output, seen)
+    return output, torch.as_tensor(loss.mean(output, y))
+
+
+def _trial_batches(data: FederatedData, output_bytes: int) -> tuple[list[tuple[Inputs, Tensor]], Tensor]:
+    """Return samples of several clients, a few at a time, and the targets of all."""
+    rows = rows_of_several(data, trial_rows(output_bytes))
+    return [data.gather(part) for part in torch.split(rows, TRIAL_SAMPLES)], data.gather(rows)[1]
 
 
 def _fingerprint(values: Tensor) -> list[float] | None:
@@ -251,14 +281,16 @@ def first_samples(data: FederatedData) -> tuple[Inputs, Tensor]:
 
 
 def evaluated(
-    module: nn.Module, data: FederatedData, forward: Forward, params: Tensors | None = None
+    module: nn.Module, data: FederatedData, forward: Forward, output_bytes: int, params: Tensors | None = None
 ) -> Tensor:
     """Return what the model predicts for samples of several clients, in evaluation mode."""
-    x, y = data.gather(rows_of_several(data))
+    batches, _ = _trial_batches(data, output_bytes)
     training = module.training
     try:
         with torch.no_grad():
-            return _output(module.eval(), forward, x, y, params)[0]
+            module.eval()
+            outputs = [_output(module, forward, x, y, params)[0] for x, y in batches]
+            return torch.cat(outputs)
     finally:
         module.train(training)
 

@@ -7,13 +7,12 @@ they need as buffers, which `functional_call` sets for each client.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from partita.core import draws
 from partita.core.types import Tensors
+from partita.engine.model.frozen import lean_copy
 from partita.engine.model.normalize import MASK, mask_padding
 
 KEY = "batch_key"
@@ -58,7 +57,7 @@ class KeyedDropout(nn.Module):
 
 def stackable(module: nn.Module, keyed: bool = True) -> nn.Module:
     """Return a copy of the module with masked BatchNorm, dense gradients and, if `keyed`, keyed dropout."""
-    own = copy.deepcopy(module)
+    own = lean_copy(module)
     own.__dict__.pop(CACHE, None)  # the names of what is exchanged now
     return _swap(own, {}, keyed)
 
