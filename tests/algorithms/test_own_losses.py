@@ -237,7 +237,7 @@ def test_an_aggregator_combines_the_prototypes_of_each_class() -> None:
 
 @each(
     "attack",
-    [pt.attack.sign_flip(1e6), pt.attack.gaussian(1e3), pt.attack.nonfinite()],
+    [pt.attack.sign_flip(1e6), pt.attack.gaussian(1e3), pt.attack.nonfinite(), pt.attack.malformed()],
 )
 def test_attacks_meet_the_prototypes(attack: Any) -> None:
     method = pt.fedproto(LR, aggregate=pt.aggregate.coordinate_median(), weighting="uniform")
@@ -246,7 +246,7 @@ def test_attacks_meet_the_prototypes(attack: Any) -> None:
     assert all(r["personal"] is not None for r in honest)
     for i in (0, 2, 3):
         assert all(bool(torch.isfinite(v).all()) for v in run.personalized(i).values())
-    assert run.summary()["excluded"] == (["1"] if attack.name == "nonfinite" else [])
+    assert run.summary()["excluded"] == (["1"] if attack.name in ("nonfinite", "malformed") else [])
 
 
 # ---- what does not fit

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import partita as pt
-from algorithms.test_every_algorithm import CASES, make
+from algorithms.test_every_algorithm import CASES, RELATED, make
 from partita.algorithms import METHODS
 from partita.core.parts import Aggregator, Attack
 from partita.core.tree import NOT_FINITE, TOO_LARGE, faults
@@ -359,9 +359,15 @@ UNUSABLE += [pt.attack.malformed(how) for how in ("names", "shape", "broadcast",
 unusable = each("attack", UNUSABLE, ids=lambda a: " ".join(a.options.values()))
 
 
+RULES = [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)]
+
+
 @unusable
-@each("method", [pt.fedavg(lr=0.1), pt.fedalt("output", lr=0.1), pt.fedadam(0.1, 0.01)])
-@each("cohort", [None, 3])
+@each(
+    ("method", "cohort"),
+    [(method, cohort) for method in RULES for cohort in (None, 3)],
+    slow=lambda method, cohort: (method.name == "fedalt") == (cohort is None),
+)
 def test_with_a_byzantine_client_set_aside_as_without_it(
     attack: Any, method: Any, cohort: int | None
 ) -> None:
@@ -371,11 +377,9 @@ def test_with_a_byzantine_client_set_aside_as_without_it(
 SENDS = [name for name in METHODS if name in CASES and CASES[name].up and name != "pipeline"]
 
 
-@each("name", SENDS)
+@each("name", SENDS, slow=lambda name: name in RELATED)
 @each("attack", [pt.attack.nonfinite(), pt.attack.malformed()], ids=lambda a: a.name)
 def test_whatever_the_method(name: str, attack: Any) -> None:
-    if name == "fedproto" and attack.name == "malformed":
-        return  # it sends prototypes alone: there is no delta to have a wrong form
     method = make(name, CASES[name].options)
     assert_as_if_it_were_not_there(method, attack=attack, byzantine=["eve"])
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from partita.attack.base import attack, each_sends
 from partita.core.options import Option
 from partita.core.parts import Attack
-from partita.core.types import Upload
+from partita.core.types import Tensors, Upload
 
 KINDS = ("names", "shape", "broadcast", "weight", "greed")
 
@@ -41,14 +41,20 @@ def malformed(how: Annotated[str, Option("what is wrong with it", choices=KINDS)
 def _spoil(upload: Upload, how: str) -> Upload:
     if how in ("weight", "greed"):
         return upload._replace(weight=torch.tensor(-1.0 if how == "weight" else 1e15, dtype=torch.float64))
-    name = next((k for k, v in upload.delta.items() if v.numel()), None)
-    if name is None:  # a method that sends nothing
-        return upload
-    x = upload.delta[name]
+    if upload.delta:
+        return upload._replace(delta=_spoilt(upload.delta, how))
+    return upload._replace(extra=_spoilt(upload.extra, how))  # a method that sends no part of its model
+
+
+def _spoilt(sent: Tensors, how: str) -> Tensors:
+    """Return tensors with a wrong name or shape, if there are any."""
+    name = next((k for k, v in sent.items() if v.numel()), None)
+    if name is None:
+        return sent
+    x = sent[name]
     if how == "names":
-        rest = {k: v for k, v in upload.delta.items() if k != name}
-        return upload._replace(delta={**rest, f"{name}.other": x})
+        return {**{k: v for k, v in sent.items() if k != name}, f"{name}.other": x}
     wrong = x.reshape(-1)[:1] if how == "broadcast" else torch.cat([x.reshape(-1), x.reshape(-1)[:1]])
     if how == "broadcast" and wrong.shape == x.shape:  # a tensor of one entry: one more axis
         wrong = wrong.unsqueeze(0)
-    return upload._replace(delta={**upload.delta, name: wrong})
+    return {**sent, name: wrong}
