@@ -160,7 +160,6 @@ def seconds(work: Work, data: pt.FederatedData, executor: str, options: argparse
         executor=executor,
         device=options.device,
         evaluate_every=options.rounds,
-        metric="loss",
         baselines=False,
         progress=False,
         callbacks=[times],

@@ -47,6 +47,9 @@ WRITING = {
     "of another": lambda x, i: (2 * x).scatter_(1, i, x[:, 1:2]),
     "by name": lambda x, i: (2 * x).scatter_(dim=1, index=i, src=x[:, :1]),
     "bilinear": lambda x, i: F.bilinear(x, x[:, :2], x[:3, :, None] * x[0, :2], x[0, :3]),  # noqa: ARG005
+    "weight norm": lambda x, i: torch._weight_norm(x, x[:, :1] + 2, 0),  # noqa: ARG005
+    "weight norm of columns": lambda x, i: torch._weight_norm(x, x[:1] + 2, 1),  # noqa: ARG005
+    "weight norm of all": lambda x, i: torch._weight_norm(x, x[0, 0] + 2, -1),  # noqa: ARG005
 }
 
 

@@ -45,8 +45,17 @@ def _bilinear(
     return result if bias is None else result + bias
 
 
+def _weight_norm(mode: Functions, func: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:  # noqa: ARG001
+    """torch._weight_norm, of nn.utils.weight_norm: w = g v / ‖v‖, the norm over all axes but one."""
+    if not mode.apart(v, g):
+        return NotImplemented
+    others = [i for i in range(v.dim()) if i != dim % v.dim() or dim == -1]
+    return v * (g / torch.linalg.vector_norm(v, 2, others, keepdim=True))
+
+
 FORMS: dict[Any, Callable[..., Any]] = {
     F.adaptive_avg_pool2d: _adaptive_mean,
     Tensor.scatter_: _scatter,
     F.bilinear: _bilinear,
+    torch._weight_norm: _weight_norm,
 }
