@@ -145,12 +145,13 @@ def test_a_full_disk_is_an_error_and_no_wait(monkeypatch: pytest.MonkeyPatch) ->
     place = Outbox.place
 
     def full(self: Outbox, packed: Packed) -> Placed:
-        if any(buffer.nbytes for buffer in packed.buffers) and self.number == 0 and len(made) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        made.append(self)
+        if any(buffer.nbytes for buffer in packed.buffers):
+            placed.append(self)
+            if len(placed) > 2:  # both workers have their stage
+                raise OSError(errno.ENOSPC, "No space left on device")
         return place(self, packed)
 
-    made: list[Outbox] = []
+    placed: list[Outbox] = []
     monkeypatch.setattr(Outbox, "place", full)
     with pytest.raises(OSError, match="No space left"):
         federate(workers=2)
