@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import partita as pt
 from partita.core.types import Batch, Partition
 from partita.data import FederatedData
 from partita.engine.execute import Task, make_executor
+from partita.engine.execute.stack import Stack, lift
 from partita.engine.model.probe import examine
 from partita.engine.model.problem import ModelProblem
 
@@ -61,7 +64,7 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.seen = self.seen + x.detach().mean()
+            self.seen = self.seen + 1
         for block in (self.first, self.second):
             x = (
                 block(x)
@@ -102,26 +105,187 @@ def problem_of(model: nn.Module, samples: FederatedData) -> tuple[ModelProblem, 
 # ---- checkpointing
 
 
-@pytest.mark.parametrize("executor", ["loop", "pool"])
+@pytest.mark.parametrize("executor", ["loop", "pool", "vmap"])
 @pytest.mark.parametrize("norm", ["global", "static"])
-def test_the_same_as_without(executor, norm, cores) -> None:  # noqa: ARG001
-    """To the bit; statistics and buffers follow the forward pass once."""
-    plain, less = (federate(Deep(how), executor, norm=norm) for how in ("plain", "checkpointed"))
-    assert_same(plain, less)
-    assert not torch.equal(plain.shared["first.0.weight"], Deep("plain").first[0].weight)
-    assert plain.shared["seen"] != 0
+@pytest.mark.parametrize("how", ["checkpointed", "reentrant"])
+def test_the_same_as_without(executor, norm, how, cores) -> None:  # noqa: ARG001
+    """Statistics, buffers and draws follow the forward pass once."""
+    for dropped in (0.0, 0.5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # it is stacked
+            plain, less = (federate(Deep(h, dropped), executor, norm=norm) for h in ("plain", how))
+        assert_same(plain, less, 0.0 if executor in ("loop", "pool") else 1e-6)
+        assert not torch.equal(plain.shared["first.0.weight"], Deep("plain").first[0].weight)
+        assert plain.shared["seen"] != 0
+
+
+@pytest.mark.parametrize("method", [pt.scaffold(lr=0.1), pt.ditto(lr=0.1), pt.pfedme(lr=0.1)])
+def test_stacked_as_alone(method: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs = [federate(Deep("checkpointed", 0.3), executor, method=method) for executor in ("loop", "vmap")]
+    assert_same(*runs, 1e-5)
+
+
+def test_many_steps_are_traced() -> None:
+    """The trace has the operations of blocks that are computed again."""
+    work = {"rounds": 15, "epochs": 2, "evaluate_every": 15, "samples": data(torch.float64)}
+    runs = [federate(Deep("checkpointed", 0.3).double(), executor, **work) for executor in ("loop", "vmap")]
+    assert_same(*runs, 1e-9)
+
+
+class Counted(nn.Module):
+    """Blocks within a block, which count how often they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer, self.calls = nn.Linear(6, 6), nn.Linear(6, 4), list[str]()
+
+    def _inner(self, x: Tensor) -> Tensor:
+        self.calls.append("inner")
+        return torch.tanh(self.inner(x))
+
+    def _outer(self, x: Tensor) -> Tensor:
+        self.calls.append("outer")
+        return torch.sin(checkpoint(self._inner, x, use_reentrant=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.outer(checkpoint(self._outer, x, use_reentrant=False))
+        return found
+
+
+def bound(model: nn.Module, samples: FederatedData) -> tuple[Task, dict[str, Tensor]]:
+    profile = examine(model, samples, None, None)
+    params = {k: v.detach() for k, v in model.named_parameters()}
+    return Task(model, samples, Partition(tuple(params), ()), profile, params), params
+
+
+def gradient_of_two(problem: ModelProblem, params: dict[str, Tensor], samples: FederatedData) -> Any:
+    """Return the gradients of two stacked clients with three samples each."""
+    x, y = samples.gather(torch.arange(6).view(2, 3))
+    batches = Stack.of(Batch(x, y, None, torch.arange(2)), 2, rows=True)
+    models = Stack.of(params, 2, rows=False)
+    return lift(lambda p, b: problem.grad(p, b, tuple(params))[1], models, batches).full()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_blocks_are_computed_again(stacked: bool) -> None:
+    samples = data(torch.float64)
+    task, params = bound(Counted().double(), samples)
+    assert task.profile.behaviour.checkpoints
+    assert not task.profile.behaviour.recomputes
+    problem = task.together if stacked else task.alone
+    x, y = samples.gather(torch.arange(3, 6))
+    problem.training.calls = calls = []
+    if stacked:
+        gradient = {k: v[1] for k, v in gradient_of_two(problem, params, samples).items()}
+    else:
+        gradient = problem.grad(params, Batch(x, y, None, torch.tensor(1)), tuple(params))[1]
+    assert calls.count("outer") == 2
+    assert calls.count("inner") == 3  # once, again with the block around it, and again by itself
+    leaves = {k: v.clone().requires_grad_() for k, v in params.items()}
+    hidden = torch.sin(torch.tanh(x @ leaves["inner.weight"].T + leaves["inner.bias"]))
+    F.cross_entropy(hidden @ leaves["outer.weight"].T + leaves["outer.bias"], y).backward()
+    for k, v in leaves.items():
+        torch.testing.assert_close(gradient[k], v.grad)
+
+
+class Long(nn.Module):
+    """Blocks with many activations and few parameters."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.input, self.output = how, nn.Linear(6, 64), nn.Linear(64, 4)
+
+    def block(self, x: Tensor) -> Tensor:
+        for _ in range(10):
+            x = torch.tanh(x) * 1.1
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.input(x)
+        for _ in range(10):
+            x = self.block(x) if self.how == "plain" else checkpoint(self.block, x, use_reentrant=False)
+        found: Tensor = self.output(x)
+        return found
+
+
+class Living(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage()._cdata for t in args if isinstance(t, Tensor)}
+        for t in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(t, Tensor) and t.untyped_storage()._cdata not in known:
+                size = t.untyped_storage().nbytes()
+                self.bytes += size
+                self.most = max(self.most, self.bytes)
+                weakref.finalize(t.untyped_storage(), self._gone, size)
+        return result
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def test_stacked_clients_keep_the_inputs_of_blocks() -> None:
+    most = {}
+    for how in ("plain", "checkpointed"):
+        task, params = bound(Long(how), data())
+        with Living() as living:
+            gradient_of_two(task.together, params, data())
+        most[how] = living.most
+    assert most["checkpointed"] < 0.5 * most["plain"]
+
+
+class OwnWay(torch.autograd.Function):
+    """Computes a layer again in the backward pass, without torch.utils.checkpoint."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x, weight)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, _ = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            again = ctx.layer(x)
+        return torch.autograd.grad(again, x, grad)[0], grad.T @ x.detach(), None
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.output = nn.Linear(6, 6, bias=False), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.output(OwnWay.apply(x, self.layer.weight, self.layer))
+        return found
 
 
 @pytest.mark.parametrize("executor", ["vmap", "auto"])
-def test_it_is_not_stacked_and_says_why(executor) -> None:
+def test_other_ways_are_not_stacked_and_it_says_why(executor) -> None:
     with pytest.warns(UserWarning, match=r"cannot be stacked.*backward pass runs parts of the forward pass"):
-        fallen = federate(Deep("checkpointed"), executor)
-    assert_same(fallen, federate(Deep("plain")), 1e-6)
+        fallen = federate(Reversible(), executor, norm=None)
+    assert_same(fallen, federate(Reversible(), norm=None), 1e-6)
 
 
-def test_the_older_form_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^model='Deep': expected use_reentrant=False"):
-        federate(Deep("reentrant"))
+def test_torchs_own_functions_are_put_back() -> None:
+    before = vars(torch.utils.checkpoint).copy()
+    federate(Deep("checkpointed"), "vmap")
+    with pytest.raises(pt.Refused):
+        federate(Deep("checkpointed"), loss="no such loss")
+    assert {k for k, v in vars(torch.utils.checkpoint).items() if before.get(k) is not v} == set()
 
 
 def test_second_derivatives() -> None:

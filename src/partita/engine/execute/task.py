@@ -89,6 +89,7 @@ class Task:
             clients=self.data.clients,
             change=self.change,
             tracks=self.tracks,
+            checkpoints=profile.behaviour.checkpoints,
             recomputes=profile.behaviour.recomputes,
             functions=profile.behaviour.functions,
             objective=None if self.method_loss is None else self.method_loss(profile.loss),

@@ -6,22 +6,19 @@ its forward pass again in the backward pass, and whether it remembers something 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as calls
-from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from partita.core import check
 from partita.core.criterion import Criterion
 from partita.core.inputs import call, described
 from partita.core.types import Batch, Inputs, Tensors
+from partita.engine.model.checkpointing import Pass, computes_again
 from partita.engine.model.forward import Forward, in_place
 from partita.engine.model.functions import Functions
 from partita.engine.model.normalize import MASK, MaskedBatchNorm, static
@@ -37,6 +34,7 @@ class Behaviour(NamedTuple):
 
     buffers: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()  # the generators of the process that it draws from
+    checkpoints: bool = False  # whether it calls torch.utils.checkpoint
     recomputes: bool = False
     remembers: bool = False
     functions: bool = False  # whether it calls what `partita.engine.model.functions` replaces
@@ -52,8 +50,8 @@ class Behaviour(NamedTuple):
             )
         if self.recomputes:
             return (
-                "its backward pass runs parts of the forward pass again (torch.utils.checkpoint), which "
-                "cannot be done for several clients at once; do without where memory allows"
+                "its backward pass runs parts of the forward pass again in a way of its own, which cannot be "
+                "done for several clients at once; use torch.utils.checkpoint, or do without"
             )
         return "it remembers something of earlier passes" if self.remembers else ""
 
@@ -70,8 +68,9 @@ def observe(model: nn.Module, loss: Criterion, trials: Samples, forward: Forward
 def check_static(model: nn.Module, x: Inputs, device: torch.device) -> None:
     """Refuse norm="static" for a layer whose statistics go on where they should stay."""
     module = static(stackable(model).train())
-    start = _buffers(module)
-    with kept(device), torch.no_grad(), in_place(module, _tensors(module, start, device)):
+    start, key = _buffers(module), torch.zeros((), dtype=torch.int64, device=device)
+    tensors = _tensors(module, start, device)
+    with kept(device), torch.no_grad(), in_place(module, tensors), Pass(module, key):
         call(module, x)
         moved = _different(module, start)
     for name in moved:
@@ -93,7 +92,7 @@ def _observe(
     buffers: set[str] = set()
     draws: set[str] = set()
     outputs: list[Tensor] = []
-    recomputes = functions = False
+    checkpoints = recomputes = functions = False
     start = _buffers(module)
     versions = {k: p._version for k, p in module.named_parameters()}
     called: set[nn.Module] = set()
@@ -104,29 +103,35 @@ def _observe(
         set_all(max(0, i - 1), device)  # the second pass has all that the first one had
         before = state(device)
         with torch.set_grad_enabled(i == 0), in_place(module.train(), _tensors(module, start, device)):
-            watch, replaced = Watch(type(module).__name__), Functions(y.new_zeros((), dtype=torch.int64))
-            with watch, replaced if keyed else nullcontext():
+            key = y.new_zeros((), dtype=torch.int64)
+            replaced = Functions(key)
+            blocks = Pass(module, key, replaced if keyed else None, draws=True)
+            with replaced if keyed else nullcontext(), blocks:
                 output, own = _passed(module, forward, x, y)
                 value = own if own is not None else loss.mean(output, y) if i < 2 else output
             _check_parameters(module, versions)
             buffers |= set(_different(module, start))
+            checkpoints = checkpoints or blocks.used
             if i == 0:
-                recomputes = _recomputes(module, value) or watch.recomputes
+                recomputes = _recomputes(module, value)
         functions = functions or replaced.used
         outputs.append(output.detach())
         draws |= set(changed(before, device))
     for x, y in trials:
         before = state(device)
-        replaced = Functions(y.new_zeros((), dtype=torch.int64))
+        key = y.new_zeros((), dtype=torch.int64)
+        replaced = Functions(key)
         tensors, keys = _tensors(module, start, device), replaced if keyed else nullcontext()
-        with torch.no_grad(), in_place(module.eval(), tensors), keys:
+        with torch.no_grad(), in_place(module.eval(), tensors), keys, Pass(module, key):
             _passed(module, forward, x, y)
         functions = functions or replaced.used
         draws |= set(changed(before, device))
     if draws:  # it may have left out a layer in each of the passes
         buffers |= {f"{k}.running_mean".lstrip(".") for k in _uncalled(module.train(), called)}
     remembers = _apart(*outputs[:2])
-    return Behaviour(_whole(module, buffers), tuple(sorted(draws)), recomputes, remembers, functions)
+    return Behaviour(
+        _whole(module, buffers), tuple(sorted(draws)), checkpoints, recomputes, remembers, functions
+    )
 
 
 def _passed(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -135,7 +140,7 @@ def _passed(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[
         if forward.labels:
             return forward.with_loss(module, Batch(x, y, None, y.new_zeros(())))
         return forward(module, x), None
-    except (_Reentrant, check.Refused):
+    except check.Refused:
         raise
     except Exception as error:
         mode = "training" if module.training else "evaluation"
@@ -164,49 +169,25 @@ def _check_parameters(module: nn.Module, versions: dict[str, int]) -> None:
 
 
 def _recomputes(module: nn.Module, value: Tensor) -> bool:
-    """Return whether modules are called while the gradient is taken; refuse a model that has none."""
+    """Return whether modules are called while the gradient is taken, but for those of checkpointed blocks.
+
+    A model that has no gradient is refused.
+    """
     moving = [p for p in module.parameters() if p.requires_grad]
-    watch = Watch(type(module).__name__, backward=True)
+    own, called = set(module.modules()), list[nn.Module]()
+
+    def note(layer: nn.Module, inputs: Any) -> None:  # noqa: ARG001
+        called.extend([layer] if layer in own and not computes_again() else [])
+
+    hook = register_module_forward_pre_hook(note)
     try:
-        with watch:
-            torch.autograd.grad(value, moving, allow_unused=True)
+        torch.autograd.grad(value, moving, allow_unused=True)
     except Exception as error:
         allowed = f"a model whose gradient can be taken: {check.reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
-    return watch.recomputes
-
-
-class Watch(TorchFunctionMode):
-    """Looks at who calls torch: checkpointing, and modules while a gradient is taken."""
-
-    def __init__(self, model: str, backward: bool = False) -> None:
-        super().__init__()
-        self.model, self.backward, self.recomputes = model, backward, False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not _recomputes.__code__:
-            file, name = frame.f_code.co_filename, frame.f_code.co_qualname
-            if file == checkpoint.__file__ and name == "CheckpointFunction.forward":
-                raise _Reentrant
-            if file == checkpoint.__file__ or (self.backward and file == calls.__file__):
-                self.recomputes = True
-            frame = frame.f_back
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        if isinstance(error, _Reentrant):
-            raise check.fail(
-                "model",
-                self.model,
-                "use_reentrant=False where it calls torch.utils.checkpoint.checkpoint: the older form takes "
-                "no gradient with respect to given parameters, and none where its inputs need none",
-            ) from None
-
-
-class _Reentrant(Exception):
-    """Raised inside a pass that uses the older form of checkpointing."""
+    finally:
+        hook.remove()
+    return bool(called)
 
 
 def _tensors(module: nn.Module, buffers: Tensors, device: torch.device) -> Tensors:

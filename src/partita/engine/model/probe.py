@@ -31,6 +31,7 @@ from partita.core.types import Batch, Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
 from partita.engine.model.by_sample import rows_of_several, trial_rows
+from partita.engine.model.checkpointing import Pass
 from partita.engine.model.features import layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
@@ -300,7 +301,7 @@ def _output(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the prediction for a batch without padding, and the model's own loss, if it is to be used."""
     key = torch.zeros((), dtype=torch.int64, device=y.device)
-    with in_place(module, {**(params or {}), **batch_buffers(module, key, None)}):
+    with in_place(module, {**(params or {}), **batch_buffers(module, key, None)}), Pass(module, key):
         if forward.labels:
             return forward.with_loss(module, Batch(x, y, None, key))
         return forward(module, x), None

@@ -1,7 +1,8 @@
 """A model, its loss and its metric as functions of named tensors: what a local rule may ask.
 
 There are two forms of the same problem: the reference differentiates any module with plain autograd, the
-stacked one with `torch.func`, so that `vmap` can run it for many clients.
+stacked one with `torch.func`, so that `vmap` can run it for many clients. Where a model computes blocks again
+instead of keeping their activations, the stacked form is plain autograd too, below `vmap`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import (
+    _add_batch_dim,
+    _remove_batch_dim,
+    get_inplace_requires_grad_allowed,
+    get_unwrapped,
+    maybe_current_level,
+    set_inplace_requires_grad_allowed,
+)
 from torch.func import grad_and_value
 
 from partita.augment.base import Augmentation, augmented
@@ -25,6 +34,7 @@ from partita.core.inputs import functional
 from partita.core.inputs import tensors as tensors_in
 from partita.core.metrics import ClientMetric
 from partita.core.types import Batch, Inputs, Layout, Partition, Scores, Tensors
+from partita.engine.model.checkpointing import Pass
 from partita.engine.model.finished import everyone, unless
 from partita.engine.model.forward import Forward, in_place
 from partita.engine.model.functions import Functions
@@ -71,7 +81,9 @@ class ModelProblem:
     measuring: nn.Module = field(default_factory=nn.Identity)
     half: bool = False
     last: bool = False  # images have their channels last, which convolutions on a CPU like
-    recomputes: bool = False  # parts of the forward pass run again in the backward pass (checkpointing)
+    checkpoints: bool = False  # the model calls torch.utils.checkpoint
+    keeps: bool = False  # all the same, no block is computed again
+    recomputes: bool = False  # parts of the forward pass run again in the backward pass, in another way
     draws: OwnDraws = field(default_factory=OwnDraws)
     functions: bool = False  # whether the model calls what `partita.engine.model.functions` replaces
     objective: Criterion | None = None  # what the method makes of the loss; None: nothing
@@ -110,7 +122,8 @@ class ModelProblem:
             )
             return products[1]
         batch = constants(self, self.minimized, self.augmented(batch))
-        plain = replace(self, last=False)  # forward derivatives of some layers want channels first
+        # forward derivatives of some layers want channels first, and those of blocks all activations
+        plain = replace(self, last=False, keeps=True)
         point = tree.pick(params, direction)
         if self.recomputes:  # what `torch.func` cannot do
             with self.draws.of(batch.key):
@@ -181,17 +194,29 @@ class ModelProblem:
     @contextmanager
     def computing(self, key: Tensor) -> Iterator[None]:
         """Compute a pass on the batch of this key, in bfloat16 where the run does."""
-        half = torch.autocast(key.device.type, torch.bfloat16, self.half, cache_enabled=False)
-        with half, self._functions(key):
+        with self._half(key), self._functions(key, self._half):
             yield
+
+    def _half(self, key: Tensor) -> AbstractContextManager[Any]:
+        """Return the context of computing in bfloat16 where the run does."""
+        return torch.autocast(key.device.type, torch.bfloat16, self.half, cache_enabled=False)
 
     def widened(self, output: Tensor) -> Tensor:
         """Return what came out of such a pass in the precision of losses."""
         return output.float() if self.half else output
 
-    def _functions(self, key: Tensor) -> AbstractContextManager[Any]:
-        """Return the context of a pass on the batch of this key, for what the model calls."""
-        return Functions(key) if self.functions else nullcontext()
+    @contextmanager
+    def _functions(
+        self, key: Tensor, context: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext
+    ) -> Iterator[None]:
+        """Pass the batch of this key through the model, with what it calls replaced, in this context."""
+        with Functions(key) if self.functions else nullcontext() as functions:
+            if not self.checkpoints:
+                yield
+                return
+            seeded = self.draws.seeded
+            with Pass(self.training, key, functions, lambda: context(key), self.keeps, seeded):
+                yield
 
     def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:
         """Return the buffers after the pass; those of channels that took no part stay as they were."""
@@ -275,6 +300,7 @@ def make_problem(
     clients: int = 1,
     change: Change | None = None,
     tracks: bool = True,
+    checkpoints: bool = False,
     recomputes: bool = False,
     functions: bool = False,
     objective: Criterion | None = None,
@@ -299,13 +325,14 @@ def make_problem(
         metrics=metrics,
         training=training,
         evaluation=evaluation,
-        differentiate=_functional if stacked else _autograd,
+        differentiate=(_below if checkpoints else _functional) if stacked else _autograd,
         owns_gradients=not stacked,
         forward=forward or Forward(),
         initial=initial or {},
         clients=clients,
         change=change,
         measuring=measuring,
+        checkpoints=checkpoints,
         recomputes=recomputes,
         functions=functions,
         objective=objective,
@@ -334,16 +361,66 @@ def _autograd(
 ) -> tuple[Tensor, Tensors, Tensors]:
     """Return f, its gradient and the buffers; the tensors stay in place until the gradient is taken."""
     leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
-    tensors = problem.placed(params, batch)(leaves)
+    value, raw, buffers = _differentiated(problem, params, batch, leaves, leaves, lambda value: value)
+    return value, dict(zip(leaves, _owned(raw, list(leaves.values())))), buffers
+
+
+def _below(
+    problem: ModelProblem, params: Tensors, batch: Batch, moving: Tensors
+) -> tuple[Tensor, Tensors, Tensors]:
+    """Return f, its gradient and the buffers by plain autograd below `vmap`, of all clients at once.
+
+    Blocks that are computed again meet `vmap` still in force; `torch.func` has no way for them.
+    """
+    level = maybe_current_level()
+    if level is None:  # clients that do not differ yet
+        return _autograd(problem, params, batch, moving)
+    clients = get_unwrapped(batch.key).shape[0]
+
+    def rows(x: Tensor) -> Tensor:
+        return _remove_batch_dim(x, level, clients, 0)
+
+    with _requiring_gradients():
+        leaves = {k: rows(v).detach().requires_grad_() for k, v in moving.items()}
+    stacked = {k: _add_batch_dim(v, 0, level) for k, v in leaves.items()}
+    value, raw, buffers = _differentiated(
+        problem, params, batch, stacked, leaves, lambda value: rows(value).sum()
+    )
+    gradient = dict(zip(leaves, _owned(raw, list(leaves.values()))))
+    return value, {k: _add_batch_dim(g, 0, level) for k, g in gradient.items()}, buffers
+
+
+@contextmanager
+def _requiring_gradients() -> Iterator[None]:
+    """Let tensors below `vmap` require gradients."""
+    before = get_inplace_requires_grad_allowed()
+    set_inplace_requires_grad_allowed(True)
+    try:
+        yield
+    finally:
+        set_inplace_requires_grad_allowed(before)
+
+
+def _differentiated(
+    problem: ModelProblem,
+    params: Tensors,
+    batch: Batch,
+    moving: Tensors,
+    leaves: Tensors,
+    number: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Sequence[Tensor | None], Tensors]:
+    """Return f at `moving`, the gradient of its number with respect to the leaves, and the buffers."""
+    tensors = problem.placed(params, batch)(moving)
+    again = problem.checkpoints or problem.recomputes
     with in_place(problem.training, tensors):
         with torch.enable_grad():
             value = problem.value(batch)
+            total = number(value)
         # what is called again in the backward pass moves its statistics again
-        once = {k: problem.training.get_buffer(k).clone() for k in problem.buffers if problem.recomputes}
-        raw = _gradient(value, list(leaves.values()))
-    gradient = dict(zip(leaves, _owned(raw, list(leaves.values()))))
+        once = {k: problem.training.get_buffer(k).clone() for k in problem.buffers if again}
+        raw = _gradient(total, list(leaves.values()))
     buffers = problem.after(params, {**tensors, **once}, batch)
-    return value.detach(), gradient, {k: v.detach() for k, v in buffers.items()}
+    return value.detach(), raw, {k: v.detach() for k, v in buffers.items()}
 
 
 def _twice(
