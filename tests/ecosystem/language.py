@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samples import CLASSES, END, VOCABULARY, Foreign, images, sound, text
+from samples import CLASSES, END, VOCABULARY, Foreign, images, lists, sound, text
 
 
 def _transformers(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
@@ -76,6 +76,15 @@ AUDIO: dict[str, Any] = {
 }
 
 
+def _checkpointed(base: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = base()
+        model.gradient_checkpointing_enable()
+        return model
+
+    return build
+
+
 def _lora(model: str, config: str, task: str, targets: list[str], method: str = "LoraConfig", **options: Any):
     base = _transformers(model, config, **options)
 
@@ -129,6 +138,12 @@ LANGUAGE: dict[str, Foreign] = {
     ),
     "BERT, tokens": Foreign(
         "transformers", _transformers("BertForTokenClassification", "BertConfig", **BERT), text("tokens")
+    ),
+    "BERT, tokens in lists, its own loss": Foreign(
+        "transformers",
+        _transformers("BertForTokenClassification", "BertConfig", **BERT),
+        lists("tokens"),
+        {"loss": "model"},
     ),
     "GPT-2": Foreign(
         "transformers",
@@ -194,6 +209,9 @@ LANGUAGE: dict[str, Foreign] = {
     "T5, from text to text": Foreign(
         "transformers", _transformers("T5ForConditionalGeneration", "T5Config", **T5), text("causal"), CAUSAL
     ),
+    "T5, from text to text in lists": Foreign(
+        "transformers", _transformers("T5ForConditionalGeneration", "T5Config", **T5), lists("causal"), CAUSAL
+    ),
     "T5, classes": Foreign(
         "transformers",
         _transformers("T5ForSequenceClassification", "T5Config", **T5, num_labels=CLASSES),
@@ -244,6 +262,12 @@ LANGUAGE: dict[str, Foreign] = {
         "peft",
         _lora("LlamaForCausalLM", "LlamaConfig", "CAUSAL_LM", ["q_proj", "v_proj"], **LLAMA),
         text("causal"),
+        CAUSAL,
+    ),
+    "LoRA on Llama, checkpointed": Foreign(
+        "peft",
+        _checkpointed(_lora("LlamaForCausalLM", "LlamaConfig", "CAUSAL_LM", ["q_proj", "v_proj"], **LLAMA)),
+        lists("causal"),
         CAUSAL,
     ),
     "LoRA on BERT": Foreign(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samples import CLASSES, Foreign, vectors
+from samples import CLASSES, VOCABULARY, Foreign, lists, vectors
 
 
 def _seeded(kind: Callable[..., nn.Module], *args: Any, **options: Any) -> Callable[[], nn.Module]:
@@ -31,6 +31,20 @@ class Encoder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.encoder(x).mean(1) if self.first else self.encoder(x.transpose(0, 1)).mean(0))
+
+
+class Tagger(nn.Module):
+    """nn.TransformerEncoder as it is by default, with a mask of padding, and a class for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, input_ids: torch.Tensor, src_key_padding_mask: torch.Tensor) -> torch.Tensor:
+        x = self.encoder(self.embedding(input_ids), src_key_padding_mask=src_key_padding_mask)
+        return self.head(x)
 
 
 class Pair(nn.Module):
@@ -75,6 +89,7 @@ LAYERS: dict[str, Foreign] = {
     # torch.nn
     "TransformerEncoder": Foreign("torch.nn", _seeded(Encoder, True), vectors(5, 16)),
     "TransformerEncoder, samples second": Foreign("torch.nn", _seeded(Encoder, False), vectors(5, 16)),
+    "TransformerEncoder, a mask of padding": Foreign("torch.nn", _seeded(Tagger), lists("tokens")),
     "Transformer": Foreign("torch.nn", _seeded(Pair), vectors(5, 16, inputs=2)),
     "MultiheadAttention": Foreign("torch.nn", _seeded(Attention), vectors(5, 16)),
     "LSTM": Foreign("torch.nn", _seeded(Recurrent, nn.LSTM), vectors(5, 6)),

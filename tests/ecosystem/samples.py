@@ -92,6 +92,22 @@ def text(kind: str = "classes") -> Callable[[], pt.FederatedData]:
     return make
 
 
+def lists(kind: str = "classes") -> Callable[[], pt.FederatedData]:
+    """Return the same texts as lists of different lengths, whose masks are made."""
+
+    def make() -> pt.FederatedData:
+        rng = np.random.default_rng(0)
+        ids = [rng.integers(5, VOCABULARY, n) for n in rng.integers(3, LENGTH + 1, CLIENTS * PER_CLIENT)]
+        y: Any = rng.integers(0, CLASSES, len(ids))
+        if kind != "classes":
+            y = ids if kind == "causal" else [rng.integers(0, CLASSES, len(x)) for x in ids]
+        client = np.repeat(np.arange(CLIENTS), PER_CLIENT)
+        test = np.tile(np.arange(PER_CLIENT) >= PER_CLIENT - 2, CLIENTS)
+        return pt.data.from_arrays({"input_ids": ids}, y, client, test=test, validation=0)
+
+    return make
+
+
 def sound() -> pt.FederatedData:
     """Return waves of random numbers in three classes."""
     rng = np.random.default_rng(0)

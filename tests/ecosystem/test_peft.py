@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +252,22 @@ def test_a_clients_model_is_saved_and_generates(tmp_path: Path) -> None:
     words = model.generate(input_ids=prompt, max_new_tokens=5, do_sample=False)
     assert words.shape[1] > prompt.shape[1]
     assert torch.equal(words, again.generate(input_ids=prompt, max_new_tokens=5, do_sample=False))
-    merged = model.merge_and_unload()
+    merged = copy.deepcopy(model).merge_and_unload()  # it writes into the base, which all clients share
     with torch.no_grad():
         torch.testing.assert_close(merged(**x).logits, output, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run.client(1).model()(**x).logits, output)
+
+
+def test_the_blocks_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them do nothing without peft, which the tests of the other documents lack."""
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "lora.md"
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    assert (tmp_path / "ann" / "adapter_config.json").is_file()
 
 
 def test_the_example_on_a_checkpoint(

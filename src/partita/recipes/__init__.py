@@ -23,6 +23,7 @@ from partita.recipes.fedplus import (
     fedplus_stragglers,
     fedplus_synthetic,
 )
+from partita.recipes.lora import lora
 from partita.recipes.memory import partial_memory
 from partita.recipes.offices import offices
 from partita.recipes.partial import partial_harm, partial_splits
@@ -46,6 +47,7 @@ RECIPES: dict[str, Recipe] = {
     "digits": digits,
     "offices": offices,
     "byzantine": byzantine,
+    "lora": lora,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,
     "partial-memory": partial_memory,
@@ -73,6 +75,7 @@ RECIPES: dict[str, Recipe] = {
 TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byzantine": ("", ("femnist",)),
+    "lora": ("", ("shakespeare",)),
     "partial-splits": ("data", TASK),
     "partial-harm": ("data", TASK),
     "ffgg-real": ("data", TASK),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import partita as pt
 from partita.augment.base import augmented
 from partita.core import check, draws
 from partita.data import FederatedData
+from partita.engine.model import augmenting
 from support import each
 
 RNG = np.random.default_rng(0)
@@ -126,7 +128,7 @@ def impure(x: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         (lambda x, _: x + torch.randn_like(x), "from the key"),
         (lambda x, key: -x if key > 0 else x, "when samples are stacked"),
         (impure, "two results for one key"),
-        (pt.augment.of("image", pt.augment.flip()), "one of the inputs"),
+        (pt.augment.of("image", pt.augment.flip()), "x is a single input"),
     ],
 )
 def test_what_is_no_augmentation_is_refused_before_any_work(augment: Any, message: str) -> None:
@@ -170,3 +172,32 @@ def test_sequences_have_one_width_so_that_draws_do_not_depend_on_others() -> Non
         for executor in ("loop", "vmap")
     ]
     assert torch.allclose(runs[0].shared["output.weight"], runs[1].shared["output.weight"], atol=1e-6)
+
+
+class Frames(nn.Module):
+    """A model that takes a mask."""
+
+    def forward(self, frames: Tensor, attention_mask: Tensor) -> Tensor:
+        return frames.sum((-2, -1)) / attention_mask.sum(-1)
+
+
+def test_bands_of_time_lie_within_short_sequences() -> None:
+    frames = [np.ones((n, 1), np.float32) for n in np.where(np.arange(200) % 2, 100, 5)]
+    samples = pt.data.from_arrays({"frames": frames}, np.arange(200) % 3, np.zeros(200, int))
+    mask = pt.augment.of("frames", pt.augment.time_mask(3, axis=0))
+    x, _ = augmenting.prepared(mask, samples.masked_for(Frames())).client(0)
+    length = x["attention_mask"].sum(1)
+    left = [augmented(mask, x, torch.tensor(key))["frames"].sum((1, 2)) for key in range(5)]
+    for n in (5, 100):
+        hidden = torch.cat([row[length == n] < n for row in left]).double().mean()
+        assert float(hidden) == pytest.approx(0.75, abs=0.06)  # a band has 0 to 3 steps
+
+
+def test_sequences_without_a_mask_are_told_of() -> None:
+    frames = [np.ones((n, 2), np.float32) for n in (2, 5, 3, 9)]
+    samples = pt.data.from_arrays(frames, [0, 1, 0, 1], [0, 0, 1, 1], test=0, validation=0)
+    for step, warned in ((pt.augment.time_mask(2, axis=0), True), (pt.augment.time_mask(1), False)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            augmenting.prepared(pt.augment.compose(step), samples)
+        assert any("reaches into the padding" in str(w.message) for w in said) == warned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,33 @@ def test_another_base_is_refused_on_resume(tmp_path: Any) -> None:
         other.get_parameter("2.weight").add_(0.1)
     with pytest.raises(pt.Refused):
         federate(other, out=tmp_path / "run", resume=True, rounds=3)
+
+
+class Narrow(nn.Module):
+    """A frozen base of 16 bits, and adapters of 32 around it, as peft makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 40)).to(torch.bfloat16)
+        self.base.requires_grad_(False)
+        self.down, self.up, self.output = nn.Linear(8, 2), nn.Linear(2, 40), nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.base(x.to(torch.bfloat16) + self.down(x).sum(1, keepdim=True).to(torch.bfloat16))
+        found: Tensor = self.output(torch.tanh(hidden.float() + self.up(self.down(x))))
+        return found
+
+
+def test_a_base_of_16_bits_is_stacked_within_its_roundings() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be stacked")
+        loop, stacked = (federate(Narrow(), executor=executor) for executor in ("loop", "vmap"))
+    start = Narrow().state_dict()
+    moved = torch.cat([(v - start[k]).flatten() for k, v in loop.shared.items()]).norm()
+    apart = torch.cat([(v - stacked.shared[k]).flatten() for k, v in loop.shared.items()]).norm()
+    assert apart < 0.05 * moved
+    assert loop.client(0).model().base[0].weight.dtype == torch.bfloat16
 
 
 # ---- batches of evaluations

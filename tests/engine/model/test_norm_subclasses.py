@@ -158,8 +158,11 @@ def scores(run: pt.Run) -> list[Any]:
     return [row[k] for row in run.metrics for k in ("train_loss", "test.global", "test.personal")]
 
 
-@every_subclass
-@each("norm", NORMS)
+@each(
+    ("kind", "norm"),
+    [(kind, norm) for kind in ALIKE for norm in NORMS],
+    slow=lambda kind, norm: kind != "NormAct" and norm != "global",
+)
 def test_a_subclass_is_treated_as_batchnorm(kind, norm) -> None:
     """To the bit alone, and as close as stacks come to it; clients have short batches, and one sample."""
     subclass, plain = (federate(net(layer), norm) for layer in ALIKE[kind])

@@ -57,6 +57,25 @@ def test_pieces_give_the_gradient_of_the_whole(loss: Any, executor: str) -> None
     close(trained(pt.fedavg(0.05, accumulate=6), network(), batch=1, **options), whole)
 
 
+WEIGHT = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+
+
+@each(
+    "loss",
+    [
+        lambda output, target: nn.functional.cross_entropy(output, target, weight=WEIGHT),
+        lambda output, target: nn.functional.cross_entropy(output, target, reduction="sum"),
+        lambda output, target, features: output.std() + nn.functional.cross_entropy(output, target),  # noqa: ARG005
+    ],
+    ids=["weights", "sum", "features"],
+)
+def test_a_loss_that_is_no_mean_over_its_pieces_is_refused(loss: Any) -> None:
+    for executor in ("loop", "vmap"):
+        with pytest.raises(ValueError, match=r"^accumulate=3: the loss of a batch is not the mean"):
+            trained(pt.fedavg(0.1, accumulate=3), network(), loss=loss, batch=2, executor=executor)
+    trained(pt.fedavg(0.1), network(), loss=loss, batch=6, executor="loop")
+
+
 def test_clipping_acts_on_the_gradient_of_the_whole() -> None:
     options = {"momentum": 0.9, "max_grad_norm": 0.1}
     one = trained(pt.fedprox(0.3, 0.5, **options), network(), batch=6)

@@ -250,6 +250,12 @@ def test_mistakes_are_told(settings: dict[str, Any], message: str) -> None:
         federate(**{"loss": lengths, "model": Deep().double(), "norm": "global", **settings})
 
 
+def test_a_submodule_that_is_none_is_refused_even_if_nobody_asks() -> None:
+    with pytest.raises(ValueError, match=r"^features='nohere': expected a submodule of Deep"):
+        federate("cross_entropy", model=Deep().double(), norm="global", features="nohere")
+    federate("cross_entropy", model=Deep().double(), norm="global", features="encoder")
+
+
 def test_counts_of_numbers_are_refused() -> None:
     def loss(output: Tensor, target: Tensor, class_counts: Tensor) -> Tensor:
         return F.mse_loss(output, target) + class_counts.sum()

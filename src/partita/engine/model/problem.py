@@ -215,7 +215,8 @@ class ModelProblem:
                 yield
                 return
             seeded = self.draws.seeded
-            with Pass(self.training, key, functions, lambda: context(key), self.keeps, seeded):
+            blocks = Pass(self.training, key, functions, lambda: context(key), self.keeps, seeded)
+            with blocks, _requiring_gradients():  # transformers ask for gradients of what enters a block
                 yield
 
     def after(self, params: Tensors, tensors: Tensors, batch: Batch) -> Tensors:

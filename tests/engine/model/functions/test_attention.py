@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+import partita as pt
 from partita.engine.model.functions import Functions
 from support import each
 
@@ -214,3 +217,39 @@ def test_modules_with_attention_alone_stacked_and_padded(make) -> None:
     first = {k: v[0] for k, v in params.items()}
     with torch.no_grad():  # by the fast path, where there is one
         torch.testing.assert_close(result[0], functional_call(module, first, (x[0],)), rtol=1e-6, atol=1e-6)
+
+
+class Tagger(nn.Module):
+    """An encoder as it is by default: in evaluation it would pack its sequences into a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.output = nn.Embedding(9, 8), nn.Linear(8, 3)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, input_ids: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+        found: Tensor = self.output(
+            self.encoder(self.embedding(input_ids), src_key_padding_mask=src_key_padding_mask)
+        )
+        return found
+
+
+def test_an_encoder_with_a_mask_of_padding_is_stacked() -> None:
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 9, n) for n in rng.integers(2, 9, 24)]
+    data = pt.data.from_arrays(
+        {"input_ids": texts}, [text % 3 for text in texts], np.repeat(list("abc"), 8), test=0.25
+    )
+    work = {"rounds": 2, "steps": 2, "batch": 3, "baselines": False, "progress": False}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be stacked")
+        loop, stacked = (
+            pt.federate(Tagger(), data, pt.fedavg(lr=0.1), executor=e, **work) for e in ("loop", "vmap")
+        )
+    for k, v in loop.shared.items():
+        torch.testing.assert_close(stacked.shared[k], v, rtol=1e-4, atol=1e-6)
+    assert [r["test.global.loss"] for r in stacked.metrics if "test.global.loss" in r] == pytest.approx(
+        [r["test.global.loss"] for r in loop.metrics if "test.global.loss" in r], rel=1e-5
+    )

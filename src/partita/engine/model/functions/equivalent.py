@@ -53,9 +53,15 @@ def _weight_norm(mode: Functions, func: Any, v: Tensor, g: Tensor, dim: int = 0)
     return v * (g / torch.linalg.vector_norm(v, 2, others, keepdim=True))
 
 
+def _fits_nested(mode: Functions, func: Any, x: Tensor, mask: Tensor, **named: Any) -> Any:  # noqa: ARG001
+    """torch._nested_tensor_from_mask_left_aligned: whether nn.TransformerEncoder may pack its sequences."""
+    return False if mode.apart(x, mask) else NotImplemented
+
+
 FORMS: dict[Any, Callable[..., Any]] = {
     F.adaptive_avg_pool2d: _adaptive_mean,
     Tensor.scatter_: _scatter,
     F.bilinear: _bilinear,
     torch._weight_norm: _weight_norm,
+    torch._nested_tensor_from_mask_left_aligned: _fits_nested,
 }
