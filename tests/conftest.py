@@ -6,8 +6,10 @@ import functools
 import gc
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Tests compare with numbers of the CPU; PARTITA_TEST_CUDA=1 lets tests/test_cuda.py see the GPU.
@@ -19,11 +21,13 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS
 import hypothesis
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 
 from partita import cli
+from partita.cli import catalogue
 from partita.engine import description
 from partita.engine.execute import Auto
-from support import Command, Done
+from support import Command, Done, Selected
 
 torch.set_num_threads(1)
 
@@ -37,9 +41,20 @@ hypothesis.settings.load_profile("repeatable")
 torch.manual_seed(0)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests that loop over cases leave out the slow ones where slow tests are left out."""
+    Selected.slow = config.option.markexpr != "not slow"
+
+
 @pytest.fixture
 def brief_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients alone train a few rounds only, in tests that do not look at how far they get."""
+    monkeypatch.setattr("partita.engine.settings.MOST_ROUNDS", 5)
+
+
+@pytest.fixture
+def longer_baselines(brief_baselines: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Let them get further, in tests that compare with them."""
     monkeypatch.setattr("partita.engine.settings.MOST_ROUNDS", 20)
 
 
@@ -91,6 +106,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # every run notes the versions of its libraries: they are read from disk once
 description.version = functools.cache(description.version)  # type: ignore[attr-defined]
+# and the catalogue looks up the file of every part for each page
+catalogue._file = functools.cache(catalogue._file)
+
+# torch notes the whole stack of calls, with the text of its lines, at each operation that it writes down:
+# under pytest the stack is deep, and nobody reads it
+fake_tensor.traceback = SimpleNamespace(  # type: ignore[attr-defined]
+    **{**vars(traceback), "extract_stack": traceback.StackSummary}
+)
 
 
 def pytest_collection_finish() -> None:

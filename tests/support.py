@@ -18,13 +18,23 @@ import partita as pt
 Test = Callable[..., None]
 
 
+class Selected:
+    """What this session runs; `conftest.py` sets it."""
+
+    slow = True
+
+
 def each(
-    names: str | Sequence[str], cases: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] | None = None
+    names: str | Sequence[str],
+    cases: Iterable[Any],
+    ids: Iterable[str] | Callable[[Any], str] | None = None,
+    slow: Callable[..., bool] | None = None,
 ) -> Callable[[Test], Test]:
     """Run a test for each case as `pytest.mark.parametrize` does, but as one test, for cases that are cheap.
 
-    All cases are tried, and the failure names each one that does not pass; none can be skipped. Each case
-    begins from the seed of every test, and has a `tmp_path` and a `monkeypatch` of its own.
+    All cases are tried, and the failure names each one that does not pass; none can be skipped. Cases that
+    are `slow` are tried where slow tests are: by `make test-all`. Each case begins from the seed of every
+    test, and has a `tmp_path` and a `monkeypatch` of its own.
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = list(_labelled(cases, arguments))
@@ -32,19 +42,22 @@ def each(
         labels = ["-".join(map(ids, values)) for _, values in table] if callable(ids) else ids
         table = [(label, values) for label, (_, values) in zip(labels, table, strict=True)]
     assert table, "there are no cases"
+    usual = [case for case in table if slow is None or not slow(*case[1])]
+    assert usual, "all cases are slow"
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
         def loop(**fixtures: Any) -> None:
             failures: dict[str, BaseException] = {}
-            for number, (label, values) in enumerate(table):
+            tried = table if Selected.slow else usual
+            for number, (label, values) in enumerate(tried):
                 torch.manual_seed(0)
                 try:
                     _call(test, fixtures, number, dict(zip(arguments, values, strict=True)))
                 except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                     failures[f"{number}, {label}: {type(error).__name__}: {error}"] = error
             if failures:
-                told = "\n".join([f"{len(failures)} of {len(table)} cases", *failures])
+                told = "\n".join([f"{len(failures)} of {len(tried)} cases", *failures])
                 raise AssertionError(told) from next(iter(failures.values()))
 
         for name in [name for name in vars(loop) if "hypothesis" in name]:

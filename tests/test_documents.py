@@ -94,7 +94,9 @@ def shorter(page: Path, text: str) -> str:
     ],
 )
 @pytest.mark.usefixtures("elsewhere")
-def test_the_blocks_of_a_page_run_in_order(page: Path) -> None:
+def test_the_blocks_of_a_page_run_in_order(page: Path, request: pytest.FixtureRequest) -> None:
+    if page.name == "README.md":
+        request.getfixturevalue("longer_baselines")
     if "pt.track.TensorBoard" in page.read_text() and importlib.util.find_spec("tensorboard") is None:
         pytest.skip("tensorboard is not installed")
     if "pt.tune(" in page.read_text() and importlib.util.find_spec("optuna") is None:
@@ -203,6 +205,7 @@ STORED = (
     "fedplus-mnist",
     "fedplus-stragglers",
     "byzantine",
+    "lora",
     "embracing-",
 )
 
@@ -226,6 +229,7 @@ def check_experiment(options: dict[str, Any]) -> None:
 # ---- examples
 
 
+@pytest.mark.usefixtures("longer_baselines")
 def test_own_model_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     script = EXAMPLES / "own_model.py"
     lines = [

@@ -28,7 +28,7 @@ from partita.engine.execute.plan import Plan, draw, start_keys
 from partita.engine.store.files import read_jsonl
 from partita.schedule import Running, StageSpec
 from reference import plain, plain_fedplus, plain_ffgg, plain_full, plain_losses, plain_persafl
-from support import each
+from support import Selected, each
 
 # ---- the methods
 
@@ -474,8 +474,22 @@ _CASES = (
 )
 CASES = {case.name: case for case in _CASES}
 
+RELATED = (
+    *("fedavgm", "fedyogi", "fedadagrad", "rfa", "coordinate_median_fedavg"),
+    *("fedavg_plus", "fedgeomed_plus", "fedcomed_plus", "ffgg_robust", "ffgg_async"),
+)
+"""Methods that are another one but for one part (an aggregator, a server's step, a penalty): what they
+compute is compared every time, and what such a part has no say in by `make test-all`."""
+
+
+def rarer(case: Case) -> bool:
+    return case.name in RELATED
+
+
 every_method = each("case", CASES.values(), ids=CASES)
+most_methods = each("case", CASES.values(), ids=CASES, slow=rarer)
 both_executors = each("executor", ["loop", "vmap"])
+vmap_at_least = each("executor", ["loop", "vmap"], slow=lambda executor: executor == "loop")
 
 
 PLAIN: dict[str, Any] = {
@@ -633,14 +647,16 @@ def same(case: Case, work: str, *executors: str) -> None:
         )
 
 
-@every_method
+@most_methods
 @pytest.mark.parametrize(
     "work", [pytest.param(w, marks=[pytest.mark.slow] * (w != "own steps")) for w in WORK]
 )
 def test_loop_equals_vmap_and_graph(case: Case, work: str) -> None:
-    same(case, work, *("vmap", "graph") if _recorded(case, work) else ("vmap",))
+    recorded = _recorded(case, work) and (Selected.slow or case.name in RECORDED)
+    same(case, work, *("vmap", "graph") if recorded else ("vmap",))
 
 
+RECORDED = ("fedalt", "ditto", "scaffold", "ffgg")  # every time
 OPTIMIZED = ("fedavg", "fedalt", "ditto", "scaffold", "pfedme")
 WITHOUT_KEPT_OPTIMIZER = ("ffgg", "ffgg_async", "ffgg_local", "ffgg_robust", "pfedme", "persafl_me")
 BY_STEP = pt.optim.by_step(pt.optim.cosine(0.2, warmup=0.3))
@@ -670,7 +686,8 @@ def same_with_adamw(case: Case) -> None:
     """
     options = {"optimizer": pt.optim.adamw(eps=1e-4), "max_grad_norm": 1.0, "lr": BY_STEP, "accumulate": 2}
     method = make(case.name, case.options, **options, **keeping(case.name))
-    recorded = ("graph",) if case.name in ("fedalt", "ditto", "scaffold", "ffgg_local") else ()
+    rarely = ("ditto", "scaffold", "ffgg_local") if Selected.slow else ()
+    recorded = ("graph",) if case.name in ("fedalt", *rarely) else ()
     loop, *others = (federate(method, DOUBLE, executor=e) for e in ("loop", "vmap", *recorded))
     for other in others:
         assert_close(tensors(loop), tensors(other), atol=1e-7)
@@ -682,7 +699,7 @@ SERVERS_ALONE = ("fedavgm", "fedadam", "fedyogi", "fedadagrad", "rfa", "coordina
 """Methods whose clients are fedavg's."""
 
 
-@each("name", [name for name in CASES if name not in SERVERS_ALONE])
+@each("name", [name for name in CASES if name not in SERVERS_ALONE], slow=lambda name: name in RELATED)
 def test_accumulated_batches_are_one_large_batch(name: str) -> None:
     method = make(name, CASES[name].options, accumulate=2)
     assert_close(tensors(federate(method, DOUBLE, epochs=2, batch=2)), tensors(default_run(name)), atol=1e-9)
@@ -743,7 +760,7 @@ def straight_run(name: str) -> tuple[Algorithm, dict[str, Any], pt.Run]:
     return algorithm, settings, federate(algorithm, **settings)
 
 
-@every_method
+@most_methods
 @pytest.mark.parametrize(("how", "begins"), [pytest.param("error", 2, marks=pytest.mark.slow), ("ctrl-c", 3)])
 def test_resumed_equals_straight(case: Case, tmp_path: Path, how: str, begins: int) -> None:
     algorithm, settings, straight = straight_run(case.name)
@@ -775,7 +792,7 @@ def test_resumed_equals_straight_with_baselines(what: str, tmp_path: Path) -> No
     assert resumed.clients == straight.clients
 
 
-@every_method
+@most_methods
 def test_a_run_is_loaded_as_it_ended(case: Case, tmp_path: Path) -> None:
     store = "disk" if case.name in ("fedalt", "pipeline") else "memory"
     run = federate(make(case.name, case.options), out=tmp_path / "run", store=store)
@@ -867,7 +884,7 @@ def test_a_client_without_a_turn_says_so() -> None:
 PAIRS = [(f"{c.name} {n}", pair) for c in CASES.values() for n, pair in enumerate(c.equal)]
 
 
-@both_executors
+@vmap_at_least
 @each("pair", [p for _, p in PAIRS], ids=[name for name, _ in PAIRS])
 def test_degenerate_settings_equal_their_parent(pair: tuple[Algorithm, Algorithm], executor: str) -> None:
     special = federate(pair[0], executor=executor)
@@ -880,7 +897,7 @@ def test_degenerate_settings_equal_their_parent(pair: tuple[Algorithm, Algorithm
 ALIKE = [(f"{c.name} {n}", pair) for c in CASES.values() for n, pair in enumerate(c.alike)]
 
 
-@both_executors
+@vmap_at_least
 @each("pair", [p for _, p in ALIKE], ids=[name for name, _ in ALIKE])
 def test_degenerate_settings_equal_a_part_of_their_parent(pair: Alike, executor: str) -> None:
     runs = [federate(method, executor=executor, **pair.settings) for method in pair[:2]]
@@ -915,7 +932,7 @@ RARER = {"linear, full batch", "halving, everyone"}
 
 
 @every_method
-@both_executors
+@vmap_at_least
 def test_agrees_with_the_plain_implementation(case: Case, executor: str) -> None:
     agree(default_run(case.name, executor), case.name, case.options, {}, {})
 
@@ -1121,7 +1138,7 @@ class Reversed:
         return turns
 
 
-@every_method
+@most_methods
 def test_the_order_of_the_cohort_does_not_matter(case: Case) -> None:
     forward = default_run(case.name)
     backward = federate(make(case.name, case.options), DOUBLE, schedule=Reversed())
@@ -1292,7 +1309,7 @@ class Spare(nn.Module):
         return found
 
 
-@every_method
+@most_methods
 def test_what_the_model_does_not_use_stays(case: Case) -> None:
     """Its gradient is zero, alone and stacked."""
     model, work = Spare(), {"rounds": 1, "steps": 1, "batch": 4}
@@ -1348,7 +1365,7 @@ def test_statistics_and_dropout_are_those_of_each_client(
     case: Case, model: Callable[[], nn.Module], norm: str | None
 ) -> None:
     settings = {"rounds": 3, "batch": 4, "cohort": 5, "norm": norm, "baselines": False, "progress": False}
-    for more in ({}, *case.also[:1]):
+    for more in ({}, *case.also[:1]) if Selected.slow else ({},):
         algorithm = make(case.name, {**case.options, **more}, momentum=0.5)
         loop, vmap = (
             pt.federate(model().double(), DOUBLE, algorithm, executor=e, seed=SEED, **settings)

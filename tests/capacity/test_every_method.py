@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import partita as pt
+from algorithms.test_every_algorithm import RELATED
 from partita import capacity
 from partita.algorithms import METHODS
 from partita.cli import catalogue
@@ -77,7 +78,7 @@ def federate(name: str, model: nn.Module, **options: Any) -> pt.Run:
 
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("norm", TREATMENTS)
-@each("name", METHODS)
+@each("name", METHODS, slow=lambda name: name in RELATED)
 def test_it_runs_or_is_refused(name: str, norm: str, devices: str) -> None:
     """What is personal must be there on all devices, and prototypes have one size; all else runs."""
     if name == "fedproto":

@@ -21,6 +21,7 @@ from partita.api import federate
 from partita.engine.callbacks import Callback, Event
 from partita.recipes import RECIPES, Experiment
 from partita.recipes.digits import digits
+from partita.recipes.offices import offices
 from support import Command, each
 
 pytestmark = pytest.mark.usefixtures("brief_baselines")
@@ -29,15 +30,20 @@ QUICK = ["--set", "rounds=3", "--set", "clients=6", "--set", "baselines=False", 
 
 
 @pytest.fixture
-def small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe of most commands with little to do: what they write is the same."""
+def small_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipes of most commands with little to do: what they write is the same."""
 
     def small(clients: int = 8, classes: int = 3, test: float = 0.4, seed: int = 0) -> Experiment:
         return replace(digits(clients, classes, test, seed, validation=0), rounds=3, steps=1)
 
+    def few(seed: int = 0) -> Experiment:
+        return replace(offices(clients=8, codes=2, new=2, seed=seed), rounds=3, until=None, steps=1)
+
     monkeypatch.setitem(RECIPES, "digits", small)
+    monkeypatch.setitem(RECIPES, "offices", few)
 
 
+@pytest.mark.usefixtures("longer_baselines")
 def test_demo_shows_local_global_and_personal_with_personal_highest(tmp_path: Path, partita: Command) -> None:
     done = partita("demo", "--out", str(tmp_path / "demo"), "--quiet")
     assert done.returncode == 0, done.stderr
@@ -182,7 +188,7 @@ class Send(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.usefixtures("small_digits")
+@pytest.mark.usefixtures("small_recipes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("words", [["run", "digits"], ["compare", "digits", "--algorithms", "fedalt"]])
 def test_a_signal_leaves_a_checkpoint_and_says_how_to_go_on(
@@ -227,7 +233,7 @@ def test_a_terminal_that_is_gone_ends_a_run_with_its_checkpoint(tmp_path: Path) 
     assert max(int(p.name) for p in (out / "checkpoint").glob("0*")) > 0
 
 
-@pytest.mark.usefixtures("small_digits")
+@pytest.mark.usefixtures("small_recipes")
 @pytest.mark.parametrize("words", [["run", "digits"], ["compare", "digits", "--algorithms", "fedalt"]])
 def test_max_time_ends_with_its_own_exit_code_and_goes_on(
     words: list[str], partita: Command, tmp_path: Path
@@ -259,7 +265,7 @@ def test_max_time_needs_a_folder_and_a_time(partita: Command, tmp_path: Path) ->
     assert "--max-time" in partita("run", "--help").stdout
 
 
-@pytest.mark.usefixtures("small_digits")
+@pytest.mark.usefixtures("small_recipes")
 def test_the_examples_in_the_help_work_as_printed(
     tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +419,7 @@ def test_track_writes_what_tensorboard_reads(tmp_path: Path, partita: Command) -
     assert list((out / "tensorboard").rglob("events.*"))
 
 
-@pytest.mark.usefixtures("small_digits")
+@pytest.mark.usefixtures("small_recipes")
 def test_the_demo_leaves_a_page(tmp_path: Path, partita: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "partita-demo.html" in partita("demo", "--quiet").stdout

@@ -39,6 +39,8 @@ from partita.recipes.study import run_study
 from partita.recipes.versus import separate, versus
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 MORE = pytest.param(1500, marks=pytest.mark.slow)
 
 

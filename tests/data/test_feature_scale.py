@@ -133,6 +133,7 @@ def test_a_hint_names_standardize_where_scales_are_unusual(x: Any, hinted: bool)
         assert scale_hint(standardize(made(x))) is None
 
 
+@pytest.mark.usefixtures("brief_baselines")
 def test_runs_give_the_hint_once() -> None:
     def run(data: FederatedData) -> None:
         pt.federate(

@@ -14,6 +14,8 @@ from partita.engine.record import Record, Summary, read
 from partita.engine.table import Table
 from partita.engine.verdict import choice
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 
 def record(higher: bool = True, **columns: list[float]) -> Record:
     """A run of four clients, the last of them Byzantine."""

@@ -176,8 +176,11 @@ FAMILIES: dict[str, tuple[pt.Algorithm, Callable[[Plain, pt.Run], Params]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:finetune")
-@each("family", FAMILIES)
-@each("executor", ["loop", "vmap"])
+@each(
+    ("executor", "family"),
+    [(executor, family) for executor in ("loop", "vmap") for family in FAMILIES],
+    slow=lambda executor, family: executor == "loop" and family not in ("finetune", "ffgg", "local"),
+)
 def test_each_method_has_its_own_rule(executor: str, family: str) -> None:
     algorithm, plain = FAMILIES[family]
     run, data = trained(algorithm, executor=executor), new()

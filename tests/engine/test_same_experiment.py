@@ -30,6 +30,8 @@ from partita.recipes import Experiment, Study, Variant
 from partita.recipes.study import run_study
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 CLIENTS = 5
 F = nn.functional
 

@@ -23,6 +23,7 @@ from partita.recipes.quadratic import error_table, errors
 from partita.recipes.study import run_study
 from partita.recipes.tables import Runs, Table
 from partita.schedule import Asynchronous
+from support import Selected
 
 NEEDS_DATA = pytest.mark.skipif("PARTITA_DATA" not in os.environ, reason="needs the data of PARTITA_DATA")
 
@@ -42,7 +43,9 @@ def run(name: str, *only: str, **settings: Any) -> tuple[Runs, list[Table]]:
 
 @functools.cache
 def heterogeneity() -> tuple[Runs, list[Table]]:
-    some = ("ffgg-*", "scaffold-zeta20", "l2gd-zeta80", "local-gd-zeta40")
+    some: tuple[str, ...] = ("ffgg-zeta20", "scaffold-zeta20")
+    if Selected.slow:
+        some = ("ffgg-*", "scaffold-zeta20", "l2gd-zeta80", "local-gd-zeta40")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quadratic, "POINTS", 3)  # an evaluation takes as long as a round
         return run("ffgg-heterogeneity", *some, rounds=18)

@@ -26,6 +26,8 @@ from partita.recipes.tasks import with_dropout
 from partita.recipes.versus import separate, versus
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 CLIENTS = 7  # of two seeds, more than those few whose order scipy's Wilcoxon permutes in all ways
 
 

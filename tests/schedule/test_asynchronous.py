@@ -21,9 +21,9 @@ from algorithms.test_every_algorithm import (
     Stop,
     assert_close,
     assert_same_bits,
-    every_method,
     federate,
     make,
+    most_methods,
     rows,
     tensors,
 )
@@ -43,7 +43,7 @@ RANDOM = S.delays(download=S.exponential(1.0), upload=S.scaled(S.uniform(0.5, 1.
 # ---- concurrency = buffer = everyone and equal delays: synchronous rounds
 
 
-@every_method
+@most_methods
 def test_the_synchronous_twin(case: Case) -> None:
     algorithm = make(case.name, case.options)
     schedule = S.asynchronous(concurrency=N, buffer=N, delays=S.delays(download=1.0, upload=2.5))

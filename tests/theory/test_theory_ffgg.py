@@ -57,8 +57,14 @@ def squares(x: Tensor) -> float:
 # ---- Theorems 1 and 6
 
 
-@each("kind", ["uniform", "overpersonalized", "disagreeing"])
-@each("solver", [pt.exact(), pt.cg(8)], ids=repr)
+KINDS = ("uniform", "overpersonalized", "disagreeing")
+
+
+@each(
+    ("kind", "solver"),
+    [(kind, solver) for kind in KINDS for solver in (pt.exact(), pt.cg(8))],
+    slow=lambda kind, solver: kind == "uniform" or (kind, solver) == ("disagreeing", pt.cg(8)),
+)
 def test_theorem_1(kind: str, solver: Any) -> None:
     problem = pt.data.quadratic(clients=8, kind=kind, n=60, d_theta=8, d_w=4)
     L = problem.constants.ell

@@ -20,6 +20,8 @@ from partita.track import MLflow, TensorBoard, Tracker, WandB, tracker
 from partita.track import base as track
 from support import each
 
+pytestmark = pytest.mark.usefixtures("brief_baselines")
+
 ROUNDS, CLIENTS = 4, 6
 FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json"}  # and report.html where plotly is
 data = pt.data.digits(CLIENTS, pt.data.label_skew(classes=3), seed=0)

@@ -21,7 +21,7 @@ from partita.data import FederatedData
 from partita.engine.execute import EXECUTORS, Runner, Task, trial
 from partita.engine.execute.vmap import Vmap
 from partita.engine.store import MemoryStore, Store
-from support import each
+from support import Selected, each
 
 RAGGED = (9, 5, 1, 0, 6)  # short batches, one sample, none
 LM = {"length": 5, "width": 8, "depth": 2, "heads": 2, "hidden": 16}
@@ -95,6 +95,7 @@ def loop_equals_vmap(model, data, method, tolerance: float = 1e-5, graph: bool =
 # ---- every model of the library
 
 ALT = pt.fedalt(personal="output", lr=0.05)
+AVG = pt.fedavg(lr=0.02)
 QUADRATIC = pt.data.quadratic(3, n=12, d_theta=4, d_w=3)
 MODELS = {
     "quadratic": (
@@ -151,12 +152,14 @@ def test_no_model_is_forgotten() -> None:
 
 
 DEEP = ("resnet18", "resnet20")
+LONG = ("leaf_cnn", "cifar_cnn")  # to write down; their layers are those of mnist_cnn
 
 
 @each("name", [name for name in MODELS if name not in DEEP])
 def test_models(name) -> None:
     build, data, method, options = MODELS[name]
-    loop_equals_vmap(build(), data(), method, **options)
+    recorded = Selected.slow or name not in LONG
+    loop_equals_vmap(build(), data(), method, **{"graph": recorded, **options})
 
 
 @pytest.mark.slow
@@ -174,8 +177,11 @@ def test_deep_models_are_recorded(name) -> None:
     loop_equals_vmap(build(), data(), method)
 
 
-@each("norm", ["global", "personal"])
-@each("method", [pt.fedavg(lr=0.02), pt.fedalt(personal="output", lr=0.02)])
+@each(
+    ("norm", "method"),
+    [(norm, method) for norm in ("global", "personal") for method in (AVG, pt.fedalt("output", lr=0.02))],
+    slow=lambda norm, method: (norm == "personal") == (method is AVG),
+)
 def test_batchnorm(norm, method) -> None:
     """Running statistics included: they are shared, or they stay with the client.
 
@@ -349,8 +355,11 @@ def hinge(output, target):
     return F.relu(margin).sum(1).mean()
 
 
-@each("loss", [smoothed, hinge, nn.CrossEntropyLoss()])
-@each("batch", [4, None])
+@each(
+    ("loss", "batch"),
+    [(loss, batch) for loss in (smoothed, hinge, nn.CrossEntropyLoss()) for batch in (4, None)],
+    slow=lambda loss, batch: batch is None and loss is not hinge,
+)
 def test_a_users_loss(loss, batch) -> None:
     loop_equals_vmap(models.mlp(6, 5, 4), numbers(6), ALT, loss=loss, batch=batch)
 
@@ -410,18 +419,21 @@ def test_a_loss_that_mixes_samples_falls_back() -> None:
 # ---- clients of all kinds
 
 
+RAGGED_WORK: list[dict[str, Any]] = [
+    {"epochs": 2, "batch": 4},
+    {"steps": 5, "epochs": None, "batch": 4},
+    {"steps": (1, 4, 0, 3, 2), "epochs": None, "batch": 3},
+    {"steps": 2, "epochs": None, "batch": None},
+    {"epochs": 1, "batch": 1},
+    {"epochs": 1, "batch": 100},
+]
+
+
 @each(
-    "work",
-    [
-        {"epochs": 2, "batch": 4},
-        {"steps": 5, "epochs": None, "batch": 4},
-        {"steps": (1, 4, 0, 3, 2), "epochs": None, "batch": 3},
-        {"steps": 2, "epochs": None, "batch": None},
-        {"epochs": 1, "batch": 1},
-        {"epochs": 1, "batch": 100},
-    ],
+    ("work", "cohort"),
+    [(work, cohort) for work in RAGGED_WORK for cohort in (None, 3)],
+    slow=lambda work, cohort: cohort is None and "steps" not in work,
 )
-@each("cohort", [None, 3])
 def test_ragged_work(work, cohort) -> None:
     loop_equals_vmap(models.mlp(6, 5, 4), numbers(6), ALT, cohort=cohort, rounds=3, **work)
 

@@ -162,7 +162,7 @@ def me(nu: float | None, steps: int | None = 6) -> pt.Algorithm:
     return pt.persafl_me(0.1, lam=2.0, inner_lr=0.1, inner_steps=steps, nu=nu)
 
 
-@pytest.mark.parametrize("nu", [0.3, 0.1])
+@pytest.mark.parametrize("nu", [0.3, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_some_are_done_before_others(nu: float) -> None:
     assert_alike([federate(me(nu), executor) for executor in EXECUTORS])
     plain = models(federate(me(None), "loop"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,16 +215,22 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 # ---- resumed with others
 
 
-@each("workers, shares", [(None, None), (1, None), (3, None), (2, 2)])
-def test_resumed_with_other_workers(tmp_path: Path, workers: int | None, shares: int | None) -> None:
+def test_resumed_with_other_workers(tmp_path: Path) -> None:
     method = pt.fedalt(personal="output", lr=0.1)
     straight = federate(method, rounds=4, workers=2, out=tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        federate(method, rounds=4, workers=2, out=tmp_path / "run", callbacks=[Stop(2)])
-    resumed = federate(method, rounds=4, workers=workers, shares=shares, out=tmp_path / "run", resume=True)
-    assert apart(straight, resumed) == 0.0
-    terms = [run.config["executor"]["workers"] for run in (straight, resumed)]
-    assert all(terms[0][name] == terms[1][name] for name in ("shares", "threads", "memory"))
+        federate(method, rounds=4, workers=2, out=tmp_path / "stopped", callbacks=[Stop(2)])
+
+    @each("workers, shares", [(None, None), (1, None), (3, None), (2, 2)])
+    def resumes(tmp_path: Path, workers: int | None, shares: int | None) -> None:
+        shutil.copytree(tmp_path.parent / "stopped", tmp_path / "run")
+        out = tmp_path / "run"
+        resumed = federate(method, rounds=4, workers=workers, shares=shares, out=out, resume=True)
+        assert apart(straight, resumed) == 0.0
+        terms = [run.config["executor"]["workers"] for run in (straight, resumed)]
+        assert all(terms[0][name] == terms[1][name] for name in ("shares", "threads", "memory"))
+
+    resumes(tmp_path=tmp_path)
 
 
 def test_other_shares_are_refused_on_resume(tmp_path: Path) -> None:
