@@ -426,6 +426,7 @@ MODEL = [
     case(fed(model=Reshaped(lambda o: o * NAN)), "loss", "cross_entropy", "finite"),
     case(fed(model=Reshaped(lambda o: o.detach())), "loss", "cross_entropy", "the model's parameters"),
     # the loss and the metric
+    *settings("a submodule of Blocks", features=["nohere"]),
     *settings("'mse'", "mean 'cross_entropy'", loss=["cross-entropy"]),
     *settings("(output, target)", "cross_entropy", "mse", loss=[3, lambda o: o.sum()]),
     *settings("CrossEntropyLoss()", loss=[nn.CrossEntropyLoss]),

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
+from partita.core.frozen import lean_copy, refuse_changed
 from partita.core.notebook import in_notebook, table
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
-from partita.core.types import ClientState, Tensors, Work
+from partita.core.types import ClientState, Inputs, Tensors, Work
 from partita.data import FederatedData
 from partita.data.population import SPLITS
 from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model, scores
 from partita.engine.folder import RunFolder
-from partita.engine.model.frozen import lean_copy, refuse_changed
 from partita.engine.newcomers import (
     Arrival,
     Effort,
@@ -236,6 +236,17 @@ class Client:
         self._warn()
         return run.filled(run.personalized(self.number), run.narrow and run.narrow(self.number))
 
+    def samples(self, split: str = "test") -> tuple[Inputs, Tensor]:
+        """Return inputs and targets of this client as its models get them: with the mask of padded sequences.
+
+        Several inputs are a dictionary, for `model(**inputs)`, or a tuple, for `model(*inputs)`.
+        """
+        data = self._run.data
+        if data is None:
+            allowed = f"data.masked_for(model).client({self.number}, {split!r}) of your data"
+            raise check.fail("samples", split, allowed, "partita.load reads models, but no data")
+        return data.client(self.number, split)
+
     @property
     def _state(self) -> ClientState:
         state: ClientState = tree.row(self._run.store.load([self.number]), 0)
@@ -286,6 +297,7 @@ class Models(Record):
     narrow: Callable[[int], nn.Module | None] | None
     holdings: Holdings
     reference: Callable[[], Tensors]
+    data: FederatedData | None
 
     untouched: ClassVar[str] = "never had a turn"
     """Why a client has trained nothing."""
@@ -363,6 +375,7 @@ class Personalized(Models):
             narrow=None,
             holdings=Holdings.of(stage, state),
             reference=dict,
+            data=stage.setup.data,
         )
         summary["hurt"] = {f"vs_{kind}": result.hurt(kind) for kind in ("global", "local")}
         return result
@@ -421,6 +434,7 @@ class Run(Models):
             write=write,
             holdings=Holdings.of(stage, state),
             reference=lambda: outcome.reference,
+            data=stage.setup.data,
             outcome=outcome,
         )
 
@@ -664,6 +678,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         write=write,
         holdings=holdings,
         reference=reference,
+        data=None,
         outcome=None,
     )
 

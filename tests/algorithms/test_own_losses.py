@@ -103,6 +103,31 @@ def test_moon(executor: str) -> None:
         torch.testing.assert_close(value, server.state_dict()[name], atol=1e-9, rtol=0)
 
 
+class Tagger(nn.Module):
+    """A label for each position of a sequence, of features of that position alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.body, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        labels: Tensor = self.head(self.body(self.words(input_ids)).tanh())
+        return labels
+
+
+def test_moon_does_not_count_padding() -> None:
+    """One client has short sequences, which are padded when it is stacked with another."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["a", "b"], 20)
+    ids = [rng.integers(1, 20, n) for n in np.where(owner == "a", 3, rng.integers(14, 20, 40))]
+    data = pt.data.from_arrays({"input_ids": ids}, [i % 3 for i in ids], owner, test=0.25)
+    work = {"model": Tagger(), "epochs": None, "steps": 2, "batch": 4}
+    loop, vmap = (federate(pt.moon(lr=1.0, mu=5.0), data, executor=e, **work) for e in ("loop", "vmap"))
+    for name, value in loop.shared.items():
+        torch.testing.assert_close(vmap.shared[name], value, atol=1e-5, rtol=0)
+
+
 @both_executors
 def test_fedproto(executor: str) -> None:
     models: list[Net] = [Net() for _ in range(4)]

@@ -99,6 +99,39 @@ def test_one_of_several_inputs_is_changed() -> None:
     assert pair[1].abs().sum() > 0
 
 
+REAL = torch.arange(8) < 5
+LEFT = torch.arange(8) >= 3
+
+
+@each("real", [REAL, LEFT])
+def test_what_happens_along_time_leaves_padding_out(real: Tensor) -> None:
+    frames = torch.arange(1.0, 17.0).reshape(8, 2)
+    short, first = frames[real], int(real.long().argmax())
+    for step in (
+        augment.time_mask(3, axis=0),
+        augment.flip(1.0, axis=0),
+        augment.compose(augment.time_mask(2, count=2, axis=-2), augment.flip(axis=-2)),
+    ):
+        for key in KEYS:
+            for x, name in (
+                ({"src": frames, "src_key_padding_mask": ~real}, "src"),
+                ({"frames": frames, "kind": torch.ones(2), "attention_mask": real.long()}, "frames"),
+            ):
+                changed = augment.of(name, step)(x, key)[name]
+                assert torch.equal(changed[~real], frames[~real])
+                assert torch.equal(changed[first : first + 5], step(short, key))
+
+
+def test_a_mask_of_another_input_and_other_axes_do_not_matter() -> None:
+    x = {"input_ids": torch.arange(8), "frames": torch.ones(8, 8), "attention_mask": REAL.long()}
+    for key in KEYS:
+        time = augment.time_mask(3, axis=0)
+        assert torch.equal(augment.of("frames", time)(x, key)["frames"], time(x["frames"], key))
+        features = augment.time_mask(3)
+        other = {"src": x["frames"], "attention_mask": REAL.long()}
+        assert torch.equal(augment.of("src", features)(other, key)["src"], features(other["src"], key))
+
+
 def test_a_batch_is_augmented_sample_by_sample_whatever_comes_after() -> None:
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     both = augment.compose(augment.crop(2), augment.flip(), augment.noise(0.1), augment.time_mask(3))
@@ -122,6 +155,8 @@ def test_a_batch_is_augmented_sample_by_sample_whatever_comes_after() -> None:
         (lambda: augment.crop(1)(torch.ones(5), KEYS[0]), "2 axes or more"),
         (lambda: augment.noise(0.1)(torch.arange(3), KEYS[0]), "real numbers"),
         (lambda: augment.of("b", augment.flip())({"a": IMAGE}, KEYS[0]), "one of the inputs: 'a'"),
+        (lambda: augment.of("b", augment.flip())((IMAGE, IMAGE), KEYS[0]), "one of the inputs: 0, 1"),
+        (lambda: augment.of("b", augment.flip())(IMAGE, KEYS[0]), r"without of\(...\): x is a single input"),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:

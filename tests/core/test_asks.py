@@ -57,6 +57,20 @@ def test_a_name_that_nobody_knows_is_refused(loss: object) -> None:
         choose_loss(loss, OUTPUT, TARGET)  # type: ignore[arg-type]
 
 
+def test_an_option_that_is_nearly_a_known_name_is_refused() -> None:
+    def typo(output: Tensor, target: Tensor, recieved_output: Tensor | None = None) -> Tensor:  # noqa: ARG001
+        return F.cross_entropy(output, target)
+
+    with pytest.raises(ValueError, match=r"^loss=.*'recieved_output'.*give 'received_output'"):
+        choose_loss(typo, OUTPUT, TARGET)
+
+    def fine(output: Tensor, target: Tensor, class_weights: Tensor | None = None) -> Tensor:
+        return F.cross_entropy(output, target, weight=class_weights)
+
+    for loss in (fine, focal, partial(typo, recieved_output=None), F.cross_entropy, nn.CrossEntropyLoss()):
+        assert choose_loss(loss, OUTPUT, TARGET).asks == ()
+
+
 def test_a_batch_with_padding_counts_its_real_samples() -> None:
     criterion, real = own(rich), MASK > 0
     given = {"features": H, "class_counts": COUNTS}

@@ -165,6 +165,37 @@ def test_functions_of_scikit_learn_are_called_in_their_order() -> None:
         assert scored(made, output, target) == pytest.approx(expected)
 
 
+@each("ahead", [False, True])
+def test_functions_of_sequences_get_the_positions_that_count(ahead: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    output, target = torch.randn(6, 5, 3, generator=g), torch.randint(0, 3, (6, 5), generator=g)
+    target[torch.arange(5) >= torch.tensor([1, 5, 2, 4, 3, 5])[:, None]] = -100
+    loss = "next_token" if ahead else "cross_entropy"
+    (named,) = chosen("accuracy", output, target, LOSSES[loss])
+    (f1,) = chosen("f1_macro", output, target, LOSSES[loss])
+    for metric, expected in (
+        (Metric(lambda o, t: (o.argmax(-1) == t).float().mean(), True), named),
+        (Metric(sk.accuracy_score, True, on="classes"), named),
+        (torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro"), named),
+        (Metric(lambda p, t: (p.argmax(-1) == t).float().mean(), True, on="probabilities"), named),
+        (Metric(partial(sk.f1_score, average="macro"), True, on="classes"), f1),
+    ):
+        (made,) = chosen(metric, output, target, LOSSES[loss])
+        assert scored(made, output, target) == pytest.approx(scored(expected, output, target), rel=1e-5)
+    if not ahead:  # torch's own loss has the classes before the places
+        (moved,) = chosen(Metric(accuracy, True), output.movedim(-1, 1), target, own(F.cross_entropy))
+        assert scored(moved, output.movedim(-1, 1), target) == pytest.approx(scored(named, output, target))
+
+
+def test_a_users_loss_gets_sequences_as_they_are() -> None:
+    def whole(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    output, target = torch.randn(4, 5, 3), torch.tensor([[0, 1, 2, -100, -100]] * 4)
+    (made,) = chosen("loss", output, target, own(whole))
+    assert scored(made, output, target) == pytest.approx(float(whole(output, target)))
+
+
 def test_an_object_of_torchmetrics_forgets_between_clients() -> None:
     (f1,) = chosen(
         torchmetrics.F1Score(task="multiclass", num_classes=4, average="macro"), OUTPUT[4], LABELS[4]

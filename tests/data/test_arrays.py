@@ -56,6 +56,11 @@ WRONG: dict[str, tuple[Any, str]] = {
         torch.ones(6, 2, dtype=torch.complex64),
         r"^x='torch.complex64 .*expected real numbers",
     ),
+    "loader": (
+        torch.utils.data.DataLoader(Items(X[0])),
+        r"^x='DataLoader': .*from_datasets.*loader\.dataset",
+    ),
+    "dataset": (Items(X[0]), r"^x='Items': expected an array .*from_datasets takes a Dataset"),
     "objects": (np.array([[1, None]] * 6), r"^dtype of x='object': .*fill in what is missing"),
     "structured": (np.zeros(6, [("a", float), ("b", int)]), r"^dtype of x=.*expected a plain array"),
     "dates": (np.zeros(6, "datetime64[D]"), r"^dtype of x='datetime64\[D\]': expected numbers: days"),

@@ -139,6 +139,29 @@ def test_images_come_with_colours_first() -> None:
     assert data.x.dtype == torch.uint8
 
 
+IDS = np.array([1, 2])
+
+
+@each(
+    "samples",
+    [
+        [{"a": IDS, "label": 0}, {"a": IDS + 2, "label": 1}],
+        [(IDS, 0), (IDS + 2, 1)],
+        [[IDS, 0], [IDS + 2, torch.tensor(1)]],
+        [([1, 2], np.int64(0)), ([3, 4], np.int64(1))],
+        [(IDS, IDS % 2), (IDS + 2, IDS % 2)],
+        (np.stack([IDS, IDS + 2]), [0, 1]),
+        [np.stack([IDS, IDS + 2]), [0, 1]],
+        [[[1, 2], [3, 4]], [0, 1]],
+    ],
+)
+def test_two_samples_in_a_list_are_no_pair_of_arrays(samples: Any) -> None:
+    x, y = from_datasets({"a": samples}, test=0, validation=0).client(0)
+    x = x["a"] if isinstance(x, dict) else x
+    assert x.tolist() == [[1, 2], [3, 4]]
+    assert y.tolist() in ([0, 1], [[1, 0], [1, 0]])
+
+
 @each(
     ("datasets", "message"),
     [

@@ -132,6 +132,11 @@ def test_repr_teaches() -> None:
     assert "numbers from 0 to 1" in repr(FederatedData.make(np.ones(2), [0.0, 1.0], [(0, 2)]))
 
 
+def test_labels_that_do_not_count_are_no_class() -> None:
+    data = from_arrays(np.ones((6, 1)), [0, 1, -100, 2, -100, 1], [0] * 6, test=0, validation=0)
+    assert "3 classes, 0 to 2" in repr(data)
+
+
 def test_source_is_json() -> None:
     data = from_arrays(np.ones((4, 1)), np.zeros(4), np.array([0, 0, 1, 1]))
     assert json.loads(json.dumps(data.source)) == {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import partita as pt
 from partita.core import check
@@ -23,6 +23,7 @@ RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (30, 2, 4), dtype=np.uint8)
 Y = RNG.integers(0, 3, 30)
 CLIENT = RNG.integers(0, 4, 30)
+Y6 = torch.arange(6) % 2
 
 
 def mapped(folder: Path, x: np.ndarray = X) -> np.ndarray:
@@ -76,8 +77,10 @@ def test_numbers_that_are_not_finite_are_found_in_files(tmp_path: Path) -> None:
 
 def test_what_changes_features_refuses_files(tmp_path: Path) -> None:
     data = from_arrays(mapped(tmp_path), Y, CLIENT)
-    with pytest.raises(check.Refused, match="in the model's forward"):
+    with pytest.raises(check.Refused, match=r"data\.to\('cpu'\).* the model's forward"):
         pt.data.standardize(data)
+    here = pt.data.standardize(from_arrays(X, Y, CLIENT))
+    assert torch.equal(pt.data.standardize(data.to("cpu")).x, here.x)
     with pytest.raises(check.Refused, match="in memory"):
         data.shift(pt.data.negative(0.5))
 
@@ -151,6 +154,28 @@ def test_lazy_datasets_are_read_once_into_a_cache(tmp_path: Path, monkeypatch: p
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(check.Refused, match="a new or empty folder"):
         from_datasets(images(), cache=tmp_path / "full")
+
+
+@each("width", [1, 3])
+def test_sequences_of_different_lengths_are_refused_also_between_clients(tmp_path: Path, width: int) -> None:
+    parts = {name: TensorDataset(torch.ones(6, n).long(), Y6) for name, n in (("a", 5), ("b", width))}
+    with pytest.raises(
+        check.Refused, match="sequences of different lengths are kept in memory; give no cache"
+    ):
+        from_datasets(parts, cache=tmp_path / "cache")
+    labels = {name: (torch.ones(6, 5), torch.ones(6, n).long()) for name, n in (("a", 5), ("b", width))}
+    with pytest.raises(check.Refused, match="kept in memory"):
+        from_datasets(labels, cache=tmp_path / "labels")
+
+
+def test_lists_of_one_length_are_cached(tmp_path: Path) -> None:
+    samples = [{"input_ids": [i, i + 1], "labels": i % 2} for i in range(6)]
+    there = from_datasets({"a": samples, "b": samples}, cache=tmp_path / "cache")
+    column = there.x["input_ids"] if isinstance(there.x, dict) else None
+    assert isinstance(column, Mapped)
+    here = from_datasets({"a": samples, "b": samples})
+    for client in range(2):
+        assert torch.equal(there.client(client)[0]["input_ids"], here.client(client)[0]["input_ids"])
 
 
 def test_an_interrupted_cache_is_written_anew(tmp_path: Path) -> None:

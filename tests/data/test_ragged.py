@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import partita as pt
 from partita.core import check
-from partita.data import FederatedData, from_arrays, from_datasets
+from partita.data import FederatedData, from_arrays, from_datasets, from_huggingface
 from partita.data.columns import Ragged
 from support import each
 
@@ -177,6 +177,72 @@ def test_a_mask_is_made_where_the_model_takes_one_and_none_is_given() -> None:
     assert torch.equal(hidden["src_key_padding_mask"], torch.tensor([[False] * 3, [False] * 2 + [True]]))
 
 
+def test_the_mask_belongs_to_the_input_that_is_called_so() -> None:
+    titles = [np.ones(n, int) for n in reversed(LENGTHS)]
+    data = made({"title": titles, "input_ids": SEQUENCES}).masked_for(Pooled())
+    x, _ = data.client(1)
+    assert torch.equal(x["attention_mask"], (x["input_ids"] > 0).long())
+    with pytest.raises(check.Refused, match=r"'attention_mask' among the inputs, or the name 'input_ids'"):
+        made({"title": titles, "words": SEQUENCES}).masked_for(Pooled())
+    aligned = made({"kind": [s % 2 for s in SEQUENCES], "words": SEQUENCES}).masked_for(Pooled())
+    x, _ = aligned.client(1)
+    assert torch.equal(x["attention_mask"], (x["words"] > 0).long())
+    array = made({"title": titles, "input_ids": np.ones((12, 4), int)})
+    assert array.masked_for(Pooled()) is array  # nobody knows its padding
+
+
+EQUAL = [np.array([1, 2, 3]) + i for i in range(12)]
+
+
+class EqualSequences(Dataset[Any]):
+    """Samples of which all have one length."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        return {"input_ids": EQUAL[i].tolist(), "labels": int(Y[i])}
+
+
+class Columns:
+    """What `from_huggingface` needs of a datasets.Dataset."""
+
+    features = None
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.columns, self.column_names = columns, list(columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["y"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+
+def test_lists_are_sequences_by_their_form_also_where_all_have_one_length() -> None:
+    frames = [np.ones((4, 2), np.float32)] * 12
+    table = Columns({"input_ids": [s.tolist() for s in EQUAL], "y": list(Y), "who": list(CLIENT)})
+    for data, width in (
+        (made({"input_ids": EQUAL}), 3),
+        (made({"words": [s.tolist() for s in EQUAL]}), 3),
+        (made({"inputs_embeds": [torch.from_numpy(f) for f in frames]}), 4),
+        (from_datasets({"a": EqualSequences()}, test=0), 3),
+        (from_huggingface(table, x=["input_ids"], y="y", client="who"), 3),
+    ):
+        mask = data.masked_for(Pooled()).client(0)[0]["attention_mask"]
+        assert torch.equal(mask, torch.ones(len(mask), width, dtype=torch.int64))
+    rows = {
+        "values": [[0.5, 1.0]] * 12,
+        "image": list(np.ones((12, 5, 5), np.uint8)),
+        "words": np.stack(EQUAL),
+    }
+    given = {"input_ids": EQUAL, "attention_mask": [np.ones(3, int)] * 12}
+    for table_of in (rows, given):
+        columns = made(table_of).x
+        assert isinstance(columns, dict)
+        assert not any(isinstance(column, Ragged) for column in columns.values())
+
+
 def plain_rounds(model: nn.Module, rounds: int, steps: int, lr: float) -> dict[str, Tensor]:
     """Return the model of full-batch FedAvg in which each sequence passes the model alone, unpadded."""
     now = {k: v.detach().clone() for k, v in model.named_parameters()}
@@ -224,6 +290,65 @@ def test_labels_of_positions_train_the_same_stacked_and_alone() -> None:
     for run in runs[1:]:
         assert all(torch.allclose(run.shared[k], v, atol=1e-6) for k, v in runs[0].shared.items())
         assert run.summary()["test"] == pytest.approx(runs[0].summary()["test"])
+
+
+def flat(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.view(-1, 3), target.view(-1))
+
+
+def flat_by_sample(output: Tensor, target: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(output.view(-1, 3), target.view(-1), reduction="none")
+    return (losses.view(target.shape).sum(-1) / (target != -100).sum(-1).clamp(min=1)).mean()
+
+
+@each(
+    ("loss", "other"),
+    [(flat, {"executor": "loop"}), (flat_by_sample, {"executor": "vmap", "loss": flat_by_sample})],
+)
+def test_losses_may_view_labels_of_positions_as_one_row(loss: Any, other: dict[str, Any]) -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.output = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output(self.embedding(x.view(-1, x.shape[-1])))  # of a contiguous tensor only
+
+    torch.manual_seed(0)
+    model, data = Scores(), made(y=[s % 3 for s in SEQUENCES], test=0.2)
+    given: dict[str, Any] = {"rounds": 2, "steps": 3, "batch": 2, "baselines": False, "progress": False}
+    one = pt.federate(model, data, pt.fedavg(lr=0.5), loss=loss, executor="loop", **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # clients are stacked
+        two = pt.federate(model, data, pt.fedavg(lr=0.5), **other, **given)
+    assert all(torch.allclose(one.shared[k], v, atol=1e-6) for k, v in two.shared.items())
+    assert one.personalize(data, rounds=1).scores("global") == pytest.approx(one.scores("global"))
+
+
+def test_samples_of_a_client_are_as_its_models_were_scored_on_them() -> None:
+    torch.manual_seed(0)
+    data = made({"input_ids": SEQUENCES}, test=0.4)
+    given: dict[str, Any] = {"rounds": 2, "steps": 2, "metric": "log_loss", "progress": False}
+    run = pt.federate(Pooled(), data, pt.fedalt(personal="output.*", lr=0.5), **given)
+    late = run.personalize(data, rounds=1)
+    for result in (run, late):
+        for client in range(2):
+            inputs, target = result.client(client).samples()
+            assert list(inputs) == ["input_ids", "attention_mask"]
+            with torch.no_grad():
+                output = result.client(client).model()(**inputs)
+            recorded = result.clients[client]["personal"]
+            assert float(nn.functional.cross_entropy(output, target)) == pytest.approx(recorded, abs=1e-5)
+    assert torch.equal(run.client(1).samples("train")[1], data.client(1)[1])
+    with pytest.raises(check.Refused, match="split='all'"):
+        run.client(0).samples("all")
+
+
+def test_a_run_that_was_read_tells_how_to_get_samples(tmp_path: Path) -> None:
+    data = made({"input_ids": SEQUENCES}, test=0.4)
+    pt.federate(Pooled(), data, pt.fedavg(lr=0.5), rounds=1, out=tmp_path, baselines=False, progress=False)
+    with pytest.raises(check.Refused, match=r"data\.masked_for\(model\)\.client\(1, 'test'\)"):
+        pt.load(tmp_path).client(1).samples()
 
 
 def test_a_metric_of_all_positions_is_that_of_their_labels() -> None:

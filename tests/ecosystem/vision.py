@@ -87,13 +87,15 @@ VISION: dict[str, Foreign] = {
     "squeezenet1_1": Foreign("torchvision", _torchvision("squeezenet1_1"), images(32)),
     "shufflenet_v2_x0_5": Foreign("torchvision", _torchvision("shufflenet_v2_x0_5"), images(32), double=True),
     "convnext": Foreign("torchvision", _convnext, images(32)),
-    "regnet_x_400mf": Foreign("torchvision", _torchvision("regnet_x_400mf"), images(32), double=True),
+    "regnet_x_400mf": Foreign("torchvision", _torchvision("regnet_x_400mf"), images(64), double=True),
     "googlenet": Foreign(
         "torchvision", _torchvision("googlenet", init_weights=False), images(32), double=True
     ),
     "vit": Foreign("torchvision", _vit, images(32)),
     "swin": Foreign("torchvision", _swin, images(32)),
-    "lraspp": Foreign("torchvision", _lraspp, images(32, dense=True), double=True),
+    "lraspp": Foreign(
+        "torchvision", _lraspp, images(32, dense=True), {"loss": nn.CrossEntropyLoss()}, double=True
+    ),
     # timm
     "timm resnet18": Foreign("timm", _timm("resnet18"), images(32), double=True),
     "timm vit_tiny": Foreign(
@@ -112,7 +114,7 @@ VISION: dict[str, Foreign] = {
     "timm convnext_atto": Foreign("timm", _timm("convnext_atto", drop_path_rate=0.2), images(32)),
     "timm mixer": Foreign("timm", _mixer, images(32)),
     "timm efficientnet_lite0": Foreign(
-        "timm", _timm("efficientnet_lite0", drop_path_rate=0.2), images(32), double=True
+        "timm", _timm("efficientnet_lite0", drop_path_rate=0.2), images(64), double=True
     ),
     "timm swin_tiny": Foreign(
         "timm",

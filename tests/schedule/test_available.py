@@ -15,6 +15,7 @@ import partita as pt
 from partita.core import draws
 from partita.core.types import ServerState
 from partita.schedule import StageSpec
+from partita.schedule.known import Answers, Facts
 from support import each
 
 S = pt.schedule
@@ -193,9 +194,42 @@ def test_turns_that_outlast_the_window(unfinished: str, lost: tuple[int, ...]) -
     assert set(cohort.clients) | set(cohort.lost) == {0, 1}
 
 
+def asking(available: Any, download: float, compute: float, cohort: int = 2, clients: int = 6) -> Any:
+    """A synchronous server that asks clients for their loss: the larger the number, the larger the loss."""
+    delays = S.delays(download=download, compute=compute, upload=0.1)
+    schedule = S.synchronous(choose=S.power_of_choice(d=4), available=available, delays=delays)
+    nothing = np.zeros(clients, dtype=np.int64)
+    facts = Facts(nothing + 1, nothing * np.nan, nothing, nothing)
+    spec = StageSpec(clients, cohort, 0, 10**6, SEED, 0.0, lambda _: 1, facts=lambda: facts)
+    return schedule.begin(spec._replace(ask=lambda asked, _: Answers(asked.astype(float), asked * 0 + 1)))
+
+
+def test_nobody_is_sent_that_left_before_all_had_answered() -> None:
+    """The answers of round 0 come at 3.02, when all are away; in the next window they need no download."""
+    running = asking(S.windows([[(0, 2), (8, 9.9)]] * 6, 10.0, "lost"), download=3.0, compute=0.02)
+    cohort = running.next(server(0))
+    assert len(cohort.clients) == 2
+    assert cohort.lost == ()
+    assert running.time == pytest.approx(8.0 + 0.02 + 0.02 + 0.1)
+
+
+def test_who_stays_is_chosen_before_who_leaves() -> None:
+    away, there = [(0.0, 1.0)], [(0.0, 50.0)]
+    running = asking(S.windows([there, there, away, away]), download=2.0, compute=0.1, clients=4)
+    assert sorted(running.next(server(0)).clients) == [0, 1]
+    assert running.time == pytest.approx(2.0 + 0.1 + 0.1 + 0.1)
+
+
+def test_a_round_in_which_nobody_stays_for_an_answer_ends() -> None:
+    running = asking(S.windows([[(0, 2)]] * 6, 10.0), download=0.0, compute=3.0)
+    assert running.next(server(0)).clients == ()
+
+
 def test_windows_that_touch_are_one() -> None:
     """Until when a turn may last: over midnight, over equal slots, and never where all is open."""
     zero = np.array([0])
+    together = S.windows([[(3.5, 9.7), (22, 46.2), (11.2, 31.7)]], 29.0, "lost")
+    assert together.closes(SEED, zero, 5.0)[0] == np.inf
     assert S.windows([[(0, 6), (20, 24)]], 24.0, "lost").closes(SEED, zero, 22.0)[0] == 30.0
     assert S.windows([[(0, 24)]], 24.0, "lost").closes(SEED, zero, 5.0)[0] == np.inf
     assert S.day_night(10.0, 0.5, 0.0, "lost").closes(SEED, zero, 12.0)[0] == 15.0

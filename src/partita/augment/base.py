@@ -10,7 +10,7 @@ inside the stack of clients: no `if` on values of tensors, but `torch.where`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from partita.core import check, draws
 from partita.core.inputs import tensors
 from partita.core.options import Option, checked
 from partita.core.types import Inputs
+from partita.data.padding import real_entries
 
 Augmentation = Callable[[Any, Tensor], Any]
 """(x, key) -> x, of one sample."""
@@ -43,8 +44,12 @@ class Composed:
     steps: tuple[Augmentation, ...]
 
     def __call__(self, x: Any, key: Tensor) -> Any:
+        return self.within(x, key, None)
+
+    def within(self, x: Any, key: Tensor, real: Tensor | None) -> Any:
+        """Return a sample changed where its entries are real."""
         for number, step in enumerate(self.steps):
-            x = step(x, draws.fold(key, number))
+            x = _applied(step, x, draws.fold(key, number), real)
         return x
 
 
@@ -67,7 +72,8 @@ def _place(field: str, value: Any) -> str | int:
 class Of:
     """One of several inputs is augmented, and the others stay.
 
-    Use it with a model that takes a dictionary or a tuple: `of("pixel_values", flip())`.
+    Use it with a model that takes a dictionary or a tuple: `of("pixel_values", flip())`. Where the dictionary
+    has the mask of this input, bands of time are placed among the entries that are no padding.
     """
 
     name: Annotated[str | int, Option("the name of the input, or its place", check=_place, example="image")]
@@ -75,14 +81,36 @@ class Of:
 
     def __call__(self, x: Any, key: Tensor) -> Any:
         if isinstance(x, dict) and self.name in x:
-            return {**x, self.name: self.step(x[self.name], key)}
+            real = real_entries(x, str(self.name))
+            return {**x, self.name: _applied(self.step, x[self.name], key, real)}
         if isinstance(x, tuple) and isinstance(self.name, int) and 0 <= self.name < len(x):
             return tuple([self.step(v, key) if i == self.name else v for i, v in enumerate(x)])
-        there = ", ".join(map(repr, x)) if isinstance(x, dict) else len(x) if isinstance(x, tuple) else "one"
-        raise check.fail("augment: name", self.name, f"one of the inputs: {there}")
+        if isinstance(x, Tensor):
+            allowed = "the augmentation without of(...): x is a single input, without a name"
+        else:
+            names = map(repr, x) if isinstance(x, dict) else map(str, range(len(x)))
+            allowed = f"one of the inputs: {', '.join(names)}"
+        raise check.fail("augment: name", self.name, allowed)
 
 
 of = Of
+
+
+def _applied(step: Augmentation, x: Any, key: Tensor, real: Tensor | None) -> Any:
+    """Return a sample changed by a step, which is told what is real if it has a method `within`."""
+    within = getattr(step, "within", None)
+    return step(x, key) if within is None else within(x, key, real)
+
+
+def steps_of(augment: Augmentation, name: str | int | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield each step of an augmentation with the name of the input that it changes (None: all of x)."""
+    if isinstance(augment, Composed):
+        for step in augment.steps:
+            yield from steps_of(step, name)
+    elif isinstance(augment, Of):
+        yield from steps_of(augment.step, augment.name)
+    else:
+        yield name, augment
 
 
 def augmented(augment: Augmentation, x: Inputs, key: Tensor) -> Inputs:

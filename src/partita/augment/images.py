@@ -52,8 +52,20 @@ class Flip:
     axis: Annotated[int, Option("the axis of a sample that is turned round (default: the last)")] = -1
 
     def __call__(self, x: Any, key: Tensor) -> Tensor:
+        return self.within(x, key, None)
+
+    def within(self, x: Any, key: Tensor, real: Tensor | None) -> Tensor:
+        """Return a sample, or its mirror image; padding of its first axis (where not `real`) stays behind."""
         image = one_tensor("flip", x, real=False)
-        return torch.where(draws.uniform(key) < self.p, image.flip(self.axis), image)
+        padded = None if self.axis % image.dim() else real
+        flipped = image.flip(self.axis) if padded is None else image[_mirrored(padded)]
+        return torch.where(draws.uniform(key) < self.p, flipped, image)
+
+
+def _mirrored(real: Tensor) -> Tensor:
+    """Return the place that each entry comes from if those that are real, one after another, turn round."""
+    place, first = torch.arange(len(real), device=real.device), real.to(torch.int64).argmax()
+    return torch.where(real, 2 * first + real.sum() - 1 - place, place)
 
 
 crop, flip = Crop, Flip

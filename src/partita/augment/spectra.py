@@ -1,6 +1,8 @@
 """SpecAugment: Park et al. (2019), section 2: bands of time and of frequency are left out of a spectrogram.
 
-w ~ U{0, ..., W},   start ~ U{0, ..., n − w},   x[start : start + w] ← value      n: length of the axis
+w ~ U{0, ..., W},   start ~ U{0, ..., n − w},   x[start : start + w] ← value
+
+with n the length of the axis: of a sequence, without its padding.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ class TimeMask:
     value: Annotated[float, Option("what is put in their place (default: 0)")] = 0.0
 
     def __call__(self, x: Any, key: Tensor) -> Tensor:
-        return _masked(one_tensor("time_mask", x), key, self.width, self.count, self.axis, self.value)
+        return self.within(x, key, None)
+
+    def within(self, x: Any, key: Tensor, real: Tensor | None) -> Tensor:
+        """Return a sample with bands among the entries of its first axis that are real (None: all are)."""
+        sample = one_tensor("time_mask", x)
+        real = real if self.axis % sample.dim() == 0 else None
+        return _masked(sample, key, self.width, self.count, self.axis, self.value, real)
 
 
 @checked()
@@ -51,18 +59,20 @@ class FrequencyMask:
         return _masked(sample, key, self.width, self.count, self.axis, self.value)
 
 
-def _masked(x: Tensor, key: Tensor, width: int, count: int, axis: int, value: float) -> Tensor:
-    """Return x with so many bands along an axis replaced."""
-    n = x.shape[axis]
-    place = torch.arange(n, device=key.device)
-    hidden = torch.zeros_like(place, dtype=torch.bool)
+def _masked(
+    x: Tensor, key: Tensor, width: int, count: int, axis: int, value: float, real: Tensor | None = None
+) -> Tensor:
+    """Return x with so many bands along an axis replaced, among the entries that are real."""
+    real = torch.ones(x.shape[axis], dtype=torch.bool, device=key.device) if real is None else real
+    n, place = real.sum(), real.cumsum(0) - 1
+    hidden = torch.zeros_like(real)
     for number in range(count):
         band = draws.fold(key, number)
-        w = (draws.uniform(draws.fold(band, 0)) * (min(width, n) + 1)).to(torch.int64)
+        w = (draws.uniform(draws.fold(band, 0)) * (n.clamp(max=width) + 1)).to(torch.int64)
         start = (draws.uniform(draws.fold(band, 1)) * (n - w + 1)).to(torch.int64)
-        hidden = hidden | ((place >= start) & (place < start + w))
+        hidden = hidden | (real & (place >= start) & (place < start + w))
     shape = [1] * x.dim()
-    shape[axis] = n
+    shape[axis] = x.shape[axis]
     return torch.where(hidden.reshape(shape), torch.full_like(x, value), x)
 
 

@@ -15,8 +15,10 @@ the tensors that a method sends beside the model (`Download.extra`).
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ KNOWN = (
     COUNTS,
 )
 """All that a user's loss may ask for."""
+NEARLY = 0.85  # the likeness of two names of which one is taken for the other, misspelt
 
 
 def _signature(function: Any) -> inspect.Signature:
@@ -58,6 +61,10 @@ def asked_by(function: Any) -> tuple[str, ...]:
 def takes_asked(field: str, value: Any, allowed: str) -> Callable[..., Tensor]:
     """Return a function of (output, target) and of what else a loss may ask for; refuse any other."""
     asked = asked_by(value) if callable(value) and not isinstance(value, type) else ()
+    if meant := _misspelt(value):
+        name, known = meant
+        reason = f"nothing is handed over as {name!r}, its default would always hold"
+        raise check.fail(field, value, f"{known!r}, or another name for an option of your own", reason)
     if not asked:
         more = f"; a loss may also ask for {', '.join(KNOWN)}"
         return check.takes(field, value, 2, allowed + more)  # type: ignore[no-any-return]
@@ -67,6 +74,19 @@ def takes_asked(field: str, value: Any, allowed: str) -> Callable[..., Tensor]:
         first = "output and target first, and beside them only"
         raise check.fail(field, value, f"{first} {', '.join(KNOWN)} ({error})") from None
     return value  # type: ignore[no-any-return]
+
+
+def _misspelt(function: Any) -> tuple[str, str] | None:
+    """Return an optional argument of a loss that is nearly one that it may ask for, and that one."""
+    if not callable(function) or isinstance(function, type):
+        return None
+    given = function.keywords if isinstance(function, partial) else {}
+    options = [p.name for p in arguments(function)[2:] if p.default is not p.empty]
+    for name in options:
+        close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=NEARLY)
+        if close and name not in KNOWN and name not in given:
+            return name, close[0]
+    return None
 
 
 def of_model(asked: str) -> tuple[str, str] | None:

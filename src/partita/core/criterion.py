@@ -119,6 +119,14 @@ def by_sample(each: Tensor) -> Tensor:
     return each.flatten(1).mean(1) if each.dim() > 1 else each
 
 
+def by_position(each: Tensor, target: Tensor) -> Tensor:
+    """Return the mean over the positions of each sample that count; 0 where none does."""
+    if target.dim() == 1:
+        return each
+    counts = (target != IGNORED).flatten(1)
+    return _divided(torch.where(counts, each.flatten(1), 0.0).sum(1), counts.sum(1))
+
+
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Return (output − target)², averaged over the places of each sample."""
     return by_sample((output.reshape(target.shape) - target).square())

@@ -23,6 +23,7 @@ from partita.core import check
 from partita.core.criterion import (
     IGNORED,
     LOSSES,
+    OWN,
     Criterion,
     Function,
     absolute_error,
@@ -49,6 +50,7 @@ class ClientMetric(NamedTuple):
     score       (rows, targets) of a client -> its score, NaN where it is undefined
     criterion   where the score follows from a mean over samples, that mean: then its sums are enough
     link        the score of that mean (None: the mean itself)
+    is_loss     whether the score is the loss that evaluations sum up, of which samples keep no rows
     """
 
     name: str
@@ -57,6 +59,12 @@ class ClientMetric(NamedTuple):
     score: Score
     criterion: Criterion | None = None
     link: Callable[[np.ndarray], np.ndarray] | None = None
+    is_loss: bool = False
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether a client's score needs a row of each of its samples."""
+        return self.criterion is None and not self.is_loss
 
     def of_sums(self, total: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return the score of each client from its sums: link(Σ_i each_i / Σ_i weight_i)."""
@@ -82,6 +90,9 @@ class Metric:
     on                what the function gets of the model: its 'outputs' as they are (default), the
                       'probabilities' of the classes (that of class 1 where there are two), or the predicted
                       'classes'
+
+    Where the positions of sequences have labels, the function gets a row for each position that counts, of
+    all sequences of the client one after another: outputs [positions, classes] and targets [positions].
 
         pt.federate(..., metric=pt.Metric(sklearn.metrics.f1_score, higher_is_better=True, on="classes"))
     """
@@ -146,6 +157,10 @@ class Form(NamedTuple):
         positive = torch.sigmoid(logits)
         return torch.stack([1 - positive, positive], -1)
 
+    def has_places(self, target: Tensor) -> bool:
+        """Return whether targets are classes of the positions of sequences."""
+        return self.classes > 1 and target.dim() == 2 and not target.is_floating_point()
+
     def counted(self, rows: Tensor, target: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and labels of the places that count, one after another."""
         counts = self.counts(target)
@@ -186,6 +201,15 @@ def _mean(
 
     metric = ClientMetric(criterion.name, higher_is_better, keep, score, criterion, link)
     return metric
+
+
+def _of_evaluations() -> ClientMetric:
+    """Return the metric of a loss that only the model knows; what a sample adds to it is not known."""
+
+    def keep(output: Tensor, target: Tensor) -> Tensor:  # noqa: ARG001
+        return output.new_zeros(len(output), 0)
+
+    return ClientMetric("loss", False, keep, lambda rows, target: np.nan, is_loss=True)  # noqa: ARG005
 
 
 def _accuracy(form: Form) -> ClientMetric:
@@ -412,6 +436,10 @@ def _users(metric: Metric, form: Form) -> ClientMetric:
     }
 
     def score(rows: Tensor, target: Tensor) -> float:
+        if form.has_places(target):
+            counts = form.counts(target)
+            rows = (form.logits(rows, target) if metric.on == "outputs" else rows)[counts]
+            target = target[counts]
         if metric.on == "probabilities" and rows.shape[-1] == 2:
             rows = rows[..., 1]
         of_library = of_sklearn or hasattr(metric.function, "reset")  # they take one number for each target
@@ -504,7 +532,8 @@ def _chosen(metric: Any, loss: Criterion, loss_is_own: bool, form: Form, labels:
     if not isinstance(metric, Metric):
         function = users_function("metric", metric, [*METRICS, "loss"])
         metric = Metric(function, _direction(metric))
-    return _users(metric, form)
+    made = _users(metric, form)
+    return _of_next(made, form.prompts > 0) if form.ahead else made
 
 
 def _named(
@@ -515,8 +544,10 @@ def _named(
         raise check.fail("metric", metric, f"one of {', '.join(map(repr, METRICS))}", reason)
     if metric == "loss":
         of_torch = loss.weight is not None or loss.adds_up
-        if loss_is_own and not of_torch:  # it may be no mean over samples
-            return _users(Metric(loss.mean, higher_is_better=False, name=name), form)
+        if loss.mean is OWN.mean:
+            return _of_evaluations()
+        if loss_is_own and not of_torch:  # it may be no mean over samples, and takes sequences as they are
+            return _users(Metric(loss.mean, higher_is_better=False, name=name), Form(classes=1))
         return _mean(loss._replace(name=name))
     low, high = float(labels.min()), float(labels.max())
     numbers = labels.is_floating_point() and (low < 0 or high > 1)

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from partita.core import check
 from partita.data import columns
 from partita.data.columns import Column, Columns, Ragged
 from partita.data.mapped import FilePart, Mapped, not_writable
+from partita.data.padding import MASKS, SEQUENCES
 
 IntArray = NDArray[np.int64]
 
@@ -41,8 +43,8 @@ def features(values: Any, *, single: bool = False, field: str = "x") -> Columns:
 
     A dictionary of arrays, or a tuple of them, are several inputs. Among these booleans stay what they are,
     since they are masks, and uint8 is an image only with three axes or more. A list of arrays that differ in
-    length is a column of sequences. `single`: float64 of a tensor
-    only, since NumPy and pandas hand it over unasked.
+    length is a column of sequences, and so are those of a dictionary that are `sequences` by their form.
+    `single`: float64 of a tensor only, since NumPy and pandas hand it over unasked.
     """
     if not is_several(values):
         return column(field, values, single=single)
@@ -52,7 +54,11 @@ def features(values: Any, *, single: bool = False, field: str = "x") -> Columns:
         strange = next((name for name in values if not isinstance(name, str)), None)
         if strange is not None:
             raise check.fail(f"{field}: a name of an input", strange, "the names of the model's arguments")
-        return {n: column(f"{field}[{n!r}]", v, single=single, several=True) for n, v in values.items()}
+        lengths = sequences(values)
+        return {
+            n: column(f"{field}[{n!r}]", v, lengths.get(n), single=single, several=True)
+            for n, v in values.items()
+        }
     return tuple([column(f"{field}[{i}]", v, single=single, several=True) for i, v in enumerate(values)])
 
 
@@ -69,13 +75,18 @@ def _is_array(values: Any) -> bool:
     return kept or (hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0)
 
 
-def column(field: str, values: Any, *, single: bool = False, several: bool = False) -> Column:
-    """Return one input as it is stored; `several` says that it is one of them. See `features`."""
+def column(
+    field: str, values: Any, lengths: Tensor | None = None, *, single: bool = False, several: bool = False
+) -> Column:
+    """Return one input as it is stored; `several` says that it is one of them. See `features`.
+
+    `lengths` are those of sequences, where it is known that they are such.
+    """
     if isinstance(values, Ragged | Mapped):
         return values
     if isinstance(values, np.memmap) and (mapped := _mapped(field, values, single, several)) is not None:
         return mapped
-    if (lengths := different_lengths(values)) is not None:
+    if (lengths := different_lengths(values) if lengths is None else lengths) is not None:
         entries = _entries(field, values, lengths)
         stored = column(field, entries, single=single, several=True)
         assert isinstance(stored, Tensor)
@@ -133,16 +144,46 @@ def padded_with(x: Columns, pad: Any) -> Columns:
 
 def different_lengths(values: Any) -> Tensor | None:
     """Return the length of each sequence, where they are sequences of different lengths, else None."""
+    lengths = _lengths(values)
+    return torch.tensor(lengths) if len(set(lengths)) > 1 else None
+
+
+def sequences(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the lengths of the inputs that are sequences by their form, whether they differ or not.
+
+    Lists of ids are, and lists under one of the names that masks belong to, so that it is no matter of chance
+    whether a model gets a mask. Where one is given, the form does not matter.
+    """
+    if any(name in MASKS for name in inputs):
+        return {}
+    found = {}
+    for name, values in inputs.items():
+        lengths = _lengths(values)
+        if lengths and all(lengths) and (name in SEQUENCES or all(map(_is_ids, values))):
+            found[name] = torch.tensor(lengths)
+    return found
+
+
+def _lengths(values: Any) -> list[int]:
+    """Return the length of each sequence; nothing where it is no list of sequences."""
     listed = isinstance(values, list | tuple)
     objects = str(getattr(values, "dtype", "")) == "object" and getattr(values, "ndim", 0) == 1
-    if not (listed or objects) or not all(map(_is_sequence, values)):
-        return None
-    lengths = [len(v) for v in values]
-    return torch.tensor(lengths) if len(set(lengths)) > 1 else None
+    return [len(v) for v in values] if (listed or objects) and all(map(_is_sequence, values)) else []
 
 
 def _is_sequence(values: Any) -> bool:
     return isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0
+
+
+def _is_ids(values: Any) -> bool:
+    """Return whether a sequence has whole numbers for its entries."""
+    if isinstance(values, list | tuple):
+        return all(isinstance(v, Integral) and not isinstance(v, bool) for v in values)
+    if isinstance(values, Tensor):
+        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    else:
+        whole = np.asarray(values).dtype.kind in "iu"
+    return whole and values.ndim == 1
 
 
 def _entries(field: str, values: Any, lengths: Tensor) -> Tensor | NDArray[Any]:
@@ -291,6 +332,9 @@ def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
 def dense(field: str, values: Any) -> NDArray[Any]:
     """Return what is no tensor as an array; refuse what would lose a mask or its zeros."""
     _refuse_masked(field, values)
+    if isinstance(values, DataLoader | Dataset):
+        allowed = "an array with a row of each sample; from_datasets takes a Dataset for each client"
+        raise check.fail(field, type(values).__name__, f"{allowed}, such as {{'ann': loader.dataset}}")
     if hasattr(values, "toarray") and hasattr(values, "nnz"):  # of SciPy
         raise check.fail(field, type(values).__name__, "a dense array, such as its toarray()")
     try:

@@ -39,10 +39,11 @@ def from_arrays(
     x, y and `client` are arrays, tensors, lists, or tables and columns of pandas. Labels may be words: they
     become the classes 0, 1, ... in sorted order, and `source["classes"]` has them.
     A model with several inputs has for x a dictionary of arrays, by the names of its arguments, or a tuple of
-    arrays, each with a row of every sample. A list of arrays of different lengths is a column of sequences:
-    a batch pads them with `pad` (a number, or one by the name of each input) to its longest one, labels of
-    positions with −100, and a model that takes an `attention_mask` gets one with its dictionary. An array
-    that is mapped into memory (`numpy.load(path, mmap_mode="r")`) stays in its file.
+    arrays, each with a row of every sample. A list of arrays of different lengths is a column of sequences,
+    and so is a list of ids in a dictionary: a batch pads them with `pad` (a number, or one by the name of
+    each input) to its longest one, labels of positions with −100, and a model that takes an `attention_mask`
+    gets one with its dictionary. An array that is mapped into memory (`numpy.load(path, mmap_mode="r")`)
+    stays in its file.
     `client` has an id per row, whole numbers or strings; clients come in the order of their sorted ids, and
     `names` may name them in that order. `test` is a boolean per row, or the fraction of each client's rows
     that is drawn for its test: at least one row of a client with two, and never all. `validation` is a

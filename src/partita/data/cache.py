@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core import check
 from partita.data import columns
-from partita.data.columns import Column, Columns
+from partita.data.columns import Column, Columns, Ragged
 
 SAMPLES = 256  # that are read, and written, at a time
 SHARE = 0.5  # of the machine's memory that samples may take without a cache
@@ -54,11 +55,13 @@ def _write(place: Path, rows: int, blocks: Iterator[Sequence[Column]]) -> int:
     files: list[NDArray[Any]] = []
     at = 0
     for block in blocks:
-        tensors = [column for column in block if isinstance(column, Tensor)]
-        if len(tensors) < len(block):
-            raise check.fail("cache", str(place), "None: sequences of different lengths are kept in memory")
+        if any(isinstance(c, Ragged) and not bool((c.length == c.length[0]).all()) for c in block):
+            raise _refusal(place)
+        tensors = [columns.read(column, torch.arange(len(column))) for column in block]
         files = files or [_new_file(place, i, rows, tensor) for i, tensor in enumerate(tensors)]
         for file, tensor in zip(files, tensors, strict=True):
+            if file.shape[1:] != tensor.shape[1:]:
+                raise _refusal(place)
             file[at : at + len(tensor)] = tensor.numpy()
         at += len(tensors[0])
     count = len(files)
@@ -66,6 +69,12 @@ def _write(place: Path, rows: int, blocks: Iterator[Sequence[Column]]) -> int:
     for i in range(count):
         os.replace(_path(place, i).with_suffix(".partial"), _path(place, i))
     return count
+
+
+def _refusal(place: Path) -> check.Refused:
+    allowed = "no cache, or samples that the Dataset pads to one length, with their attention_mask"
+    reason = "sequences of different lengths are kept in memory"
+    return check.fail("cache", str(place), allowed, reason)
 
 
 def _path(place: Path, number: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
+from numbers import Number
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -133,7 +134,7 @@ def _about(parts: list[Part], names: list[str]) -> dict[str, Any]:
         for i in (0, _length(part) - 1):
             x, y = _read(part, range(i, i + 1))
             for column in (*columns.listed(x), y):
-                kept = columns.entries(column)
+                kept = columns.read(column, torch.arange(1))
                 digest.update(str((kept.dtype, kept.shape)).encode())
                 digest.update(kept.contiguous().numpy().tobytes())
     lengths = [[part.client, part.split, _length(part)] for part in parts]
@@ -141,8 +142,22 @@ def _about(parts: list[Part], names: list[str]) -> dict[str, Any]:
 
 
 def _is_pair(dataset: Any) -> bool:
-    """Return whether it is two arrays x and y, and not a Dataset of samples."""
-    return isinstance(dataset, tuple | list) and len(dataset) == 2
+    """Return whether it is two arrays x and y, and not a Dataset or a list of samples."""
+    if not isinstance(dataset, tuple | list) or len(dataset) != 2:
+        return False
+    return not all(_is_sample(value, isinstance(dataset, list)) for value in dataset)
+
+
+def _is_sample(value: Any, listed: bool) -> bool:
+    """Return whether it is one sample: a dictionary, or (x, y) with a number for y or in a list of tuples."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return isinstance(value, Mapping)
+    x, y = value
+    return not _is_number(x) and (_is_number(y) or (listed and isinstance(value, tuple)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number | np.generic) or getattr(value, "ndim", 1) == 0
 
 
 def _first(dataset: Any) -> list[Any]:
@@ -194,14 +209,17 @@ def _stacked(field: str, samples: list[Any]) -> Columns:
     """Return x of all samples; those of several inputs have the same ones."""
     first: Any = samples[0] if samples else None
     if not arrays.is_several(first):
-        return arrays.features(_stacked_column(field, samples))
+        return arrays.features(_stacked_column(field, samples), single=True)
     keys = list(first) if isinstance(first, Mapping) else range(len(first))
     for sample in samples:
         theirs = list(sample) if isinstance(sample, Mapping) else range(len(sample))
         if type(sample) is not type(first) or theirs != keys:
             raise check.fail(f"inputs in {field}", theirs, f"{list(keys)} in every sample")
-    inputs = {key: _stacked_column(f"{field}[{key!r}]", [sample[key] for sample in samples]) for key in keys}
-    return arrays.features(inputs if isinstance(first, Mapping) else tuple(inputs.values()))
+    inputs: dict[Any, Any] = {key: [sample[key] for sample in samples] for key in keys}
+    kept = arrays.sequences(inputs) if isinstance(first, Mapping) else {}
+    for key in keys:
+        inputs[key] = inputs[key] if key in kept else _stacked_column(f"{field}[{key!r}]", inputs[key])
+    return arrays.features(inputs if isinstance(first, Mapping) else tuple(inputs.values()), single=True)
 
 
 def _stacked_column(field: str, values: list[Any]) -> Any:

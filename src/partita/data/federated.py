@@ -16,7 +16,7 @@ from partita.core.types import Inputs
 from partita.data import arrays, columns
 from partita.data.arrays import IntArray
 from partita.data.columns import Column, Columns, Ragged
-from partita.data.padding import MASKS, mask_for
+from partita.data.padding import MASKS, mask_for, masked_input
 from partita.data.population import SPLITS as SPLITS
 from partita.data.population import Population, chosen_clients, client_names
 from partita.data.summary import described, fingerprint
@@ -175,7 +175,8 @@ class FederatedData:
 
         y = self.y.index_select(0, flat)
         if self.lengths is not None:
-            y = y[:, : columns.width_of(self.lengths.index_select(0, flat), y.shape[1])]
+            width = columns.width_of(self.lengths.index_select(0, flat), y.shape[1])
+            y = y[:, :width].contiguous()  # losses look at labels by view(-1)
         x = columns.each_read(taken, self.x)
         if self.mask:
             assert isinstance(x, dict)
@@ -184,8 +185,10 @@ class FederatedData:
 
     def _real(self, rows: Tensor) -> Tensor:
         """Return which entries of the padded sequences are real."""
-        sequence = next(c for c in columns.listed(self.x) if isinstance(c, Ragged))
-        return MASKS[self.mask](columns.real(sequence, rows)).to(self.device)
+        assert isinstance(self.x, dict)
+        sequence = self.x[masked_input(self.x)]
+        assert isinstance(sequence, Ragged)
+        return MASKS[self.mask].made(columns.real(sequence, rows)).to(self.device)
 
     def _each(self, fn: Callable[[Column], Column]) -> FederatedData:
         """Return the data with all that has a row of each sample changed."""
@@ -200,7 +203,11 @@ class FederatedData:
         return self._each(lambda column: columns.select(column, chosen))
 
     def masked_for(self, model: nn.Module) -> FederatedData:
-        """Return data that make the mask of padded sequences, where the model takes one and none is given."""
+        """Return data that make the mask of padded sequences, where the model takes one and none is given.
+
+        It belongs to the input that is called `input_ids`, `inputs_embeds`, `input_values`, `input_features`
+        or `src`, else to the sequences that there are; these are refused if they differ in length.
+        """
         name = mask_for(model, self.x)
         return replace(self, mask=name) if name else self
 
@@ -246,7 +253,7 @@ class FederatedData:
         return replace(self, x=x, y=y, lengths=None, mask="", computes_on=None, **ranges)
 
     def client(self, i: int, split: str = "train") -> tuple[Inputs, Tensor]:
-        """Return x and y of one client."""
+        """Return x and y of one client; masks are made for a model only, see `masked_for`."""
         check.integer("client", i, low=0, high=self.clients - 1)
         start, length = self.ranges(split)[i].tolist()
         return self.gather(torch.arange(start, start + length))

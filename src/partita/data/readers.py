@@ -137,6 +137,8 @@ def from_huggingface(
     inputs = _inputs(x)
     if cache is None:
         features = {key: _columns(parts.values(), name) for key, name in inputs.items()}
+        rows = {} if isinstance(x, str) else {key: list(values) for key, values in features.items()}
+        features |= {key: rows[key] for key in arrays.sequences(rows)}
     else:
         features = _cached(cache, [*parts.values()], inputs, several=not isinstance(x, str))
     ids = [np.asarray(list(_values(part, client))) for part in parts.values()]

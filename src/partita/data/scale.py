@@ -89,8 +89,11 @@ def _scaled_columns(data: FederatedData, only: str | int | None, who: str) -> li
         kinds = ", ".join(str(column.dtype) for column in named.values())
         raise check.fail(f"x of {who}", kinds, allowed)
     if any(isinstance(named[name], Mapped) for name in chosen):
-        allowed = "data in memory; scale what is in files in the model's forward"
-        raise check.fail(f"x of {who}", "rows of a file", allowed)
+        allowed = (
+            "data.to('cpu'), if memory holds all samples; else let the model's forward begin with "
+            "(x - mean) / deviation, of some training samples such as data.client(0)[0]"
+        )
+        raise check.fail(f"x of {who}", "rows of a file", allowed, "files are not changed")
     return chosen
 
 

@@ -47,8 +47,7 @@ def described(data: FederatedData) -> tuple[str, dict[str, str]]:
     else:
         names = [f"{i} {name}" for i, name in enumerate(data.source.get("classes", []))]
         named = f": {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}" if names else ""
-        counted = data.y if data.y.ndim == 1 else data.y[data.y != arrays.IGNORED]
-        values = torch.unique(counted).tolist() or [arrays.IGNORED]
+        values = torch.unique(data.y[data.y != arrays.IGNORED]).tolist() or [arrays.IGNORED]
         rows["y"] = f"{len(values)} classes, {values[0]} to {values[-1]}{shape}{named}"
     return title, rows
 

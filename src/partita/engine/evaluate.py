@@ -38,7 +38,7 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
     refresh_statistics(stage, state)
     metrics, data, context = stage.setup.profile.metrics, stage.setup.data, state.context(stage)
     metrics, keeps_rows = (metrics if every_sample else metrics[:1]), every_sample
-    every_sample = every_sample or metrics[0].criterion is None
+    every_sample = every_sample or metrics[0].needs_rows
     rows_of_client = most_samples(data, stage.limits.pass_batch)[split] if every_sample else 0
     program = stage.programs[evaluation_name(model, split, rows_of_client)]
     names = [m.name for m in metrics]
@@ -54,6 +54,9 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
             result[names[0]][clients] = metrics[0].of_sums(sums["metric"], sums["weight"])
             continue
         for metric in metrics:
+            if metric.is_loss:
+                result[metric.name][clients] = loss[clients]
+                continue
             kept = found[f"{ROWS}{metric.name}"][found[REAL]]  # client after client
             rows[metric.name].append(kept)
             sizes = data.ranges(split)[clients, 1]

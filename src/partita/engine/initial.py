@@ -9,25 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import check, tree
+from partita.core.frozen import lean_copy
 from partita.core.types import Tensors
 from partita.engine import digest as code
-from partita.engine.model.frozen import lean_copy
 from partita.engine.model.probe import Trial
 from partita.engine.model.seeding import kept, set_all
 
 
 def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a copy of a model, or call a function under the run's seed; a run never changes its argument.
+    """Return a copy of a model, or of what a function returns under the run's seed; neither is changed.
 
     Frozen parameters are not copied: both have them in the same memory.
     """
     if isinstance(model, nn.Module):
-        try:
-            return lean_copy(model)
-        except Exception as error:  # any module may fail in its own way
-            reason = check.reason(error)
-            allowed = "a model that copy.deepcopy can copy"
-            raise check.fail("model", type(model).__name__, f"{allowed}: {reason}") from error
+        return _copied(model)
     if not callable(model):
         raise check.fail("model", model, "an nn.Module or a function that returns one")
     with kept(torch.device("cpu")):
@@ -41,7 +36,18 @@ def own_copy(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
             raise check.fail("model", model, allowed) from error
     if not isinstance(instance, nn.Module):
         raise check.fail("model", model, "a function that returns an nn.Module")
-    return instance
+    return _copied(instance)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise check.fail("model", name, "the module itself, before torch.jit.script or torch.jit.trace")
+    try:
+        return lean_copy(model)
+    except Exception as error:  # any module may fail in its own way
+        allowed = f"a model that copy.deepcopy can copy: {check.reason(error)}"
+        raise check.fail("model", name, allowed) from error
 
 
 class Origin(NamedTuple):

@@ -166,9 +166,9 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
     for name, given, form in forms:
         if given != form:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
-    data = replace(data, x=x, y=inputs.single(y, "targets"), mask=ours.mask)
+    data = replace(data, x=x, y=inputs.single(y, "targets")).masked_for(stage.setup.model)
     profile = stage.setup.profile
-    output = evaluated(stage.setup.model, ours, profile.forward, profile.output_bytes)
+    output = evaluated(stage.setup.model, ours.fixed(), profile.forward, profile.output_bytes)
     check_labels(profile.loss, output, data)
     return data
 

@@ -41,7 +41,7 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
     """Return everything about a finished run that can be written down as numbers."""
     results = _results(stage, state, monitor)
     columns, samples = _columns(stage, state, results, references), _samples(stage, results, references)
-    if stage.setup.profile.metric.criterion is None:
+    if stage.setup.profile.metric.needs_rows:
         monitor.note("resampling test samples")
     found = _chance(stage, results, samples, columns)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}

@@ -16,6 +16,7 @@ from partita.algorithms.partition import keep_norms
 from partita.core import check
 from partita.core.asks import asked_by
 from partita.core.criterion import LOSSES, Criterion
+from partita.core.frozen import lean_copy, note
 from partita.core.parts import Algorithm, StagePlan
 from partita.core.types import ClientState, Partition, Tensors
 from partita.data import FederatedData
@@ -24,14 +25,14 @@ from partita.engine.devices.devices import Devices
 from partita.engine.execute.informed import remembering
 from partita.engine.initial import Origin, computed_by, own_copy, tensors_of
 from partita.engine.model.augmenting import prepared, refuse_with
-from partita.engine.model.fit import check_labels, check_real
-from partita.engine.model.frozen import lean_copy, note
+from partita.engine.model.fit import check_labels, check_pieces, check_real, warn_about_copies
 from partita.engine.model.padding import for_metrics, warn_about_padding
 from partita.engine.model.probe import (
     ModelProfile,
     evaluated,
     examine,
     names_of,
+    only_whole_batches,
     refuse_own_statistics,
     tried,
 )
@@ -118,6 +119,7 @@ class Setup:
             )
             if origin is None:
                 warn_about_padding(module, data, profile.forward)
+                warn_about_copies(profile.loss, data)
         data = prepared(settings.augment, for_metrics(data, profile.kept))
         check_real(module, profile.buffers)
         if settings.norm == "static":
@@ -159,6 +161,9 @@ class Setup:
             if together > 1 and plan.batch is None:
                 reason = "a step takes all samples of a client at once"
                 raise check.fail("accumulate", together, "batch= with it, the samples in a piece", reason)
+        most = max(plan.algorithm.options.get("accumulate", 1) for plan in self.plans)
+        if most > 1:
+            check_pieces(most, only_whole_batches(self.profile, self.model, self.data.fixed()))
         splits = [self.partition_of(plan.algorithm) for plan in self.plans]
         warn_about_buffers(self.profile.buffers, self.settings.norm)
         new_clients = [self.new_client(plan.algorithm, self.initial) for plan in self.plans]

@@ -7,14 +7,15 @@ a child named `adapter` of the layer it follows, and only adapters have that wor
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from partita.core import check
+from partita.core.frozen import lean_copy
 from partita.models.blocks import seeded
 from partita.models.transformer import Attention, FeedForward
 
@@ -31,6 +32,8 @@ def add_adapters(
     seed: int = 0,
 ) -> Model:
     """Return a copy of any model with adapters; until they are trained it computes what the model computes.
+
+    Frozen parameters are not copied, and adapters of a model in 16 bits have 32.
 
     kind="residual"    y + A∗y after a convolution: A is a 1×1 convolution without bias that starts at zero
                        (Rebuffi et al. 2017). Where: every convolution with a kernel above 1 except the
@@ -57,7 +60,7 @@ def add_adapters(
     names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
     if any("adapter" in name.split(".") for name in names):
         raise check.fail("model", type(model).__name__, "a model without anything named 'adapter'")
-    model = copy.deepcopy(model)
+    model = lean_copy(model)
     with seeded(seed):
         for site in _select(_KINDS[kind](model), where, kind):
             adapter: nn.Module
@@ -67,7 +70,8 @@ def add_adapters(
                 adapter = Bottleneck(site.outputs, rank)
             else:
                 adapter = LowRank(site.inputs, site.outputs, rank, rank if alpha is None else alpha)
-            adapter.to(site.like.device, site.like.dtype).train(site.module.training)
+            kind_of_numbers = site.like.dtype if site.like.dtype.itemsize >= 4 else torch.float32
+            adapter.to(site.like.device, kind_of_numbers).train(site.module.training)
             # a child and a hook: the layer stays what it is, with the names and the type it had
             site.module.add_module("adapter", adapter)
             site.module.register_forward_hook(site.hook)
@@ -114,13 +118,18 @@ def _pointwise(conv: nn.Module, channels: int) -> nn.Module:
 
 # Module-level functions: a model with adapters can be copied and pickled.
 def _add_to_output(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
-    change: Tensor = layer.get_submodule("adapter")(output)
-    return output + change
+    return output + _change(layer, output)
 
 
 def _add_from_input(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    change: Tensor = layer.get_submodule("adapter")(inputs[0])
-    return output + change
+    return output + _change(layer, inputs[0])
+
+
+def _change(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return what the adapter makes of x, computed in its own precision."""
+    adapter = layer.get_submodule("adapter")
+    change: Tensor = adapter(x.to(next(adapter.parameters()).dtype))
+    return change.to(x.dtype)
 
 
 def _add_to_attention(layer: nn.Module, _: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -312,6 +312,6 @@ def _merged(device: Sequence[tuple[float, float]], period: float | None) -> list
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((begin, end))
-    if period is not None and len(merged) == 1 and merged[0][1] - merged[0][0] >= 3 * period:
+    if period is not None and any(end - begin >= period for begin, end in merged):
         return [(-math.inf, math.inf)]  # all the time
     return merged

@@ -125,7 +125,7 @@ class PowerOfChoice:
         share = np.maximum(known.samples[clients], 1) / np.maximum(known.samples[clients], 1).sum()
         drawn = rng.choice(clients, min(max(self.d, count), len(clients)), replace=False, p=share)
         loss = known.ask(drawn, self.samples) if self.asks else last_losses(known, drawn, new=np.inf)
-        order = np.lexsort((rng.random(len(drawn)), -loss))  # ties by chance
+        order = np.lexsort((rng.random(len(drawn)), -loss))  # ties by chance; who has left (NaN) comes last
         return drawn[order[:count]]
 
 

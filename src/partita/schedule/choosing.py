@@ -15,23 +15,30 @@ from partita.schedule.clock import Clock, Event
 from partita.schedule.known import Known, Losses
 from partita.schedule.presence import idle_clients
 
+MOST_QUESTIONS = 8
+"""How often a server asks for losses in one round, if whoever it chooses by them has left meanwhile."""
+
 
 def chosen(
     choice: Choice, spec: StageSpec, clock: Clock, version: int, count: int, draw: int, ask: Losses
 ) -> list[int]:
     """Return so many idle and available clients, or fewer: the draw of this number.
 
-    `version` is the server's, and `ask` asks clients for the loss of its model.
+    `version` is the server's, and `ask` asks clients for the loss of its model. That takes time, in which
+    some may leave: if all who were chosen have left, others who are there now are asked.
     """
     if spec.facts is None:
         raise check.fail("choose", choice, "a schedule without choose= where nobody trains")
-    candidates = idle_clients(spec.clients, clock.busy)
-    if clock.presence is not None:
-        candidates = clock.presence.there(candidates, clock.now)
-    if not len(candidates):
-        return []
-    known = Known(version, clock.now, candidates, *spec.facts(), ask)
-    return chosen_by(choice, known, count, draws.generator(spec.seed, "choice", draw))
+    rng = draws.generator(spec.seed, "choice", draw)
+    for _ in range(MOST_QUESTIONS):
+        candidates = clock.there(idle_clients(spec.clients, clock.busy))
+        if not len(candidates):
+            break
+        known = Known(version, clock.now, candidates, *spec.facts(), ask)
+        stayed: list[int] = clock.there(np.array(chosen_by(choice, known, count, rng))).tolist()
+        if stayed:
+            return stayed
+    return []
 
 
 def wait_for_answers(

@@ -16,6 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from partita.core import check, draws, tree
 from partita.core.types import Cohort, Download, Group, ServerState, Tensors
 from partita.schedule.available import Availability
@@ -111,6 +114,10 @@ class Clock:
         if count == 1:
             return [self._idle(int(draws.number(self.seed, "cohort", draw) * idle))]
         return [self._idle(i) for i in _sample(self.seed, draw, idle, count)]
+
+    def there(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of these clients that are available now."""
+        return clients if self.presence is None else self.presence.there(clients, self.now)
 
     def waits(self) -> bool:
         """Advance to when a client may become available, unless an upload arrives before: then False."""

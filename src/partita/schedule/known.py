@@ -61,6 +61,7 @@ class Known:
         """Ask clients for the loss of the present model on their training samples, or on so many of them.
 
         It costs what it would: each of them downloads the model and evaluates it, and the server waits for
-        all answers. Who is chosen afterwards does not download it again. Only a synchronous server can wait.
+        all answers. Who is chosen afterwards does not download it again. Who has left until then has no loss
+        (NaN), and is not sent even if it is chosen. Only a synchronous server can wait.
         """
         return self._ask(np.asarray(clients, dtype=np.int64), samples)

@@ -23,7 +23,7 @@ from partita.schedule.base import (
     check_parts,
     refuse_order,
 )
-from partita.schedule.choosing import chosen, wait_for_answers
+from partita.schedule.choosing import MOST_QUESTIONS, chosen, wait_for_answers
 from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
@@ -138,9 +138,11 @@ class Rounds(ClockedSchedule[Synchronous]):
     def next(self, server: ServerState) -> Cohort:
         """Send a new cohort; return who of it reports, and who of earlier ones does."""
         self.informed = frozenset()
-        clients = self._cohort(server, server.version)
-        while not clients and self.clock.waits():
+        clients, questions = self._cohort(server, server.version), 0
+        while not clients and questions < MOST_QUESTIONS and self.clock.waits():
+            asked = self.clock.asked
             clients = self._cohort(server, server.version)
+            questions += self.clock.asked > asked  # in vain, if all have left before they could be sent
         sent = self.clock.send(server, clients, self.informed)
         quorum = self._quorum(server.version, len(sent))
         arrived = self.clock.land_until(self._end(sent, quorum))
@@ -183,7 +185,7 @@ class Rounds(ClockedSchedule[Synchronous]):
         numbers: list[int] = clients.tolist()
         wait_for_answers(self.clock, server, numbers, steps.tolist(), self.informed)
         self.informed |= frozenset(numbers)
-        return loss
+        return np.where(np.isin(clients, self.clock.there(clients)), loss, np.nan)
 
     def _progress(self, round: int, sent: list[Flight]) -> dict[int, float]:
         """Return the stragglers among those who were sent, and how far each of them gets: u from 0 to 1."""

@@ -193,6 +193,12 @@ def test_bands_of_time_lie_within_short_sequences() -> None:
         assert float(hidden) == pytest.approx(0.75, abs=0.06)  # a band has 0 to 3 steps
 
 
+def test_the_mask_itself_is_an_input() -> None:
+    frames = [np.ones((n, 1), np.float32) for n in (2, 5, 3, 9)]
+    samples = pt.data.from_arrays({"frames": frames}, [0, 1, 0, 1], [0, 0, 1, 1], test=0, validation=0)
+    augmenting.prepared(pt.augment.of("attention_mask", pt.augment.flip()), samples.masked_for(Frames()))
+
+
 def test_sequences_without_a_mask_are_told_of() -> None:
     frames = [np.ones((n, 2), np.float32) for n in (2, 5, 3, 9)]
     samples = pt.data.from_arrays(frames, [0, 1, 0, 1], [0, 0, 1, 1], test=0, validation=0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partita as pt
-from partita.engine.model.frozen import lean_copy
+from partita.core.frozen import lean_copy
 
 WIDTH, CLIENTS, SAMPLES = 300, 4, 12
 LARGE = WIDTH * WIDTH  # numbers of a frozen weight; activations and adapters of all clients have fewer

@@ -311,5 +311,9 @@ def test_personal_statistics_without_parameters(executor: str) -> None:
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     layer = nn.Linear(64, 10)
     layer.kept = layer.weight * 2  # as the old torch.nn.utils.weight_norm leaves it
-    with pytest.raises(ValueError, match=r"a model that copy\.deepcopy can copy"):
-        pt.federate(layer, pt.data.digits(clients=4, seed=0), pt.fedavg(lr=0.1), rounds=1, progress=False)
+    for model in (layer, lambda: layer):
+        with pytest.raises(ValueError, match=r"a model that copy\.deepcopy can copy"):
+            pt.federate(model, pt.data.digits(clients=4, seed=0), pt.fedavg(lr=0.1), rounds=1, progress=False)
+    traced = torch.jit.trace(nn.Linear(64, 10), torch.zeros(1, 64))
+    with pytest.raises(ValueError, match=r"the module itself, before torch\.jit\.script"):
+        pt.federate(traced, pt.data.digits(clients=4, seed=0), pt.fedavg(lr=0.1), rounds=1, progress=False)

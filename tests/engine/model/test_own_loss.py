@@ -34,13 +34,11 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.kind, self.penalized = kind, nn.Parameter(torch.zeros(1))
         outputs = 1 if kind in ("squares", "absolute", "penalty") else 3
-        self.body, self.head = (
-            nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2)),
-            nn.Linear(6, outputs),
-        )
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, outputs)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
-        logits = self.head(self.body(x)) + self.penalized
+        hidden = F.dropout(self.body(x).tanh(), 0.2, self.training)
+        logits = self.head(hidden) + self.penalized
         loss = None if labels is None else LOSSES[self.kind](self, logits, labels)
         return {"loss": loss, "logits": logits}
 

@@ -27,9 +27,15 @@ from partita.engine.model.features import assumed
 from partita.engine.model.probe import evaluated, first_samples
 from partita.engine.model.problem import ModelProblem
 
+TOLERANCE = 1e-3
+ROUNDINGS = 8  # of the coarsest numbers in a model, by which gradients may differ
 DIFFERENT = (
     "its gradients differ when clients are stacked: a layer or the loss mixes the samples of a "
     "batch, or draws random numbers of its own"
+)
+OF_NUMBERS = (
+    "the model computes its loss by itself, and among targets that are numbers there is none that does not "
+    "count, which the padding of short batches needs; pass the loss as a function of (output, target)"
 )
 COUNTS_PADDING = "its statistics differ when clients are stacked: a layer counts the padding of short batches"
 
@@ -48,9 +54,12 @@ def not_stackable(
     another way than small ones. Roundings grow in some models until single precision cannot tell: then double
     precision decides. A loss of the user's is tried on more samples, unless their outputs are large.
     """
+    if loop.forward.labels and data.y.is_floating_point():
+        return OF_NUMBERS
     if loop.loss not in LOSSES.values() and not loop.forward.labels:
-        output = evaluated(loop.evaluation, data, loop.forward, output_bytes, params)
-        reason = not_by_sample(loop.loss, output, data, _assumed(loop, params, data, output))
+        samples = data.fixed()  # outputs of one width
+        output = evaluated(loop.evaluation, samples, loop.forward, output_bytes, params)
+        reason = not_by_sample(loop.loss, output, samples, _assumed(loop, params, samples, output))
         if reason:
             return reason
     x, y = data.gather(_rows_of_two(data, batch))
@@ -104,7 +113,7 @@ def _compare(
     loop: ModelProblem, stacked: ModelProblem, params: Tensors, x: Inputs, y: Tensor, sizes: tuple[int, int]
 ) -> str:
     """Return what differs between two stacked clients with so many samples and each of them alone, if any."""
-    given = _given(loop, params)
+    given, tolerance = _given(loop, params), _tolerance(loop)
     models, batches = _stacks(params, x, y, sizes)
     try:
         with refusing_slow_operations():
@@ -118,9 +127,10 @@ def _compare(
     for i, n in enumerate(sizes):
         batch = _batch(x, y, i, n)._replace(given=given)
         alone, expected, after = loop.grad(params, batch, loop.trainable)
-        if _differ(tree.row(gradient, i), expected) or _differ({"loss": loss[i]}, {"loss": alone}):
+        pairs = (tree.row(gradient, i), expected), ({"loss": loss[i]}, {"loss": alone})
+        if any(_differ(mine, reference, tolerance) for mine, reference in pairs):
             return DIFFERENT
-        if _differ(tree.row(buffers, i), after):
+        if _differ(tree.row(buffers, i), after, tolerance):
             return COUNTS_PADDING
     return ""
 
@@ -182,9 +192,15 @@ def _computed(problem: ModelProblem, params: Tensors, batch: Batch) -> tuple[Ten
     return gradient, {"metric": scores.metric, "loss": scores.loss}
 
 
-def _differ(tensors: Tensors, expected: Tensors) -> bool:
+def _tolerance(problem: ModelProblem) -> float:
+    """Return what roundings may explain, where frozen parameters are of 16 bits or less."""
+    kinds = {p.dtype for p in problem.training.parameters() if p.is_floating_point()}
+    return max([TOLERANCE, *(ROUNDINGS * torch.finfo(kind).eps for kind in kinds if kind.itemsize < 4)])
+
+
+def _differ(tensors: Tensors, expected: Tensors, tolerance: float = TOLERANCE) -> bool:
     tensors, expected = ({k: v.double() for k, v in x.items()} for x in (tensors, expected))
-    return bool(tree.norm(tree.sub(tensors, expected)) > 1e-3 * (tree.norm(expected) + 1e-3))
+    return bool(tree.norm(tree.sub(tensors, expected)) > tolerance * (tree.norm(expected) + 1e-3))
 
 
 def _rows_of_two(data: FederatedData, count: int) -> Tensor:

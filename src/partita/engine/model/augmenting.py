@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from partita.augment.base import Augmentation, augmented
+from partita.augment.base import Augmentation, augmented, steps_of
 from partita.core import check, inputs
 from partita.core.inputs import each, tensors
 from partita.core.parts import Share
-from partita.data import FederatedData
+from partita.core.types import Inputs
+from partita.data import FederatedData, columns
+from partita.data.columns import Ragged
+from partita.data.padding import real_entries
 from partita.engine.model.probe import first_samples
 
 SAMPLES = 3
@@ -46,7 +51,25 @@ def prepared(augment: Augmentation | None, data: FederatedData) -> FederatedData
         raise check.fail("augment", augment, f"{ALLOWED}: {inputs.described(x)}, not {got}")
     if not all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(again))):
         raise check.fail("augment", augment, f"{ALLOWED}; it gave two results for one key")
+    _warn_about_padding(augment, data, each(lambda t: t[0], x))
     return data
+
+
+def _warn_about_padding(augment: Augmentation, data: FederatedData, x: Inputs) -> None:
+    """Warn where a step along the axis of time is not told where the padding of sequences begins."""
+    listed = data.x if isinstance(data.x, dict) else dict(enumerate(columns.listed(data.x)))
+    by_name: dict[Any, Any] = {**listed, None: data.x}
+    for name, step in steps_of(augment):
+        column = by_name.get(name)  # None for a mask that is made
+        if not isinstance(column, Ragged) or not hasattr(step, "within"):
+            continue
+        told = isinstance(x, dict) and real_entries(x, name) is not None
+        if not told and step.axis % len(columns.sample_shape(column)) == 0:
+            check.warn(
+                f"augment: {step} reaches into the padding of short sequences, since no mask tells where it "
+                "begins: give x as a dictionary such as {'input_ids': sequences}, to a model that takes an "
+                "attention_mask"
+            )
 
 
 def refuse_with(augment: Augmentation | None, shares: tuple[Share, ...]) -> None:

@@ -21,7 +21,7 @@ from partita.core.inputs import each
 from partita.data import FederatedData
 
 TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
-TRIAL_BYTES = 1 << 28  # of outputs of a trial: those of a language model are large
+TRIAL_BYTES = 1 << 26  # of outputs of a trial: those of a language model are large
 BATCH_SIZES = (64, 37, 5)
 SEARCHED_TARGETS = 1 << 16  # for values that are rare
 PAIRED_TRIALS = 2  # that pair each output with its own target
@@ -114,16 +114,16 @@ def _trials(output: Tensor, data: FederatedData) -> Iterator[tuple[Tensor, Tenso
     yield output, target
     yield output[order], target[order]  # several clients in each part of the batch
     spread = output.float().std().clamp(min=1e-3).to(output.dtype) if output.is_floating_point() else 1
-    values = _values(data.y)
+    values = values_of(data.y)
     for size in sorted({min(n, len(output)) for n in BATCH_SIZES}, reverse=True):
         noise = torch.randn(size, *output.shape[1:], generator=draw).to(output)
         resampled = output[torch.randint(len(output), (size,), generator=draw).to(output.device)]
-        for made_up in _targets(target, size, values, draw):
-            yield 3 * spread * noise, made_up
-            yield resampled, made_up
+        for labels in made_up(target, size, values, draw):
+            yield 3 * spread * noise, labels
+            yield resampled, labels
 
 
-def _values(y: Tensor) -> Tensor:
+def values_of(y: Tensor) -> Tensor:
     """Return values that targets take, in order, with the smallest and the largest, however rare."""
     flat = y.flatten()
     spaced = flat[:: max(1, len(flat) // SEARCHED_TARGETS)]
@@ -131,7 +131,7 @@ def _values(y: Tensor) -> Tensor:
     return values.cpu()
 
 
-def _targets(target: Tensor, size: int, values: Tensor, draw: torch.Generator) -> Iterator[Tensor]:
+def made_up(target: Tensor, size: int, values: Tensor, draw: torch.Generator) -> Iterator[Tensor]:
     """Yield targets of the data's kind; the smallest or largest value may mean 'does not count'."""
     shape, low, high = (size, *target.shape[1:]), values[0], values[-1]
     uneven = torch.rand(shape, generator=draw).square()  # some classes more often than others

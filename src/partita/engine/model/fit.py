@@ -8,8 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import check
-from partita.core.criterion import LOSSES, Criterion
+from partita.core.criterion import IGNORED, LOSSES, Criterion
+from partita.core.inputs import tensors
 from partita.data import FederatedData
+from partita.engine.model.by_sample import (
+    NOT_BY_SAMPLE,
+    SAMPLES_PER_CLIENT,
+    TRIAL_CLIENTS,
+    rows_of_several,
+)
 
 _BINARY = LOSSES["binary_cross_entropy"]
 _OF_CLASSES = (LOSSES["cross_entropy"], LOSSES["next_token"])
@@ -114,6 +121,31 @@ def check_classes(criterion: Criterion, data: FederatedData) -> None:
         reason = f"labels run from {low:g} to {high:g}, but the model has one output"
         allowed = "labels 0 and 1, an output for each class, or for numbers to predict: loss='mse'"
         raise _label(data, high if high > 1 else low, f"{allowed}; {reason}")
+
+
+def warn_about_copies(loss: Criterion, data: FederatedData) -> None:
+    """Warn of labels of positions that are the inputs themselves: a model that copies them is right."""
+    if loss is not LOSSES["cross_entropy"] or data.y.dim() != 2:
+        return
+    x, y = data.gather(rows_of_several(data, TRIAL_CLIENTS * SAMPLES_PER_CLIENT))
+    counts = y != IGNORED
+    same = [t for t in tensors(x) if t.shape == y.shape and torch.equal(t[counts].long(), y[counts])]
+    if same and bool(counts.any()):
+        check.warn(
+            "the labels of a sequence are its inputs, and loss='cross_entropy' compares each output with the "
+            "label at its own position: the model learns to copy what it reads. To predict the next token, "
+            "use loss='next_token', or loss='model' for a language model that computes its own loss",
+        )
+
+
+def check_pieces(accumulate: int, reason: str) -> None:
+    """Refuse a step in pieces where the loss of a batch is not the mean over them; warn if nobody knows."""
+    if reason == NOT_BY_SAMPLE:
+        told = "the loss of a batch is not the mean over its pieces, and a step not that of a large batch"
+        allowed = "1, or a loss by name, one of torch's as it is, or one that is a mean over samples"
+        raise check.fail("accumulate", accumulate, allowed, told)
+    if reason:
+        check.warn(f"accumulate={accumulate}: a step may differ from that of one large batch: {reason}")
 
 
 def _label(data: FederatedData, label: float, allowed: str) -> ValueError:

@@ -120,8 +120,14 @@ def labels_of(model: nn.Module) -> str:
     arguments = inspect.signature(getattr(model, "get_base_model", lambda: model)().forward).parameters
     name = next((name for name in LABELS if name in arguments), None)
     if name is None:
-        allowed = f"a model whose forward takes {' or '.join(LABELS)} and returns a loss, for loss='model'"
-        raise check.fail("model", type(model).__name__, allowed)
+        takes = f"its forward takes none of {', '.join(LABELS)}, but {', '.join(arguments)}"
+        allowed = (
+            "loss=None and a function output= that puts into one tensor [samples, labels, classes] what the "
+            "columns of y are compared with, as for start and end of an answer lambda o: "
+            "torch.stack([o.start_logits, o.end_logits], 1); or a module around it that takes labels and "
+            "returns a loss"
+        )
+        raise check.fail("loss", "model", allowed, f"{type(model).__name__} has no argument for y: {takes}")
     return name
 
 
@@ -130,6 +136,7 @@ def _counted(batch: Batch) -> Tensor:
     y = batch.y
     if batch.mask is None:
         return y
+    assert not y.is_floating_point(), "among numbers there is no target that does not count"
     real = batch.mask.view(-1, *[1] * (y.dim() - 1)) > 0
     return torch.where(real, y, IGNORED)
 

@@ -14,7 +14,6 @@ from partita.algorithms.partition import Names
 from partita.core import check
 from partita.core.asks import COUNTS, needs_features
 from partita.core.criterion import (
-    IGNORED,
     LOSSES,
     OWN,
     Criterion,
@@ -22,31 +21,30 @@ from partita.core.criterion import (
     averaged,
     by_sample,
     choose_loss,
-    places,
 )
 from partita.core.device import arithmetic
 from partita.core.inputs import described, samples
 from partita.core.metrics import ClientMetric, as_number, choose_metrics
-from partita.core.types import Batch, Inputs, Layout, Tensors
+from partita.core.types import Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
-from partita.engine.model.by_sample import rows_of_several, trial_rows
-from partita.engine.model.checkpointing import Pass
-from partita.engine.model.features import layout_of, place_of, recording, supposing
+from partita.engine.model.by_sample import not_by_sample, rows_of_several, trial_rows
+from partita.engine.model.features import assumed, layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
     check_parameters,
     check_shapes,
     refuse_broadcast,
 )
-from partita.engine.model.forward import Forward, Output, in_place, labels_of
+from partita.engine.model.forward import Forward, Output, labels_of
+from partita.engine.model.own_loss import counted, not_in_pieces, predicted, recognized
 from partita.engine.model.seeding import kept, set_all
-from partita.engine.model.stackable import batch_buffers, stackable
+from partita.engine.model.stackable import stackable
 
 TRIAL_SAMPLES, TRIAL_CLIENTS = 4, 3
 LENGTH = averaged("length", lambda output, target: by_sample(output.float().square()))  # noqa: ARG005
 """What stands for a loss that asks for more than (output, target), where only the model is looked at."""
-FINGERPRINT_SUMS = 4
+FINGERPRINT_SUMS, FINGERPRINT_NUMBERS = 4, 1 << 20
 Trial = dict[str, list[float] | None]
 
 
@@ -97,7 +95,10 @@ def examine(
     asks      what losses ask for beside (output, target), and `features` the submodule that puts them out
     """
     check_parameters(model)
-    place = place_of(model, names_of(model, data), features) if needs_features(asks) else None
+    needed, place = needs_features(asks), None
+    if needed or features is not None:  # a name of no submodule is refused, even if nobody asks for features
+        place = place_of(model, names_of(model, data), features)
+    place = place if needed else None
     forward = Forward(choice, labels_of(model) if loss == OWN.name else "")
     order = np.argsort(-data.train[:, 1], kind="stable")
     largest = [c for c in order[:TRIAL_CLIENTS].tolist() if data.train[c, 1]]
@@ -124,7 +125,10 @@ def examine(
     if not value.requires_grad:
         raise check.fail("loss", criterion.name, "a loss that depends on the model's parameters")
     refuse_broadcast(supposed, output.detach(), y)
-    if criterion is OWN:
+    known = recognized(module, forward, data) if criterion is OWN and y.is_floating_point() else None
+    if known is not None:
+        criterion, forward = known, forward._replace(labels="")
+    elif criterion is OWN:
         criterion = counted(module, forward, x, y, output)
     own, output_bytes = criterion not in LOSSES.values(), output.nbytes // samples(x)
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
@@ -151,35 +155,6 @@ def examine(
     )
 
 
-def counted(module: nn.Module, forward: Forward, x: Inputs, y: Tensor, output: Tensor) -> Criterion:
-    """Return the model's own loss with what each sample counts for in it: its labels, if it is a sequence.
-
-    A causal model compares the output at a place with the next label, and so never looks at the first one:
-    its loss stays the same if that one is taken away, or put where there was none. With trained prompts
-    before the tokens, it has more outputs than labels, and the last prompt predicts the first one.
-    """
-    if y.is_floating_point() or y.dim() < 2 or output.dim() != y.dim() + 1:
-        return OWN
-    if output.shape[1] > y.shape[1]:
-        return OWN._replace(weight=places, ahead=True)
-    label = torch.where(y == IGNORED, 0, y).amax()
-    first = torch.where(y[:, :1] == IGNORED, label, IGNORED)
-    others = torch.cat([first, y[:, 1:]], 1)
-    training = module.training
-    try:
-        with torch.no_grad():
-            module.eval()
-            losses = [_output(module, forward, x, labels)[1] for labels in (y, others)]
-    finally:
-        module.train(training)
-    like = LOSSES["next_token" if _same(*losses) else "cross_entropy"]
-    return OWN._replace(weight=like.weight, ahead=like.ahead)
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and bool(torch.isclose(a, b, rtol=1e-6))
-
-
 def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: FederatedData) -> Tensors:
     """Return a row that each metric keeps, after a trial on samples of several clients."""
     target = data.gather(rows_of_several(data, len(output)))[1]
@@ -200,6 +175,30 @@ def _try_metrics(metrics: Sequence[ClientMetric], output: Tensor, data: Federate
     return kept
 
 
+def only_whole_batches(profile: ModelProfile, model: nn.Module, data: FederatedData) -> str:
+    """Return why the loss of a batch cannot be taken piece by piece; '' if it is the mean over its pieces."""
+    loss, forward, layout = profile.loss, profile.forward, profile.layout
+    module = stackable(model).eval()
+    if forward.labels:
+        with kept(data.device):
+            return not_in_pieces(module, forward, loss, data)
+    if loss in LOSSES.values() or loss.weight is not None or loss.adds_up:
+        return ""
+    batches, _ = _trial_batches(data, profile.output_bytes)
+    outputs, features = [], []
+    with torch.no_grad(), kept(data.device):
+        for x, y in batches:
+            with recording(module, layout) as seen:
+                outputs.append(predicted(module, forward, x, y)[0])
+            features += seen
+    output = torch.cat(outputs)
+    given = None
+    if layout is not None:
+        x, y = data.gather(rows_of_several(data, len(output)))
+        given = assumed(layout, x, y, output, [torch.cat(features)] if features else [])
+    return not_by_sample(loss, output, data, given)
+
+
 def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: int) -> Trial:
     """Return what model, loss and metric make of some samples, in a few numbers: a fingerprint of the three.
 
@@ -207,14 +206,13 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
     """
     if profile.behaviour.remembers:  # what it makes of them depends on what it has seen before
         return {}
-    batches, target = _trial_batches(data, profile.output_bytes)
+    batches, target = _trial_batches(data.fixed(), profile.output_bytes)  # outputs of one width
     numbers: Trial = {}
     with arithmetic("fp32"), kept(data.device), torch.no_grad():
         for mode in ("training", "evaluation"):
-            set_all(seed, data.device)
             module = stackable(model).train(mode == "training")
             try:
-                outputs, losses = zip(*[_passed(profile, module, x, y) for x, y in batches])
+                outputs, losses = zip(*[_passed(profile, module, x, y, seed) for x, y in batches])
                 output = torch.cat(outputs)
                 numbers[mode] = _fingerprint(output)
                 if module.training:
@@ -228,10 +226,13 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
     return numbers
 
 
-def _passed(profile: ModelProfile, module: nn.Module, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the prediction for a batch, and its loss in training."""
+def _passed(
+    profile: ModelProfile, module: nn.Module, x: Inputs, y: Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Return the prediction for a batch, and its loss in training, with draws of this seed."""
+    set_all(seed, y.device)
     with recording(module, profile.layout) as seen:
-        output, own = _output(module, profile.forward, x, y)
+        output, own = predicted(module, profile.forward, x, y)
     if own is not None or not module.training:
         return output, output.new_zeros(()) if own is None else own
     loss = supposing(profile.loss, profile.layout, x, y, output, seen)
@@ -245,8 +246,9 @@ def _trial_batches(data: FederatedData, output_bytes: int) -> tuple[list[tuple[I
 
 
 def _fingerprint(values: Tensor) -> list[float] | None:
-    """Return a few weighted sums of all numbers, or None where they are not finite."""
-    flat = values.detach().double().cpu().flatten()
+    """Return a few weighted sums of the numbers, or of some of very many; None where they are not finite."""
+    flat = values.detach().flatten()
+    flat = flat[:: -(-len(flat) // FINGERPRINT_NUMBERS) or 1].double().cpu()
     draw = torch.Generator().manual_seed(0)
     shape = (FINGERPRINT_SUMS, len(flat))
     weights = torch.randn(shape, generator=draw, dtype=torch.float64) if len(flat) > 1 else 1.0
@@ -290,21 +292,10 @@ def evaluated(
     try:
         with torch.no_grad():
             module.eval()
-            outputs = [_output(module, forward, x, y, params)[0] for x, y in batches]
+            outputs = [predicted(module, forward, x, y, params)[0] for x, y in batches]
             return torch.cat(outputs)
     finally:
         module.train(training)
-
-
-def _output(
-    module: nn.Module, forward: Forward, x: Inputs, y: Tensor, params: Tensors | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the prediction for a batch without padding, and the model's own loss, if it is to be used."""
-    key = torch.zeros((), dtype=torch.int64, device=y.device)
-    with in_place(module, {**(params or {}), **batch_buffers(module, key, None)}), Pass(module, key):
-        if forward.labels:
-            return forward.with_loss(module, Batch(x, y, None, key))
-        return forward(module, x), None
 
 
 def _forward(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple[Tensor, int, Tensor | None]:
@@ -319,7 +310,7 @@ def _forward(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple
 
     try:
         with saved_tensors_hooks(pack, lambda t: t), kept(y.device):
-            output, own = _output(module, forward, x, y)
+            output, own = predicted(module, forward, x, y)
     except check.Refused:
         raise
     except Exception as error:

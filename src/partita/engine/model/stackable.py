@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import draws
+from partita.core.frozen import lean_copy
 from partita.core.types import Tensors
-from partita.engine.model.frozen import lean_copy
 from partita.engine.model.normalize import MASK, mask_padding
 
 KEY = "batch_key"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor, nn
 
 from partita.core import check
 
+Module = TypeVar("Module", bound=nn.Module)
 LOOKED_AT = 64  # entries of each tensor: who merges adapters into it changes nearly all
 _noted: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
-def lean_copy(module: nn.Module, own: Collection[str] = ()) -> nn.Module:
+def lean_copy(module: Module, own: Collection[str] = ()) -> Module:
     """Return a copy whose frozen parameters are new objects over the same memory, but for those to `own`.
 
     Subclasses of parameters, as quantized ones, are copied by their own rule.
