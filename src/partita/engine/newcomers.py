@@ -168,7 +168,7 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
     data = replace(data, x=x, y=inputs.single(y, "targets")).masked_for(stage.setup.model)
     profile = stage.setup.profile
-    output = evaluated(stage.setup.model, ours.fixed(), profile.forward, profile.output_bytes)
+    output = evaluated(stage.setup.model, ours.fixed(), profile.forward, profile.trial)
     check_labels(profile.loss, output, data)
     return data
 

@@ -106,8 +106,7 @@ def problem_of(model: nn.Module, samples: FederatedData) -> tuple[ModelProblem, 
 
 
 @pytest.mark.parametrize("executor", ["loop", "pool", "vmap"])
-@pytest.mark.parametrize("norm", ["global", "static"])
-@pytest.mark.parametrize("how", ["checkpointed", "reentrant"])
+@pytest.mark.parametrize(("norm", "how"), [("global", "checkpointed"), ("static", "reentrant")])
 def test_the_same_as_without(executor, norm, how, cores) -> None:  # noqa: ARG001
     """Statistics, buffers and draws follow the forward pass once."""
     for dropped in (0.0, 0.5):

@@ -60,6 +60,7 @@ class Allocations(TorchDispatchMode):
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "auto"])
 @pytest.mark.parametrize("method", [pt.fedavg(lr=0.1), pt.ditto(lr=0.1), pt.fedalt("*lora_B*", lr=0.1)])
+@pytest.mark.usefixtures("brief_baselines")
 def test_a_run_makes_nothing_of_the_size_of_a_frozen_tensor(executor: str, method: Any) -> None:
     """Training, its baselines, evaluations, and the models of all clients."""
     model = adapted()
@@ -164,9 +165,9 @@ def test_a_base_of_16_bits_is_stacked_within_its_roundings() -> None:
 def few_to_train_on() -> pt.FederatedData:
     """Return two clients with few samples to train on and many to test with."""
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(92, 8, generator=g), torch.randint(0, 3, (92,), generator=g)
-    client = np.repeat([0, 1], 46)
-    return pt.data.from_arrays(x, y, client, test=np.arange(92) % 46 >= 6, validation=0)
+    x, y = torch.randn(172, 8, generator=g), torch.randint(0, 3, (172,), generator=g)
+    client = np.repeat([0, 1], 86)
+    return pt.data.from_arrays(x, y, client, test=np.arange(172) % 86 >= 6, validation=0)
 
 
 class Sizes(nn.Module):
@@ -190,10 +191,12 @@ class Sizes(nn.Module):
         return new
 
 
-@pytest.mark.parametrize(("repeat", "expected"), [(1, 40), (2**18, 7), (2**19, 4)])
+@pytest.mark.parametrize(("repeat", "expected"), [(1, 80), (2**8, 7), (2**9, 4)])
 def test_an_evaluation_takes_no_more_at_once_than_a_step_or_a_little_memory(
-    repeat: int, expected: int
+    repeat: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("partita.engine.stage.PASS_BYTES", 1 << 16)
+    monkeypatch.setattr("partita.engine.model.by_sample.TRIAL_BYTES", 1 << 12)
     model = Sizes(repeat)
     run = federate(model, executor="loop", rounds=1, data=few_to_train_on())
     assert max(size for training, size in model.seen if not training) == expected

@@ -147,8 +147,8 @@ class Task:
         fits = self.room // max(1, 4 * self.sample_bytes)
         batch = max(3, min(self.batch or largest, largest, fits))
         with arithmetic("fp32"):
-            problems, output_bytes = (self.alone.plain, self.together.plain), self.profile.output_bytes
-            return not_stackable(*problems, self.params, self.data, batch, output_bytes)
+            problems = self.alone.plain, self.together.plain
+            return not_stackable(*problems, self.params, self.data, batch, self.profile.trial)
 
 
 _SHARED_BY = ContextVar("shared by", default=1)

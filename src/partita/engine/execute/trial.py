@@ -22,11 +22,12 @@ from partita.engine.execute.refusal import (
     refusing_slow_operations,
 )
 from partita.engine.execute.stack import Stack, lift
-from partita.engine.model.by_sample import not_by_sample, rows_of_several
+from partita.engine.model.by_sample import TrialSize, not_by_sample, rows_of_several
 from partita.engine.model.features import assumed
 from partita.engine.model.probe import evaluated, first_samples
 from partita.engine.model.problem import ModelProblem
 
+ALL = TrialSize()
 TOLERANCE = 1e-3
 ROUNDINGS = 8  # of the coarsest numbers in a model, by which gradients may differ
 DIFFERENT = (
@@ -46,7 +47,7 @@ def not_stackable(
     params: Tensors,
     data: FederatedData,
     batch: int = 3,
-    output_bytes: int = 0,
+    trial: TrialSize = ALL,
 ) -> str:
     """Return why two stacked clients do not get the gradients that each would get alone; '' if they do.
 
@@ -58,7 +59,7 @@ def not_stackable(
         return OF_NUMBERS
     if loop.loss not in LOSSES.values() and not loop.forward.labels:
         samples = data.fixed()  # outputs of one width
-        output = evaluated(loop.evaluation, samples, loop.forward, output_bytes, params)
+        output = evaluated(loop.evaluation, samples, loop.forward, trial, params)
         reason = not_by_sample(loop.loss, output, samples, _assumed(loop, params, samples, output))
         if reason:
             return reason

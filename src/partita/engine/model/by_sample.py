@@ -8,7 +8,7 @@ classes, unevenly often, labels that do not count, sequences of several lengths.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from partita.data import FederatedData
 
 TRIAL_CLIENTS, SAMPLES_PER_CLIENT = 8, 8
 TRIAL_BYTES = 1 << 26  # of outputs of a trial: those of a language model are large
+FEW = 4  # samples that pass through a large model at once
 BATCH_SIZES = (64, 37, 5)
 SEARCHED_TARGETS = 1 << 16  # for values that are rare
 PAIRED_TRIALS = 2  # that pair each output with its own target
@@ -37,10 +38,18 @@ NOT_BY_SAMPLE = (
 )
 
 
-def trial_rows(output_bytes: int) -> int:
-    """Return how many samples of several clients a trial has, by the bytes of the output for one."""
-    most = TRIAL_BYTES // (TRIAL_CLIENTS * max(1, output_bytes))
-    return TRIAL_CLIENTS * max(1, min(SAMPLES_PER_CLIENT, most))
+class TrialSize(NamedTuple):
+    """How many samples of several clients a trial has, and how many pass through the model at once."""
+
+    samples: int = TRIAL_CLIENTS * SAMPLES_PER_CLIENT
+    at_once: int = TRIAL_CLIENTS * SAMPLES_PER_CLIENT
+
+    @staticmethod
+    def of(saved: int, output: int) -> TrialSize:
+        """Return the size where a sample has so many bytes, of what autograd saves and of its output."""
+        most = TRIAL_BYTES // (TRIAL_CLIENTS * max(1, output))
+        samples = TRIAL_CLIENTS * max(1, min(SAMPLES_PER_CLIENT, most))
+        return TrialSize(samples, samples if samples * saved <= 4 * TRIAL_BYTES else FEW)
 
 
 def rows_of_several(data: FederatedData, count: int) -> Tensor:

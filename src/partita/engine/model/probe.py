@@ -28,7 +28,7 @@ from partita.core.metrics import ClientMetric, as_number, choose_metrics
 from partita.core.types import Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
-from partita.engine.model.by_sample import not_by_sample, rows_of_several, trial_rows
+from partita.engine.model.by_sample import TrialSize, not_by_sample, rows_of_several
 from partita.engine.model.features import assumed, layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
@@ -66,6 +66,11 @@ class ModelProfile(NamedTuple):
     forward: Forward = Forward()
     layout: Layout | None = None
     output_bytes: int = 0
+
+    @property
+    def trial(self) -> TrialSize:
+        """How many samples a trial has."""
+        return TrialSize.of(self.sample_bytes, self.output_bytes)
 
     @property
     def pass_bytes(self) -> int:
@@ -131,8 +136,10 @@ def examine(
     elif criterion is OWN:
         criterion = counted(module, forward, x, y, output)
     own, output_bytes = criterion not in LOSSES.values(), output.nbytes // samples(x)
+    sample_bytes = saved // samples(x)
+    trial = TrialSize.of(sample_bytes, output_bytes)
     metrics = choose_metrics(metric, criterion, own, output.detach(), y, data.y)
-    kept = _try_metrics(metrics, evaluated(module, data, forward, output_bytes), data)
+    kept = _try_metrics(metrics, evaluated(module, data, forward, trial), data)
     tried = LENGTH if criterion.asks else criterion
     behaviour = observe(model, tried, [_samples(data, client) for client in largest], forward)
     if behaviour.remembers:
@@ -141,7 +148,6 @@ def examine(
             "something between passes (a generator, a counter), so that a run depends on the order of "
             "execution; let it draw from torch's own generator, and keep numbers in buffers",
         )
-    sample_bytes = saved // samples(x)
     return ModelProfile(
         loss=criterion,
         metrics=metrics,
@@ -184,7 +190,7 @@ def only_whole_batches(profile: ModelProfile, model: nn.Module, data: FederatedD
             return not_in_pieces(module, forward, loss, data)
     if loss in LOSSES.values() or loss.weight is not None or loss.adds_up:
         return ""
-    batches, _ = _trial_batches(data, profile.output_bytes)
+    batches, _ = _trial_batches(data, profile.trial)
     outputs, features = [], []
     with torch.no_grad(), kept(data.device):
         for x, y in batches:
@@ -206,7 +212,7 @@ def tried(profile: ModelProfile, model: nn.Module, data: FederatedData, seed: in
     """
     if profile.behaviour.remembers:  # what it makes of them depends on what it has seen before
         return {}
-    batches, target = _trial_batches(data.fixed(), profile.output_bytes)  # outputs of one width
+    batches, target = _trial_batches(data.fixed(), profile.trial)  # outputs of one width
     numbers: Trial = {}
     with arithmetic("fp32"), kept(data.device), torch.no_grad():
         for mode in ("training", "evaluation"):
@@ -239,10 +245,10 @@ def _passed(
     return output, torch.as_tensor(loss.mean(output, y))
 
 
-def _trial_batches(data: FederatedData, output_bytes: int) -> tuple[list[tuple[Inputs, Tensor]], Tensor]:
-    """Return samples of several clients, a few at a time, and the targets of all."""
-    rows = rows_of_several(data, trial_rows(output_bytes))
-    return [data.gather(part) for part in torch.split(rows, TRIAL_SAMPLES)], data.gather(rows)[1]
+def _trial_batches(data: FederatedData, trial: TrialSize) -> tuple[list[tuple[Inputs, Tensor]], Tensor]:
+    """Return samples of several clients, as many at a time as fit, and the targets of all."""
+    rows = rows_of_several(data, trial.samples)
+    return [data.gather(part) for part in torch.split(rows, trial.at_once)], data.gather(rows)[1]
 
 
 def _fingerprint(values: Tensor) -> list[float] | None:
@@ -284,10 +290,10 @@ def first_samples(data: FederatedData) -> tuple[Inputs, Tensor]:
 
 
 def evaluated(
-    module: nn.Module, data: FederatedData, forward: Forward, output_bytes: int, params: Tensors | None = None
+    module: nn.Module, data: FederatedData, forward: Forward, trial: TrialSize, params: Tensors | None = None
 ) -> Tensor:
     """Return what the model predicts for samples of several clients, in evaluation mode."""
-    batches, _ = _trial_batches(data, output_bytes)
+    batches, _ = _trial_batches(data, trial)
     training = module.training
     try:
         with torch.no_grad():
