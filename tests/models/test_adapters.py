@@ -204,11 +204,11 @@ def test_messages(build, message):
 
 def test_adapters_of_a_model_in_16_bits_have_32() -> None:
     """They are computed in their own precision, and the frozen rest is not copied."""
-    base = pt.models.transformer(9, length=6, width=16, depth=2, heads=2, hidden=32).to(torch.bfloat16)
+    base = models.transformer(9, length=6, width=16, depth=2, heads=2, hidden=32).to(torch.bfloat16)
     base.requires_grad_(False)
     x = torch.randint(0, 9, (3, 6))
     for kind in ("lora", "bottleneck"):
-        model = pt.models.add_adapters(base, kind, rank=2)
+        model = add_adapters(base, kind, rank=2)
         trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
         assert {p.dtype for p in trained.values()} == {torch.float32}
         assert all("adapter" in k for k in trained)
