@@ -1,4 +1,4 @@
-"""Memory of federated LoRA on a large frozen base in 16 bits: what a run takes beside the model.
+"""Memory of federated LoRA on a large frozen base: what a run takes beside the model.
 
     python bench/large.py --device cuda --billions 8 --executors loop vmap
 
@@ -23,14 +23,14 @@ from partita.core import tree
 VOCABULARY = 32_000
 
 
-def base(billions: float, length: int, device: str) -> torch.nn.Module:
-    """Return a causal transformer of about so many parameters, in bfloat16, frozen."""
+def base(billions: float, length: int, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a causal transformer of about so many parameters, frozen."""
     width = 4096 if billions >= 2 else 1024 if billions >= 0.05 else 256
     hidden = 4 * width
     block = 4 * width**2 + 2 * width * hidden
     depth = max(1, round((billions * 1e9 - VOCABULARY * width) / block))
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
             model = pt.models.transformer(
@@ -63,6 +63,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--billions", type=float, default=0.1, help="parameters of the base")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--length", type=int, default=256, help="tokens of a text")
     parser.add_argument("--batch", type=int, default=2)
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--memory", default=None, help="for stacked clients, such as 20GiB")
     parser.add_argument("--executors", nargs="+", default=["loop", "vmap"])
     options = parser.parse_args()
-    frozen = base(options.billions, options.length, options.device)
+    frozen = base(options.billions, options.length, options.device, getattr(torch, options.dtype))
     model = pt.models.add_adapters(frozen, "lora", rank=options.rank, where=["*.query", "*.value"])
     data = samples(options.clients, options.length, options.batch)
     size = tree.nbytes(dict(model.named_parameters()))
