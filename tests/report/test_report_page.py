@@ -243,7 +243,7 @@ def test_nothing_is_better_before_both_have_trained_enough(training: Any) -> Non
             "It is too early to say whether personal models are better than one global model"
         )
         assert "raise rounds, or use until='converged'" in found
-    assert "still rise" in title(judged(gaining(0.1), RISING))
+    assert "still improve" in title(judged(gaining(0.1), RISING))
     partly = title(judged(gaining(0.1), local=training))
     assert partly.startswith("On average personal models are better than one global model by")
     assert "too early to say whether personal models are better than training alone" in partly
@@ -306,11 +306,11 @@ def test_the_best_of_several_is_named_only_where_it_is_clear() -> None:
     three = of_methods(("a", 0.1), ("b", 0.1), ("c", 0.1))
     assert three.startswith("a has the best mean, but is not clearly better than b and c: 0")
     assert of_methods(*methods, a=RISING).startswith(
-        "It is too early to say which method is best: a still rises at the last round: raise rounds"
+        "It is too early to say which method is best: a still improves at the last round: raise rounds"
     )
     behind = of_methods(*methods, b=RISING)
     assert behind.startswith("a is better than one global model and training alone on average")
-    assert "too early to say of b: b still rises at the last round" in behind
+    assert "too early to say of b: b still improves at the last round" in behind
 
 
 def test_training_alone_may_be_the_best_of_a_comparison() -> None:

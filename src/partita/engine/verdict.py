@@ -95,7 +95,7 @@ def untrained(parts: Mapping[str, Iterable[object]]) -> str:
     unknown = [name for name, known in states.items() if None in known and False not in known]
     words = []
     if rising:
-        words.append(f"{listed(rising)} still {'rises' if _one(rising) else 'rise'} at the last round")
+        words.append(f"{listed(rising)} still {'improves' if _one(rising) else 'improve'} at the last round")
     if unknown:
         words.append(
             f"it is not known whether {listed(unknown)} {'has' if _one(unknown) else 'have'} converged"

@@ -123,7 +123,7 @@ def _pairs(where: ranking.Standing) -> list[Safe]:
     words = (
         "Mean differences of the clients' personal scores, above zero is better for the first. The "
         "intervals hold for all pairs at once, and the p-values are corrected for all pairs. Too early: "
-        "one of the two still rises, or nobody knows whether it does."
+        "one of the two still improves, or nobody knows whether it does."
     )
     return [tag("h3", "Every pair"), table(head, rows, words=(0, 1, 6)), note(words)]
 
