@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
-from partita.core.frozen import lean_copy, refuse_changed
+from partita.core.frozen import lean_copy, note, refuse_changed
 from partita.core.notebook import in_notebook, table
 from partita.core.options import bind, readable
 from partita.core.parts import Algorithm
@@ -523,6 +523,7 @@ class Run(Models):
             allowed = f"partita.federate(..., rounds={total}, resume=True) with the folder as out="
             raise check.fail("rounds", rounds, allowed, "partita.load reads no data and no method")
         stage, state = self.outcome.stage, self.outcome.state
+        refuse_changed(stage.setup.model)
         settings = stage.setup.settings
         if settings.until is not None or settings.keep == "best":
             reason = "the run ended with its best round, from which a longer run would not have gone on"
@@ -617,6 +618,7 @@ class Run(Models):
     def _live(self, field: str, value: object, what: str) -> Outcome:
         """Return what the run ended with; refuse where it was read without its method and its data."""
         if self.outcome is not None:
+            refuse_changed(self.outcome.stage.setup.model)
             return self.outcome
         again = "partita.federate(..., out=folder, resume=True)"
         allowed = f"{again}.{what}(data): it reads a finished run and trains nothing"
@@ -672,7 +674,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         shared=shared,
         base=base,
         store=store,
-        module=model,
+        module=None if model is None else note(model),
         personalized=personalized,
         narrow=None,
         write=write,

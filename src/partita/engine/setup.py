@@ -205,7 +205,7 @@ class Setup:
     def expecting(self, newcomers: FederatedData) -> Setup:
         """Return the same run, after which these clients come; refuse labels that the model does not know."""
         profile = self.profile
-        output = evaluated(self.model, self.data, profile.forward, profile.trial)
+        output = evaluated(self.model, self.data.fixed(), profile.forward, profile.trial)
         check_labels(profile.loss, output, newcomers)
         return replace(self, newcomers=newcomers)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.algorithms.base import as_is
 from partita.algorithms.local.batchnorm import statistics_of, with_own_statistics
@@ -351,7 +351,13 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors, batch: int |
 
 
 def _pass_batch(setup: Setup, batch: int | None) -> int:
-    """Return how many samples an evaluation takes at once: as a step, or more where that is little memory."""
+    """Return how many samples an evaluation takes at once: as a step, or more where that is little memory.
+
+    A model that normalizes by statistics of the batch, in evaluation too, has batches of one size always.
+    """
+    norms = [m for m in setup.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if any(norm.running_mean is None for norm in norms):
+        return PASS_BATCH
     device, sample = setup.data.device, max(1, setup.profile.pass_bytes)
     little = (PASS_BYTES if device.type == "cpu" else GPU_PASS_BYTES) // sample
     fits = budget(_memory(setup), device) // sample

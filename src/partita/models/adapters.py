@@ -70,8 +70,8 @@ def add_adapters(
                 adapter = Bottleneck(site.outputs, rank)
             else:
                 adapter = LowRank(site.inputs, site.outputs, rank, rank if alpha is None else alpha)
-            kind_of_numbers = site.like.dtype if site.like.dtype.itemsize >= 4 else torch.float32
-            adapter.to(site.like.device, kind_of_numbers).train(site.module.training)
+            dtype = site.like.dtype if site.like.dtype.itemsize >= 4 else torch.float32
+            adapter.to(site.like.device, dtype).train(site.module.training)
             # a child and a hook: the layer stays what it is, with the names and the type it had
             site.module.add_module("adapter", adapter)
             site.module.register_forward_hook(site.hook)
@@ -118,18 +118,18 @@ def _pointwise(conv: nn.Module, channels: int) -> nn.Module:
 
 # Module-level functions: a model with adapters can be copied and pickled.
 def _add_to_output(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
-    return output + _change(layer, output)
+    return output + _change(layer, output).to(output.dtype)
 
 
 def _add_from_input(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return output + _change(layer, inputs[0])
+    return output + _change(layer, inputs[0]).to(output.dtype)
 
 
 def _change(layer: nn.Module, x: Tensor) -> Tensor:
     """Return what the adapter makes of x, computed in its own precision."""
     adapter = layer.get_submodule("adapter")
     change: Tensor = adapter(x.to(next(adapter.parameters()).dtype))
-    return change.to(x.dtype)
+    return change
 
 
 def _add_to_attention(layer: nn.Module, _: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -115,6 +115,35 @@ def test_a_base_that_was_changed_in_place_is_noticed(whose: str) -> None:
         run.client(0).model()
 
 
+def test_all_that_goes_on_with_a_changed_base_is_refused(tmp_path: Any) -> None:
+    model = adapted()
+    run = federate(model, pt.ditto(lr=0.1), out=tmp_path / "run")
+    loaded = pt.load(tmp_path / "run", model=model)
+    loaded.client(0).model()
+    with torch.no_grad():
+        model.get_parameter("2.weight").add_(0.1)
+    for use in (
+        lambda: loaded.client(0).model(),
+        lambda: run.extend(1),
+        lambda: run.personalize(samples()),
+        lambda: run.evaluate(samples()),
+    ):
+        with pytest.raises(pt.Refused, match="written into since"):
+            use()
+
+
+def test_statistics_of_a_batch_are_of_batches_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = []
+    for little in (1 << 10, 1 << 26):
+        monkeypatch.setattr("partita.engine.stage.PASS_BYTES", little)
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(16, track_running_stats=False)
+        model = nn.Sequential(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 3))
+        run = federate(model, data=few_to_train_on(), executor="loop", metric="loss", norm="global")
+        scores.append(run.summary()["test"]["global"])
+    assert scores[0] == scores[1]
+
+
 def test_a_copy_may_be_changed() -> None:
     run = federate(adapted())
     mine = copy.deepcopy(run.client(0).model())

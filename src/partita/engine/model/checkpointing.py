@@ -8,21 +8,30 @@ them: so the gradient must be taken where `vmap` is still in force (see `partita
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from partita.engine.model.functions import Functions
 from partita.engine.model.seeding import kept, put_back, state
 from partita.engine.model.stackable import KeyedDropout
 
+CHANGED = (
+    "what a checkpointed block was called with has been written into since, so that it cannot be computed "
+    "again: write h = h + y instead of h += y"
+)
+ANOTHER = "a checkpointed block computes something else the second time: it depends on more than its inputs"
+Form = tuple[torch.Size, torch.dtype]
 _GENERATOR, _REENTRANT = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
 _LOCK = threading.Lock()
 
@@ -46,19 +55,21 @@ def computes_again() -> bool:
 class Pass:
     """A forward pass whose checkpointed blocks come here.
 
-    context   what must be in force when a block is computed again, beside the functions of the pass
     keeps     nothing is computed again: second derivatives are taken
     draws     the model draws from the generators of the process
+    counts    the bytes that blocks take are counted: those of all inputs, and of all that one block saves
     used      whether there was such a block
     """
 
     module: nn.Module
     key: Tensor
     functions: Functions | None = None
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     keeps: bool = False
     draws: bool = False
+    counts: bool = False
     used: bool = False
+    inputs_bytes: int = 0
+    block_bytes: int = 0
 
     def __enter__(self) -> Pass:
         _install()
@@ -76,45 +87,68 @@ class Pass:
         if self.keeps or not torch.is_grad_enabled():
             yield
             return
-        prepare, count, saved = self._replay(), 0, dict[int, Tensor]()
+        prepare, forms, saved, own_bytes = self._replay(), list[Form](), dict[int, Tensor](), 0
+        parameters = {p.data_ptr() for p in self.module.parameters()} if self.counts else set[int]()
+        tensors = [_plain(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        inputs = [(x, x._version) for x in tensors]
 
-        def pack(x: Tensor) -> int:  # noqa: ARG001
-            nonlocal count
-            count += 1
-            return count - 1
+        def pack(x: Tensor) -> int:
+            nonlocal own_bytes
+            if self.counts and x.data_ptr() not in parameters:
+                own_bytes += x.nbytes
+            forms.append((x.shape, x.dtype))
+            return len(forms) - 1
 
         def unpack(place: int) -> Tensor:
             if place not in saved:
-                saved.update(enumerate(_computed_again(prepare, function, args, kwargs)))
+                if any(x._version != version for x, version in inputs):
+                    raise RuntimeError(CHANGED)
+                again = _computed_again(prepare, function, args, kwargs)
+                if [(x.shape, x.dtype) for x in again] != forms:
+                    raise RuntimeError(ANOTHER)
+                saved.update(enumerate(again))
             return saved.pop(place)
 
         with saved_tensors_hooks(pack, unpack):
             yield
+        if self.counts:
+            self.inputs_bytes += sum(x.nbytes for x, _ in inputs)
+            self.block_bytes = max(self.block_bytes, own_bytes)
 
     def _replay(self) -> Callable[[], AbstractContextManager[Any]]:
         """Return the context in which a block that begins now can be computed again, with the same draws."""
         dropouts = [m for m in self.module.modules() if isinstance(m, KeyedDropout)]
         counts = [(m._last_key, m._calls) for m in dropouts]
         calls = self.functions.calls if self.functions is not None else 0
-        before = state(self.key.device) if self.draws else None
+        device = self.key.device
+        before = state(device) if self.draws else None
+        dtype, cached = torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled()
+        enabled = torch.is_autocast_enabled(device.type)
 
         @contextmanager
         def replay() -> Iterator[None]:
             with ExitStack() as stack:
                 if before is not None:
-                    stack.enter_context(kept(self.key.device))
-                    put_back(before, self.key.device)
-                stack.enter_context(self.context())
+                    stack.enter_context(kept(device))
+                    put_back(before, device)
+                stack.enter_context(torch.autocast(device.type, dtype, enabled, cached))
                 functions = None
                 if self.functions is not None:
                     functions = stack.enter_context(Functions(self.key))
                     functions.calls = calls
                 for dropout, (key, count) in zip(dropouts, counts):
                     dropout._last_key, dropout._calls = key, count
-                stack.enter_context(Pass(self.module, self.key, functions, self.context, draws=self.draws))
+                stack.enter_context(Pass(self.module, self.key, functions, draws=self.draws))
                 yield
 
         return replay
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return the tensor below `vmap`, which counts the writes into it."""
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def _computed_again(
@@ -163,22 +197,16 @@ def _uninstall() -> None:
                 setattr(checkpoint, name, function)
 
 
-def _generator(
-    function: Any,
-    preserve: Any = True,
-    context_fn: Any = None,
-    determinism_check: Any = None,
-    debug: Any = None,
-    early_stop: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Iterator[None]:
+def _generator(function: Any, *given: Any, **kwargs: Any) -> Iterator[None]:
     """Surround a block, which `torch.utils.checkpoint.checkpoint` calls itself."""
+    original = _torchs[_GENERATOR]
     if _here.current is None:
-        options = (preserve, context_fn, determinism_check, debug, early_stop)
-        yield from _torchs[_GENERATOR](function, *options, *args, **kwargs)
+        yield from original(function, *given, **kwargs)
         return
-    with _here.current.block(function, args, kwargs):
+    # how many options come before the block's arguments depends on the version of torch
+    kinds = [p.kind for p in inspect.signature(original).parameters.values()]
+    options = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1
+    with _here.current.block(function, given[options:], kwargs):
         yield
 
 

@@ -29,11 +29,17 @@ CLOSE = 1e-5
 
 
 def predicted(
-    module: nn.Module, forward: Forward, x: Inputs, y: Tensor, params: Tensors | None = None
+    module: nn.Module,
+    forward: Forward,
+    x: Inputs,
+    y: Tensor,
+    params: Tensors | None = None,
+    blocks: Pass | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the prediction for a batch without padding, and the model's own loss, if it is to be used."""
     key = torch.zeros((), dtype=torch.int64, device=y.device)
-    with in_place(module, {**(params or {}), **batch_buffers(module, key, None)}), Pass(module, key):
+    tensors = {**(params or {}), **batch_buffers(module, key, None)}
+    with in_place(module, tensors), blocks or Pass(module, key):
         if forward.labels:
             return forward.with_loss(module, Batch(x, y, None, key))
         return forward(module, x), None

@@ -29,6 +29,7 @@ from partita.core.types import Inputs, Layout, Tensors
 from partita.data import FederatedData
 from partita.engine.model.behaviour import Behaviour, check_static, observe
 from partita.engine.model.by_sample import TrialSize, not_by_sample, rows_of_several
+from partita.engine.model.checkpointing import Pass
 from partita.engine.model.features import assumed, layout_of, place_of, recording, supposing
 from partita.engine.model.fit import (
     check_labels,
@@ -314,15 +315,17 @@ def _forward(module: nn.Module, forward: Forward, x: Inputs, y: Tensor) -> tuple
             saved[t.data_ptr()] = t.numel() * t.element_size()
         return t
 
+    key = torch.zeros((), dtype=torch.int64, device=y.device)
+    blocks = Pass(module, key, counts=True)
     try:
         with saved_tensors_hooks(pack, lambda t: t), kept(y.device):
-            output, own = predicted(module, forward, x, y)
+            output, own = predicted(module, forward, x, y, blocks=blocks)
     except check.Refused:
         raise
     except Exception as error:
         allowed = f"a model that can take a batch of {described(x)}{_hint(module, x)}: {check.reason(error)}"
         raise check.fail("model", type(module).__name__, allowed) from error
-    return output, sum(saved.values()), own
+    return output, sum(saved.values()) + blocks.inputs_bytes + blocks.block_bytes, own
 
 
 def _hint(module: nn.Module, x: Inputs) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -194,28 +194,22 @@ class ModelProblem:
     @contextmanager
     def computing(self, key: Tensor) -> Iterator[None]:
         """Compute a pass on the batch of this key, in bfloat16 where the run does."""
-        with self._half(key), self._functions(key, self._half):
+        half = torch.autocast(key.device.type, torch.bfloat16, self.half, cache_enabled=False)
+        with half, self._functions(key):
             yield
-
-    def _half(self, key: Tensor) -> AbstractContextManager[Any]:
-        """Return the context of computing in bfloat16 where the run does."""
-        return torch.autocast(key.device.type, torch.bfloat16, self.half, cache_enabled=False)
 
     def widened(self, output: Tensor) -> Tensor:
         """Return what came out of such a pass in the precision of losses."""
         return output.float() if self.half else output
 
     @contextmanager
-    def _functions(
-        self, key: Tensor, context: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext
-    ) -> Iterator[None]:
-        """Pass the batch of this key through the model, with what it calls replaced, in this context."""
+    def _functions(self, key: Tensor) -> Iterator[None]:
+        """Pass the batch of this key through the model, with what it calls replaced."""
         with Functions(key) if self.functions else nullcontext() as functions:
             if not self.checkpoints:
                 yield
                 return
-            seeded = self.draws.seeded
-            blocks = Pass(self.training, key, functions, lambda: context(key), self.keeps, seeded)
+            blocks = Pass(self.training, key, functions, self.keeps, self.draws.seeded)
             with blocks, _requiring_gradients():  # transformers ask for gradients of what enters a block
                 yield
 
