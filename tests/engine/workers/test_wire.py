@@ -116,5 +116,19 @@ def test_functions_and_what_is_outside() -> None:
     assert function(2) == 6
 
 
+class Form:
+    classes = 2
+
+
+def test_functions_with_names_of_torchs_modules() -> None:
+    """An attribute `classes` beside `torch` looks like the module `torch.classes`."""
+
+    def count(form):
+        return torch.tensor(form.classes) + len(torch.classes.__name__)
+
+    again = unpickled(pickled(count, {}), {}.__getitem__)
+    assert again(Form) == count(Form)
+
+
 def test_packed_counts_its_bytes() -> None:
     assert Packed(b"abc", [np.zeros(5, dtype=np.uint8)]).nbytes == 8

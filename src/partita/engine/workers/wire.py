@@ -6,6 +6,7 @@ Ray's object store takes it as arrays.
 
 from __future__ import annotations
 
+import importlib
 import io
 import mmap
 import os
@@ -15,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +93,12 @@ def pickled(value: Any, outside: Mapping[str, Any]) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, obj: Any) -> str | None:
             return names.get(id(obj))
+
+        def reducer_override(self, obj: Any) -> Any:
+            """Name modules of another kind: cloudpickle takes `form.classes` for `torch.classes`."""
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                return importlib.import_module, (obj.__name__,)
+            return super().reducer_override(obj)
 
     Pickler(head, protocol=5).dump(value)
     return head.getvalue()
