@@ -2,13 +2,15 @@
 
     python bench/large.py --device cuda --billions 8 --executors loop vmap
 
-The base has random weights: nothing is learned, and memory is what it would be. "Beside the model" is the
-peak of what is allocated during a run, less the model; on a CPU it is the peak of the process.
+The base has random weights, the same in every block: nothing is learned, and memory is what it would be.
+"Beside the model" is the peak of what is allocated during a run, less the model; on a CPU it is the peak of
+the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import math
 import resource
@@ -32,12 +34,19 @@ def base(billions: float, length: int, device: str, dtype: torch.dtype) -> torch
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
-            model = pt.models.transformer(
-                VOCABULARY, length=length, width=width, hidden=hidden, depth=depth, heads=width // 64
-            )
+        small = pt.models.transformer(
+            VOCABULARY, length=length, width=width, hidden=hidden, depth=1, heads=width // 64
+        ).to(device)
     finally:
         torch.set_default_dtype(before)
+    # weights are drawn on the CPU, which takes minutes for billions: all blocks begin with those of the first
+    parts = dict(small.named_children())
+    blocks = {f"block{i}": copy.deepcopy(parts["block0"]) for i in range(depth)}
+    model = pt.models.Blocks(
+        {"embed": parts["embed"], **blocks, "head": parts["head"]},
+        input_part=["block0"],
+        output_part=[f"block{depth - 1}"],
+    )
     return model.requires_grad_(False)
 
 

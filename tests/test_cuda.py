@@ -19,6 +19,7 @@ from partita.cli.bench.workloads import METHODS
 from partita.core.device import HostCopy
 from partita.core.types import RoundContext, Work
 from partita.engine.execute.plan import draw
+from partita.engine.model.functions.attention import FASTER_FROM
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device and PARTITA_TEST_CUDA=1"
@@ -312,6 +313,33 @@ def test_recomputed_blocks_and_subclasses_of_batchnorm_as_on_the_cpu(norm: str) 
         gpu = pt.federate(model, data, METHOD, norm=norm, executor=executor, device="cuda", **OPTIONS)
         for name, value in cpu.shared.items():
             torch.testing.assert_close(gpu.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
+
+
+class Long(nn.Module):
+    """Attention among so many places that stacked clients take the fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.output = nn.Linear(1, 48), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.project(x.unsqueeze(-1)).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in parts)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        found: torch.Tensor = self.output(mixed.transpose(1, 2).flatten(2).mean(1))
+        return found
+
+
+@pytest.mark.parametrize("executor", ["vmap", "graph", "compiled"])
+def test_long_attention_as_on_the_cpu(executor: str) -> None:
+    places = FASTER_FROM["efficient"][4]
+    model, data = Long(), make_data((places,))
+    runs = [
+        pt.federate(model, data, METHOD, executor=e, device=d, **OPTIONS)
+        for e, d in (("loop", "cpu"), (executor, "cuda"))
+    ]
+    for name, value in runs[0].shared.items():
+        torch.testing.assert_close(runs[1].shared[name].cpu(), value, atol=1e-4, rtol=1e-4)
 
 
 # ---- workers

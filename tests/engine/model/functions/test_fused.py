@@ -21,12 +21,13 @@ from support import each
 
 forms = importlib.import_module("partita.engine.model.functions.attention")  # beside a function of that name
 CLIENTS, B, H, T, S, D = 3, 2, 4, 5, 6, 8
-FORMS = {"plain": None, "fused": 0}
+ALWAYS = {2: 0, 4: 0, 8: 0}
+FORMS: dict[str, dict[int, int]] = {"plain": {}, "fused": ALWAYS}
 
 
 @pytest.fixture
 def always(monkeypatch) -> None:
-    monkeypatch.setitem(forms.FASTER_FROM, forms.CPU, 0)
+    monkeypatch.setitem(forms.FASTER_FROM, forms.CPU, ALWAYS)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -398,7 +399,8 @@ def test_which_form_is_chosen(monkeypatch) -> None:
     long, short = (2, 4, 256, 8), (2, 4, 255, 8)
     assert chosen(long) == chosen(short, long) == chosen(long, causal=True) == forms.CPU
     assert chosen(short) == chosen(long, short) == forms.PLAIN
-    assert chosen(long, dtype=torch.float64) == chosen(long, dtype=torch.bfloat16) == forms.CPU
+    assert chosen(long, dtype=torch.float64) == chosen((2, 4, 512, 8), dtype=torch.bfloat16) == forms.CPU
+    assert chosen(long, dtype=torch.bfloat16) == forms.PLAIN
     assert chosen(long, mask=torch.ones(256, 256, dtype=torch.bool)) == forms.CPU
     for other in (
         {"dtype": torch.float16},
@@ -413,14 +415,16 @@ def test_which_form_is_chosen(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
         assert chosen(long) == forms.PLAIN
-    monkeypatch.setitem(forms.FASTER_FROM, forms.CPU, None)
+    monkeypatch.setitem(forms.FASTER_FROM, forms.CPU, {})
     assert chosen(long) == forms.PLAIN
 
 
 def test_which_form_is_chosen_on_a_gpu(monkeypatch) -> None:
     """By tensors without memory, which stand for those of a GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(forms, "FASTER_FROM", {forms.CPU: 0, forms.EFFICIENT: 0, forms.FLASH: 64})
+    monkeypatch.setattr(
+        forms, "FASTER_FROM", {forms.CPU: ALWAYS, forms.EFFICIENT: ALWAYS, forms.FLASH: {2: 64}}
+    )
 
     class OfGpu(torch.Tensor):
         device = torch.device("cuda")

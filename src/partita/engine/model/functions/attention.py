@@ -23,8 +23,16 @@ if TYPE_CHECKING:
     from partita.engine.model.functions import Functions
 
 PLAIN, CPU, EFFICIENT, FLASH = "plain", "cpu", "efficient", "flash"
-FASTER_FROM: dict[str, int | None] = {CPU: 256, EFFICIENT: None, FLASH: None}
-"""The number of keys from which a kernel is faster than the plain form, as measured; None: never."""
+FASTER_FROM: dict[str, dict[int, int]] = {
+    CPU: {2: 512, 4: 256, 8: 256},
+    EFFICIENT: {2: 256, 4: 512},
+    FLASH: {2: 256},
+}
+"""The keys from which a kernel is faster than the plain form, as measured, by the bytes of a number.
+
+On a GPU that is so for recorded steps; what is not recorded waits for the host, which fused attention keeps
+busier.
+"""
 DTYPES = {
     CPU: (torch.float32, torch.float64, torch.bfloat16),
     EFFICIENT: (torch.float32, torch.bfloat16, torch.float16),
@@ -70,7 +78,7 @@ def attention(
 def form(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> str:
     """Return the form that computes this attention, without dropout: `PLAIN` or the name of a kernel."""
     for kernel in (CPU,) if query.device.type == "cpu" else (FLASH, EFFICIENT):
-        least = FASTER_FROM[kernel]
+        least = FASTER_FROM[kernel].get(_dtype(query).itemsize)
         if least is not None and key.shape[-2] >= least and _runs(kernel, query, key, value, mask, causal):
             return kernel
     return PLAIN
