@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import TransformType, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
 
 from partita.engine.model.functions.fused import Options, fused
@@ -92,7 +92,7 @@ def _runs(kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
         and (kernel == CPU or _runs_on_gpu(query))
         and (kernel != FLASH or (mask is None and not (causal and query.shape[-2] != key.shape[-2])))
         and not (causal and mask is not None)
-        and not _differentiated_otherwise(mask)
+        and not _differentiated_otherwise()
         and not torch.compiler.is_dynamo_compiling()
     )
 
@@ -118,9 +118,14 @@ def _alike(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bo
 
 
 def _fits(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether the mask can be expanded to this shape."""
+    """Return whether the mask says who sees whom, and can be expanded to this shape.
+
+    Numbers that are added to the scores are left to the plain form: where they are huge and negative in a
+    whole row, it loses the scores in them as torch's own function does, and a kernel does not.
+    """
     axes = zip(reversed(mask.shape), reversed(shape))
-    return 0 < mask.dim() <= len(shape) and all(n in (1, length) for n, length in axes)
+    expands = 0 < mask.dim() <= len(shape) and all(n in (1, length) for n, length in axes)
+    return mask.dtype == torch.bool and expands
 
 
 def _runs_on_gpu(query: Tensor) -> bool:
@@ -140,16 +145,10 @@ def _runs_on_gpu(query: Tensor) -> bool:
     )
 
 
-def _differentiated_otherwise(mask: Tensor | None) -> bool:
-    """Return whether derivatives are taken that kernels do not have: forward, twice, or of the mask."""
+def _differentiated_otherwise() -> bool:
+    """Return whether derivatives are taken that kernels do not have: forward ones, or several."""
     levels = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
-    if TransformType.Jvp in levels or levels.count(TransformType.Grad) > 1:
-        return True
-    while mask is not None and not mask.requires_grad:
-        if not is_functorch_wrapped_tensor(mask):
-            return False
-        mask = get_unwrapped(mask)
-    return mask is not None
+    return TransformType.Jvp in levels or levels.count(TransformType.Grad) > 1
 
 
 def _masked(scores: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor | None]:

@@ -53,6 +53,21 @@ def _weight_norm(mode: Functions, func: Any, v: Tensor, g: Tensor, dim: int = 0)
     return v * (g / torch.linalg.vector_norm(v, 2, others, keepdim=True))
 
 
+def _normalize(
+    mode: Functions,
+    func: Any,
+    input: Tensor,
+    p: float = 2.0,
+    dim: Any = 1,
+    eps: float = 1e-12,
+    out: Tensor | None = None,
+) -> Any:
+    """F.normalize with `out`, of nn.utils.spectral_norm: u ← W v / ‖W v‖."""
+    if out is None or not mode.apart(input, out):
+        return NotImplemented
+    return out.copy_(func(input, p, dim, eps))
+
+
 def _fits_nested(mode: Functions, func: Any, x: Tensor, mask: Tensor, **named: Any) -> Any:  # noqa: ARG001
     """torch._nested_tensor_from_mask_left_aligned: whether nn.TransformerEncoder may pack its sequences."""
     return False if mode.apart(x, mask) else NotImplemented
@@ -63,5 +78,6 @@ FORMS: dict[Any, Callable[..., Any]] = {
     Tensor.scatter_: _scatter,
     F.bilinear: _bilinear,
     torch._weight_norm: _weight_norm,
+    F.normalize: _normalize,
     torch._nested_tensor_from_mask_left_aligned: _fits_nested,
 }

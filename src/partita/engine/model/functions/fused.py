@@ -30,7 +30,7 @@ class Options(NamedTuple):
 
 
 def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Return the attention by a kernel; a place that sees nothing has zeros."""
+    """Return the attention by a kernel, under a mask of who sees whom; who sees nobody has zeros."""
     *lead, length, width = query.shape
     batch, heads = math.prod(lead[:-1]), lead[-1] if lead else 1
     query, key, value = (x.reshape(batch, heads, *x.shape[-2:]) for x in (query, key, value))
@@ -46,14 +46,8 @@ def fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, option
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return what is added to the scores, and the places that see nothing, which here see everything."""
-    if mask.dtype == torch.bool:
-        unseen = ~mask.any(-1, keepdim=True)
-        return torch.where(mask | unseen, 0.0, -math.inf).to(dtype), unseen
-    # softmax is the same without a row's largest number; where that is huge and negative, kernels lose the
-    # scores in it, and count the gradient several times
-    largest = mask.amax(-1, keepdim=True)
-    unseen = largest == -math.inf
-    return torch.where(unseen, 0.0, mask - largest).to(dtype), unseen
+    unseen = ~mask.any(-1, keepdim=True)
+    return torch.where(mask | unseen, 0.0, -math.inf).to(dtype), unseen
 
 
 def _four_axes(mask: Tensor, lead: list[int]) -> Tensor:
