@@ -589,6 +589,27 @@ def test_auto_picks_and_says_why(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("measured")
+@each(
+    ("step", "left", "most"),
+    [(1e-4, 2, 5), (1.0, 2, 2), (1.0, 10**4, 5)],  # cohorts have 5 clients
+    ids=["quick steps", "few slow steps", "many slow steps"],
+)
+def test_trials_of_auto_are_small_where_they_are_much_of_the_work(step, left, most, monkeypatch) -> None:
+    tried = []
+
+    def seconds(_executor, program, clients, _group, _states, context) -> float:
+        if program.trains:
+            tried.append(len(clients))
+        return step * len(clients) * context.work.steps
+
+    monkeypatch.setattr("partita.engine.execute.auto._seconds", seconds)
+    monkeypatch.setattr("partita.engine.execute.auto.rounds_left", lambda _: left)
+    picks = run("auto", models.mlp(6, 5, 4), numbers(6), ALT).config["executor"]["picks"]
+    assert max(tried) == most
+    assert f"measured on {most} clients" in picks["training, stage 0"]["why"]
+
+
+@pytest.mark.usefixtures("measured")
 def test_auto_picks_for_every_stage(tmp_path) -> None:
     out = tmp_path / "run"
     method = pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=1), pt.stage(ALT, rounds=1))

@@ -1,6 +1,7 @@
 """Measures the executors on the first clients that come and keeps the fastest.
 
-A stack must be clearly faster than clients on their own: it takes the memory of all of them at once.
+A stack must be clearly faster than clients on their own: it takes the memory of all of them at once. Where
+steps take long, and there are few, two clients must do: trials are work that nobody uses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TRIAL_SECONDS = 0.25  # that a trial may take: the more clients, the more stacki
 TRIAL_CLIENTS = (8, 64)  # at least, and at most
 TRIAL_STEPS = 2
 STACK_SPEEDUP = 1.1  # that a stack must reach to be picked
+TRIAL_SHARE = 0.1  # of the work, above which slow trials are left at the first ones
 RECORDING_SECONDS = 5.0  # of work, below which nothing is recorded
 
 
@@ -94,14 +96,22 @@ class Auto:
             return _seconds(executor, program, clients[head], part, tree.rows(states, head), short)
 
         stepwise = [e for e in self.candidates if not isinstance(e, Graph)]
-        warm_up = [min(trial(e, 2, 1) for _ in range(2)) for e in stepwise]
-        client_trial = TRIAL_STEPS * max(warm_up) / 2  # seconds of one client, at most
+        count, steps = 2, 1
+        fastest = [min(trial(e, count, steps) for _ in range(2)) for e in stepwise]
+        client_trial = TRIAL_STEPS * max(fastest) / count  # seconds of one client, at most
         fewest, most = TRIAL_CLIENTS
-        count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
-        repeats = 3 if count * client_trial <= TRIAL_SECONDS else 2
-        # in turn: all of them see the load of the machine
-        times = [[trial(e, count, TRIAL_STEPS) for e in stepwise] for _ in range(repeats)]
-        seconds = {e.name: min(of_one) for e, of_one in zip(stepwise, zip(*times))}
+        left = TRIAL_STEPS * len(clients)
+        if program.trains:
+            work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
+            left = work * rounds_left(context)
+        slow = len(stepwise) * 2 * fewest * client_trial  # of trials of the fewest clients
+        if fewest * client_trial <= TRIAL_SECONDS or slow <= TRIAL_SHARE * left * min(fastest) / count:
+            count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
+            steps, repeats = TRIAL_STEPS, 3 if count * client_trial <= TRIAL_SECONDS else 2
+            # in turn: all of them see the load of the machine
+            times = [[trial(e, count, steps) for e in stepwise] for _ in range(repeats)]
+            fastest = [min(of_one) for of_one in zip(*times)]
+        seconds = {e.name: x for e, x in zip(stepwise, fastest)}
         best = min(seconds, key=lambda name: seconds[name] * (STACK_SPEEDUP if name == "vmap" else 1.0))
         listed = ", ".join(f"{name} {x * 1e3:.1f} ms" for name, x in seconds.items())
         reason = f"measured on {count} clients: {listed}"
@@ -110,8 +120,7 @@ class Auto:
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
         if graph is None or not program.trains:
             return {"picked": best, "why": reason}
-        work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
-        stepwise_round = seconds[best] * work / (count * TRIAL_STEPS)
+        stepwise_round = seconds[best] * work / (count * steps)
         if stepwise_round * rounds_left(context) < RECORDING_SECONDS:
             return {"picked": best, "why": f"{reason}; too little work for a graph"}
         # the first round records
