@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from partita.core import check, tree
+from partita.core.compiled import uncompiled
 from partita.core.device import arithmetic
 from partita.core.frozen import lean_copy, note, refuse_changed
 from partita.core.notebook import in_notebook, table
@@ -674,7 +675,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> Run:
         shared=shared,
         base=base,
         store=store,
-        module=None if model is None else note(model),
+        module=None if model is None else note(uncompiled(model)),
         personalized=personalized,
         narrow=None,
         write=write,

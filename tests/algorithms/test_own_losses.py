@@ -128,6 +128,37 @@ def test_moon_does_not_count_padding() -> None:
         torch.testing.assert_close(vmap.shared[name], value, atol=1e-5, rtol=0)
 
 
+class Mean(nn.Module):
+    """The mean of the logits of real positions: `layer` takes positions, `pooled` returns sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.layer, self.pooled = nn.Embedding(9, 5), nn.Linear(5, 3), nn.Identity()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        share = (attention_mask / attention_mask.sum(1, keepdim=True)).unsqueeze(-1)
+        h = torch.tanh(self.embedding(input_ids))
+        self.pooled((h * share).sum(1))
+        logits: Tensor = (self.layer(h) * share).sum(1)
+        return logits
+
+
+def test_moon_of_sequences_with_one_label_takes_features_that_are_pooled() -> None:
+    rng = np.random.default_rng(0)
+    x = [rng.integers(1, 9, n) for n in rng.integers(1, 20, 24)]
+    data = pt.data.from_arrays({"input_ids": x}, np.arange(24) % 3, np.arange(24) % 4, validation=0)
+    given: dict[str, Any] = {"batch": 2, "epochs": 1}
+    with pytest.raises(ValueError, match=r"features='layer': moon would count the padding .* nn.Identity"):
+        federate(pt.moon(lr=1.0, mu=5.0), data, model=Mean(), **given)
+    loop, vmap = (
+        federate(pt.moon(lr=1.0, mu=5.0), data, model=Mean(), features="pooled", executor=executor, **given)
+        for executor in ("loop", "vmap")
+    )
+    for name, value in loop.shared.items():
+        torch.testing.assert_close(vmap.shared[name], value, atol=1e-5, rtol=0)
+
+
 @both_executors
 def test_fedproto(executor: str) -> None:
     models: list[Net] = [Net() for _ in range(4)]

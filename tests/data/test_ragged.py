@@ -378,6 +378,62 @@ def test_a_metric_of_all_positions_is_that_of_their_labels() -> None:
         assert run.summary()["test"]["global"] == pytest.approx(expected, abs=1e-6)
 
 
+class ClassesFirst(nn.Sequential):
+    """A model whose outputs are [samples, classes, positions], as torch's losses take them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).transpose(1, 2)
+
+
+def of_places(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target)
+
+
+def tags(longest: int, seed: int) -> FederatedData:
+    """Return samples of two clients, whose sequences are up to this long, with labels of positions."""
+    rng = np.random.default_rng(seed)
+    x = [rng.integers(1, 20, n) for n in (longest, *rng.integers(1, longest, 11))]
+    return made(x, [s % 3 for s in x], test=0.5)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@each(("kind", "loss"), [(nn.Sequential, flat), (ClassesFirst, of_places)])
+def test_a_loss_as_the_metric_scores_sequences_of_other_lengths(kind: Any, loss: Any, executor: str) -> None:
+    torch.manual_seed(0)
+    model = kind(nn.Embedding(20, 4), nn.Linear(4, 3))
+    given: dict[str, Any] = {"rounds": 1, "loss": loss, "metric": "loss", "baselines": False}
+    data = tags(9, seed=0)
+    run = pt.federate(model, data, pt.fedavg(lr=0.5), executor=executor, progress=False, **given)
+    trained = run.model().eval()
+    for longest in (9, 5, 30, 9):
+        new = tags(longest, seed=longest)
+        expected = []
+        for client in range(2):
+            start, size = new.test[client].tolist()
+            each_sample = []
+            for row in range(start, start + size):
+                x, y = new.gather(torch.tensor([row]))
+                with torch.no_grad():
+                    losses = nn.functional.cross_entropy(
+                        trained(x) if kind is ClassesFirst else trained(x).mT, y, reduction="none"
+                    )
+                each_sample.append(losses[y != -100])
+            expected.append(float(torch.cat(each_sample).mean()))
+        assert run.evaluate(new).numbers("score") == pytest.approx(expected, abs=1e-5)
+        assert run.personalize(new, rounds=1).scores("global") == pytest.approx(expected, abs=1e-5)
+
+
+def test_clients_that_were_held_out_are_scored_by_a_loss_of_positions() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 3)), tags(9, seed=3)
+    given: dict[str, Any] = {"rounds": 1, "loss": flat, "metric": "loss", "baselines": False}
+    run = pt.federate(model, data, pt.fedavg(lr=0.5), newcomers=0.5, progress=False, **given)
+    new = run.personalize(rounds=1)
+    x, y = new.client(0).samples()
+    with torch.no_grad():
+        assert new.scores("global")[0] == pytest.approx(float(flat(run.model().eval()(x), y)), abs=1e-5)
+
+
 def test_models_that_mind_padding_are_told_of() -> None:
     torch.manual_seed(0)
     given: dict[str, Any] = {"rounds": 1, "steps": 1, "baselines": False, "progress": False}
@@ -386,6 +442,25 @@ def test_models_that_mind_padding_are_told_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pt.federate(Pooled(), made({"input_ids": SEQUENCES}), pt.fedavg(lr=0.1), **given)
+
+
+def test_losses_that_mind_padding_are_told_of() -> None:
+    model = nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 3))
+
+    def pooled(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output.mean(1), target)
+
+    def real(output: Tensor, target: Tensor, inputs: Tensor) -> Tensor:
+        counts = (inputs > 0).unsqueeze(-1)
+        return nn.functional.cross_entropy((output * counts).sum(1) / counts.sum(1), target)
+
+    given: dict[str, Any] = {"rounds": 1, "baselines": False, "progress": False, "executor": "loop"}
+    metric = pt.Metric(lambda z, y: (z.mean(1).argmax(-1) == y).float().mean(), True, name="right")
+    with pytest.warns(UserWarning, match="the loss of a sequence changes with the padding behind it"):
+        pt.federate(model, made(test=0.2), pt.fedavg(lr=0.5), loss=pooled, metric=metric, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pt.federate(model, made(test=0.2), pt.fedavg(lr=0.5), loss=real, metric=metric, **given)
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ z are the features of a sample, z_glob those of the same sample by the model as 
 by the model that the client ended its last round with (before its first one: the model that the stage began
 with); sim is the cosine. Features are what the last layer takes, of which the paper's projection head is a
 part of the model. Where a sequence has features and a label at each of its positions, ℓ_con is their mean,
-without the positions that do not count (−100, such as padding). μ = 0 is fedavg, bit for bit; so is the first
-round, in which z_glob = z_prev, but for roundings.
+without the positions that do not count (−100, such as padding). Sequences of different lengths with one label
+need features that are pooled over their positions: others are refused, since padding would count. μ = 0 is
+fedavg, bit for bit; so is the first round, in which z_glob = z_prev, but for roundings.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from partita.core import check
 
@@ -34,7 +37,22 @@ def lean_copy(module: Module, own: Collection[str] = ()) -> Module:
         for p in module.parameters()
         if _is_shared(p) and id(p) not in owned
     }
-    return copy.deepcopy(module, memo)
+    return copy.deepcopy(module, {**left_behind(module), **memo})
+
+
+def left_behind(module: nn.Module) -> dict[int, object]:
+    """Return for copies what torch's old weight_norm and spectral_norm have left as a layer's weight.
+
+    It is no parameter, and a pass computes it anew; `copy.deepcopy` refuses it.
+    """
+    memo: dict[int, object] = {}
+    for layer in module.modules():
+        for hook in layer._forward_pre_hooks.values():
+            weight = vars(layer).get(hook.name) if isinstance(hook, SpectralNorm | WeightNorm) else None
+            if isinstance(weight, Tensor):
+                ended = is_functorch_wrapped_tensor(weight)  # of a pass for several clients
+                memo[id(weight)] = torch.zeros(0) if ended else weight.detach().clone()
+    return memo
 
 
 def _is_shared(p: nn.Parameter) -> bool:

@@ -55,7 +55,7 @@ class Questions:
     def _losses(self, clients: Clients, samples: int | None) -> NDArray[np.float64]:
         stage, state = self.stage, self.state
         whole = stage.is_global and state.server_is_complete
-        name = evaluation_name("global" if whole else "personal", "train", 0)
+        name = evaluation_name("global" if whole else "personal", "train")
         program, executor, context = stage.programs[name], stage.executor, state.context(stage)
         if samples is not None:  # workers do not know this program, so it runs here
             rule = evaluation(global_model if whole else stage.personalize, "train", drawn=samples)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partita.core import check, tree
+from partita.core.compiled import uncompiled
 from partita.core.frozen import lean_copy
 from partita.core.types import Tensors
 from partita.engine import digest as code
@@ -44,7 +45,7 @@ def _copied(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise check.fail("model", name, "the module itself, before torch.jit.script or torch.jit.trace")
     try:
-        return lean_copy(model)
+        return lean_copy(uncompiled(model))
     except Exception as error:  # any module may fail in its own way
         allowed = f"a model that copy.deepcopy can copy: {check.reason(error)}"
         raise check.fail("model", name, allowed) from error

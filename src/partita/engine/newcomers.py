@@ -24,6 +24,7 @@ from partita.engine.counters import Counters
 from partita.engine.devices.devices import Devices
 from partita.engine.evaluate import group_of, mean_score, refresh_statistics, scores
 from partita.engine.model.fit import check_labels
+from partita.engine.model.padding import for_metrics
 from partita.engine.model.probe import evaluated
 from partita.engine.record import MODELS, Summary, score_text
 from partita.engine.stage import Stage, evaluations
@@ -80,17 +81,20 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     setup = stage.setup
     data = _fitted(stage, data)
     refresh_statistics(stage, state)  # those of the clients of training
-    data = data.to(setup.settings.device)
+    data, kept = for_metrics(setup.model, data.to(setup.settings.device), setup.profile)
+    profile = setup.profile._replace(kept=kept)
     executor = stage.whole.on(data)  # in this process: workers have the samples of training
     settings = replace(setup.settings, attack=None, byzantine=(), capacity=None)
     devices = Devices.of(None, setup.model, setup.names, data, settings.seed)
     new_client = setup.new_client(stage.algorithm, {**state.initial, **state.server.shared})
-    scoring = evaluations(stage.personalize, setup.profile.kept, data, stage.limits.pass_batch)
+    scoring = evaluations(stage.personalize, kept, data, stage.limits.pass_batch)
     store = open_store(new_client, data.clients, kind="memory", device=stage.limits.store_device)
     return (
         replace(
             stage,
-            setup=replace(setup, data=data, clean_data=data, settings=settings, devices=devices),
+            setup=replace(
+                setup, data=data, clean_data=data, profile=profile, settings=settings, devices=devices
+            ),
             executor=executor,
             spread=None,
             new_client=new_client,
@@ -161,7 +165,7 @@ def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
         check.warn(hint)
     x, y = columns.alike(data.x, ours.x), inputs.alike(data.y, ours.y)
     forms = [("x", columns.described(x), columns.described(ours.x))]
-    if ours.lengths is None:  # labels of positions may be as many as they like
+    if stage.setup.clean_data.lengths is None:  # labels of positions may be as many as they like
         forms.append(("y", inputs.sample_form(y), inputs.sample_form(ours.y)))
     for name, given, form in forms:
         if given != form:

@@ -50,11 +50,15 @@ def _once(stage: StagePlan) -> bool:
     return stage.rounds is None and stage.epochs is not None
 
 
+def _methods(algorithm: Algorithm) -> list[Algorithm]:
+    """Return the methods of all stages."""
+    return [stage.algorithm for stage in algorithm.stages] or [algorithm]
+
+
 def _asks(settings: Settings, algorithm: Algorithm) -> tuple[str, ...]:
     """Return what the losses of a run and of its methods ask for beside (output, target)."""
-    methods = [stage.algorithm for stage in algorithm.stages] or [algorithm]
     asks = list(asked_by(settings.loss)) if callable(settings.loss) else []
-    for method in methods:
+    for method in _methods(algorithm):
         asks += [] if method.loss is None else method.loss(LOSSES["cross_entropy"]).asks
     return tuple(dict.fromkeys(asks))
 
@@ -118,9 +122,9 @@ class Setup:
                 settings.features,
             )
             if origin is None:
-                warn_about_padding(module, data, profile.forward)
+                warn_about_padding(module, data, profile, _methods(algorithm))
                 warn_about_copies(profile.loss, data)
-        data = prepared(settings.augment, for_metrics(data, profile.kept))
+        data = prepared(settings.augment, for_metrics(module, data, profile)[0])
         check_real(module, profile.buffers)
         if settings.norm == "static":
             refuse_own_statistics(module, data)

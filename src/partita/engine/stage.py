@@ -214,16 +214,21 @@ def evaluations(
     programs = []
     for split, samples in most_samples(data, batch).items():
         for rows, most in ((None, 0), (kept, samples)):
-            names = [evaluation_name(model, split, most) for model in ("global", "personal")]
+            names = [evaluation_name(model, split, most, kept) for model in ("global", "personal")]
             of_server = evaluation(global_model, split, rows, most)
             programs.append(Program(names[0], of_server, whole_model=True))
             programs.append(Program(names[1], evaluation(personalize, split, rows, most)))
     return programs
 
 
-def evaluation_name(model: str, split: str, rows: int) -> str:
-    """Return the name of the program that scores a model on a split, with so many rows for each client."""
-    return f"{model} on {split}{f' with {rows} rows' if rows else ''}"
+def evaluation_name(model: str, split: str, rows: int = 0, kept: Tensors | None = None) -> str:
+    """Return the name of the program that scores a model on a split, with so many rows for each client.
+
+    `kept` is one of those rows: longer sequences have others, and so a program of their own.
+    """
+    shapes = [list(row.shape) for row in (kept or {}).values() if row.dim()]
+    of_several = f" of {shapes}" if shapes else ""
+    return f"{model} on {split}" + (f" with {rows} rows{of_several}" if rows else "")
 
 
 def most_samples(data: FederatedData, batch: int) -> dict[str, int]:

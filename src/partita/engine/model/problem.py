@@ -30,6 +30,7 @@ from partita.augment.base import Augmentation, augmented
 from partita.core import tree
 from partita.core.asks import FEATURES
 from partita.core.criterion import Criterion
+from partita.core.frozen import left_behind
 from partita.core.inputs import functional
 from partita.core.inputs import tensors as tensors_in
 from partita.core.metrics import ClientMetric
@@ -348,7 +349,7 @@ def _channels_last(tensors: Tensors) -> Tensors:
 def _share(module: nn.Module) -> nn.Module:
     """Return a copy of the module's structure over the same tensors."""
     memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, memo)
+    return copy.deepcopy(module, {**left_behind(module), **memo})
 
 
 def _autograd(
