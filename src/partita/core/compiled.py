@@ -7,6 +7,8 @@ again; `federate` traces steps by itself where that is faster.
 from __future__ import annotations
 
 import sys
+from types import MethodType
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +23,13 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return _is_wrapper(module) or module._compiled_call_impl is not None
+    return _is_wrapper(module) or module._compiled_call_impl is not None or _inside(module) is not None
+
+
+def _inside(module: nn.Module) -> Any:
+    """Return the method of `module.forward = torch.compile(module.forward)`, which a copy would share."""
+    method = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
+    return method if isinstance(method, MethodType) else None
 
 
 def _is_wrapper(module: nn.Module) -> bool:
@@ -34,6 +42,9 @@ def _without(module: nn.Module) -> nn.Module:
     while _is_wrapper(module):
         module = module._orig_mod  # type: ignore[assignment]
     module._compiled_call_impl = None
+    method = _inside(module)
+    if method is not None:
+        vars(module)["forward"] = MethodType(method.__func__, module)
     for name, child in module._modules.items():
         if child is not None:
             module._modules[name] = _without(child)

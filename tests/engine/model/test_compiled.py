@@ -54,6 +54,12 @@ def in_place() -> nn.Module:
     return model
 
 
+def its_forward() -> nn.Module:
+    model = Pooled()
+    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    return model
+
+
 def federate(model: nn.Module | Callable[[], nn.Module], executor: str, out: Path | None = None) -> pt.Run:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=UserWarning)
@@ -71,7 +77,7 @@ def federate(model: nn.Module | Callable[[], nn.Module], executor: str, out: Pat
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-@each("compiled", [whole, part, in_place])
+@each("compiled", [whole, part, in_place, its_forward])
 def test_a_compiled_model_runs_as_the_model_inside(
     compiled: Callable[[], nn.Module], executor: str, tmp_path: Path
 ) -> None:
