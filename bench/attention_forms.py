@@ -1,4 +1,4 @@
-"""Time the forms of attention on a GPU: forward and backward of 8 stacked clients, eager and as a graph.
+"""Time the forms of attention: forward and backward of 8 stacked clients, on a GPU also as a graph.
 
     python bench/attention_forms.py --device cuda
     python bench/attention_forms.py

@@ -1,11 +1,12 @@
 """Measures the executors on the first clients that come and keeps the fastest.
 
 A stack must be clearly faster than clients on their own: it takes the memory of all of them at once. Where
-steps take long, and there are few, two clients must do: trials are work that nobody uses.
+steps of a CPU take long, and there are few, two clients must do: trials are work that nobody uses.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,20 +97,17 @@ class Auto:
             return _seconds(executor, program, clients[head], part, tree.rows(states, head), short)
 
         stepwise = [e for e in self.candidates if not isinstance(e, Graph)]
-        count, steps = 2, 1
-        fastest = [min(trial(e, count, steps) for _ in range(2)) for e in stepwise]
+        count = 2
+        fastest = [min(trial(e, count, 1) for _ in range(2)) for e in stepwise]
         client_trial = TRIAL_STEPS * max(fastest) / count  # seconds of one client, at most
         fewest, most = TRIAL_CLIENTS
-        left = TRIAL_STEPS * len(clients)
-        if program.trains:
-            work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
-            left = work * rounds_left(context)
-        slow = len(stepwise) * 2 * fewest * client_trial  # of trials of the fewest clients
-        if fewest * client_trial <= TRIAL_SECONDS or slow <= TRIAL_SHARE * left * min(fastest) / count:
+        slow = len(stepwise) * 2 * fewest * client_trial  # seconds of trials of the fewest clients
+        left = self._steps_left(program, clients, context) * min(fastest) / count  # seconds of the work
+        if fewest * client_trial <= TRIAL_SECONDS or slow <= TRIAL_SHARE * left:
             count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
-            steps, repeats = TRIAL_STEPS, 3 if count * client_trial <= TRIAL_SECONDS else 2
+            repeats = 3 if count * client_trial <= TRIAL_SECONDS else 2
             # in turn: all of them see the load of the machine
-            times = [[trial(e, count, steps) for e in stepwise] for _ in range(repeats)]
+            times = [[trial(e, count, TRIAL_STEPS) for e in stepwise] for _ in range(repeats)]
             fastest = [min(of_one) for of_one in zip(*times)]
         seconds = {e.name: x for e, x in zip(stepwise, fastest)}
         best = min(seconds, key=lambda name: seconds[name] * (STACK_SPEEDUP if name == "vmap" else 1.0))
@@ -120,7 +118,8 @@ class Auto:
         graph = next((e for e in self.candidates if isinstance(e, Graph)), None)
         if graph is None or not program.trains:
             return {"picked": best, "why": reason}
-        stepwise_round = seconds[best] * work / (count * steps)
+        work = client_steps(self.bound.bind(program), clients, self.bound.data, context)
+        stepwise_round = seconds[best] * work / (count * TRIAL_STEPS)
         if stepwise_round * rounds_left(context) < RECORDING_SECONDS:
             return {"picked": best, "why": f"{reason}; too little work for a graph"}
         # the first round records
@@ -129,6 +128,19 @@ class Auto:
             "picked": graph.name if graph_round < stepwise_round else best,
             "why": f"{reason}; a round {stepwise_round * 1e3:.1f} ms, as a graph {graph_round * 1e3:.1f}",
         }
+
+    def _steps_left(self, program: Program, clients: np.ndarray, context: RoundContext) -> float:
+        """Return how many client steps the trials are for.
+
+        On a GPU there is no end of them: the host bounds a step there, and a stack of two tells little.
+        """
+        if self.bound.data.device.type != "cpu":
+            return math.inf
+        if not program.trains:
+            return TRIAL_STEPS * len(clients)
+        return client_steps(self.bound.bind(program), clients, self.bound.data, context) * rounds_left(
+            context
+        )
 
 
 def _seconds(
