@@ -6,7 +6,7 @@ ifneq ($(wildcard ../shared/data),)
 export PARTITA_DATA ?= $(abspath ../shared/data)
 endif
 export NO_MKDOCS_2_WARNING := 1
-TOOLS := pytest pytest-xdist hypothesis hatchling torchmetrics
+TOOLS := pytest pytest-xdist hypothesis hatchling markdown-it-py torchmetrics
 LOWEST := $(addprefix tests/,test_packaging.py core data optim schedule models measures aggregate track cli \
   engine/model engine/execute engine/significance recipes/test_tuning.py report)
 

@@ -409,13 +409,16 @@ def test_wandb_holds_the_run(tmp_path: Path) -> None:
 
 def test_wandb_goes_on_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb").teardown()  # W&B reads its variables once
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_PROJECT", "by variable")
     out = tmp_path / "run"
+    # W&B names folders by the second and the run's id: two parts of a run within a second would be one
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "before"))
     with pytest.raises(InterruptedError):
         federate(tracker("wandb", out), Stop(InterruptedError), out=out, baselines=False)
+    (first,) = wandb_runs(tmp_path / "before")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "after"))
     federate(tracker("wandb", out), out=out, baselines=False, resume=True)
-    first, second = wandb_runs(tmp_path)
+    (second,) = wandb_runs(tmp_path / "after")
     assert (first["id"], first["group"]) == (second["id"], second["group"])
     assert (first["exit"], second["exit"]) == (1, 0)
     assert [step for step, _ in second["curves"]["train/round_loss"]][-1] == ROUNDS
