@@ -105,7 +105,7 @@ def test_shapes_are_foretold() -> None:
 
 
 @each(
-    "shape",
+    "groups, inputs, out, size, kernel, stride",
     [
         ((32, 16, 16, 32, 3, 1),),
         ((12, 256, 256, 4, 3, 1),),
