@@ -72,9 +72,12 @@ def key(seed: int, purpose: str, *parts: int | Tensor, device: torch.device | st
     return k
 
 
-def keys(seed: int, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
-    """Return what `key` does, worked out on the host: an array of one dimension at least."""
-    start, rest = _of_numbers(seed, purpose, parts)
+def keys(seed: int | np.ndarray, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
+    """Return what `key` does, worked out on the host: an array of one dimension at least.
+
+    There may be a seed for each of the keys.
+    """
+    start, rest = _of_numbers(seed, purpose, parts) if isinstance(seed, int) else _of_arrays(seed, purpose, parts)
     k = np.array([start])
     for part in rest:
         k = fold(k, part)
@@ -86,6 +89,11 @@ def _of_numbers(seed: int, purpose: str, parts: Sequence[Any]) -> tuple[int, Seq
     count = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
     unsigned = _key(seed, purpose, *parts[:count])
     return unsigned - (unsigned >> 63 << 64), parts[count:]
+
+
+def _of_arrays(seed: np.ndarray, purpose: str, parts: Sequence[Any]) -> tuple[int, Sequence[Any]]:
+    """Return where the keys of several seeds begin, and what is folded in: the seeds, and all parts."""
+    return zlib.crc32(purpose.encode()), (seed, *parts)
 
 
 def uniform(key: Tensor) -> Tensor:

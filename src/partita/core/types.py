@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -202,10 +203,11 @@ class RoundContext(NamedTuple):
 
     Clients that received the model at different times have a row each in `round` and `stage_round`, and those
     of a cohort with stragglers one in `progress` (see `Group`; None: all do all of their work). An evaluation
-    takes its samples in batches of `pass_batch`.
+    takes its samples in batches of `pass_batch`. Clients of several runs (`partita.engine.lockstep`) have a
+    row each in `seed`, too, and in `run` and `number`: which run they are of, and which client of it.
     """
 
-    seed: int
+    seed: int | np.ndarray
     round: int | Tensor
     stage: int
     stage_round: int | Tensor
@@ -213,10 +215,14 @@ class RoundContext(NamedTuple):
     work: Work
     progress: Tensor | None = None
     pass_batch: int = PASS_BATCH
+    run: np.ndarray | None = None
+    number: np.ndarray | None = None
 
     def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""
         context = self if self.progress is None else self._replace(progress=self.progress[rows])
+        if self.run is not None and self.number is not None and not isinstance(self.seed, int):
+            context = context._replace(seed=self.seed[rows], run=self.run[rows], number=self.number[rows])
         if isinstance(self.round, int):
             return context
         assert isinstance(self.stage_round, Tensor)

@@ -27,6 +27,8 @@ from partita.core.parts import (
 )
 from partita.core.types import PASS_BATCH, ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
+from partita.engine.lockstep import seat
+from partita.engine.lockstep.member import Member, joins
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
@@ -270,18 +272,21 @@ def bind(
     if not devices.uniform:
         upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
         executor = devices.executor(settings.executor, whole, task, upload_like)
-    spread = None
-    if setup.crew is not None:
-        executor = spread = _spread(setup, number, initial, executor, whole, choices)
     personalize = algorithm.personalize
     if static and (partition.personal or personalize(problem).phases):
         personalize = with_own_statistics(personalize)
-    splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
-    for measure, _ in splits:
-        try_probe(measure, problem, initial, data, settings.seed)
     is_global, new_client = setup.is_global(number), setup.new_client(algorithm, initial)
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
     scoring = evaluations(personalize, setup.profile.kept, data, limits.pass_batch)
+    if (place := seat()) is not None and devices.uniform and setup.crew is None and joins(settings.executor):
+        scored = frozenset(program.name for program in scoring)
+        executor = Member(whole, task, settings.executor, place, place.kin(setup, number), scored)
+    spread = None
+    if setup.crew is not None:
+        executor = spread = _spread(setup, number, initial, executor, whole, choices)
+    splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
+    for measure, _ in splits:
+        try_probe(measure, problem, initial, data, settings.seed)
     return Stage(
         setup=setup,
         number=number,

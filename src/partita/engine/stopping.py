@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -76,6 +77,19 @@ def terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_WATCH: ContextVar[Interrupt | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watched_by(interrupt: Interrupt) -> Iterator[None]:
+    """Let runs that begin within leave signals to this interrupt, which watches over all of them."""
+    token = _WATCH.set(interrupt)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 class Interrupt:
     """Ends a run after the round in progress, with a checkpoint, on Ctrl-C, SIGTERM, SIGHUP or a deadline.
 
@@ -85,11 +99,18 @@ class Interrupt:
 
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline  # of time.monotonic()
-        self.requested = 0  # the number of the signal that arrived
+        self._watch = _WATCH.get()
+        self.insisted = False  # whether a second one did
+        self._arrived = 0
         self._handlers: dict[int, Any] = {}
 
+    @property
+    def requested(self) -> int:
+        """The number of the signal that arrived, 0 if none has."""
+        return self._arrived if self._watch is None else self._watch.requested
+
     def __enter__(self) -> Interrupt:
-        if _in_main_thread():
+        if _in_main_thread() and self._watch is None:
             for number in (signal.SIGINT, *TERMINATIONS):
                 if _ends_the_process(number):
                     self._handlers[number] = signal.signal(number, self._note)
@@ -112,9 +133,10 @@ class Interrupt:
             raise Stopped(name, round, rounds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._arrived:
+            self.insisted = True
             at_once(number, frame)
-        self.requested = number
+        self._arrived = number
 
 
 def _ends_the_process(number: int) -> bool:

@@ -23,7 +23,7 @@ Factory = Callable[[Task], Runner]
 
 
 def _loop(task: Task) -> Runner:
-    return Loop(BoundProblem(replace(task.alone, half=task.half), task.data))  # images as they are given
+    return Loop(task.bind(replace(task.alone, half=task.half), task.data))  # images as they are given
 
 
 def _pool(task: Task) -> Runner:

@@ -64,15 +64,24 @@ class BoundProblem:
         They are float64, and take the type of what they multiply: 0-d, or with a row for each client. Where a
         rate goes by step, they have one more axis at the end, the steps.
         """
-        device, at = self.data.device, context.stage_round
+        device = self.data.device
+        values, rows = self.rate_values(phase, plan, context)
+        if values and values[0].ndim == 0:
+            return tuple([torch.full((), float(v), dtype=torch.float64, device=device) for v in values]), False
+        return tuple([put(v, device) for v in values]), rows
+
+    def rate_values(
+        self, phase: Phase, plan: Plan, context: RoundContext
+    ) -> tuple[list[np.ndarray], bool]:
+        """Return what `rates` does, on the host."""
+        at = context.stage_round
         rounds = [at] if isinstance(at, int) else at.tolist()
         if any(isinstance(rate, StepRate) for rate in phase.lr):
             tables = _by_step(phase.lr, rounds, context.stage_rounds, plan)
-            return tuple([put(table, device) for table in tables]), tables[0].ndim == 2
+            return tables, tables[0].ndim == 2
         rates = [[rate(t, context.stage_rounds) for t in rounds] for rate in phase.lr]
-        if any(value != values[0] for values in rates for value in values):
-            return tuple([put(np.array(values, dtype=np.float64), device) for values in rates]), True
-        return tuple([torch.full((), v[0], dtype=torch.float64, device=device) for v in rates]), False
+        rows = any(value != values[0] for values in rates for value in values)
+        return [np.array(values if rows else values[0], dtype=np.float64) for values in rates], rows
 
     def work(self, phase: Phase, clients: np.ndarray, context: RoundContext) -> tuple[Work, np.ndarray]:
         """Return how much this phase asks for, and how many samples each of these clients has for it."""
@@ -166,7 +175,12 @@ class Plan(NamedTuple):
 
 def start_keys(clients: np.ndarray, context: RoundContext, device: torch.device) -> Tensor:
     """Return for each client the key of what is random when it begins."""
-    return put(draws.keys(context.seed, "start", _round(context), clients), device)
+    return put(draws.keys(context.seed, "start", _round(context), numbers(clients, context)), device)
+
+
+def numbers(clients: np.ndarray, context: RoundContext) -> np.ndarray:
+    """Return the numbers that these clients have in their own runs: what draws depend on."""
+    return clients if context.number is None else context.number
 
 
 def class_counts(data: FederatedData, clients: np.ndarray, classes: int) -> Tensor:
@@ -196,7 +210,8 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work, context: RoundCo
     a single pass.
     """
     if isinstance(work.steps, tuple):
-        amount = np.array([work.steps[c] for c in clients.tolist()], dtype=np.int64)  # there may be many more
+        own = numbers(clients, context).tolist()
+        amount = np.array([work.steps[c] for c in own], dtype=np.int64)  # there may be many more
     else:
         amount = np.full(len(n), work.steps if work.steps is not None else work.epochs or 1)
     each = _batches(n, work) if work.steps is None else np.ones_like(n)
@@ -222,7 +237,7 @@ def draw(data: FederatedData, clients: np.ndarray, work: Work, phase: int, conte
     size = np.minimum(n[:, None] - offset, work.batch or n[:, None])
     size = np.where(which < steps[:, None], size, 0)
 
-    key = draws.keys(context.seed, "batches", _round(context), phase, clients)
+    key = draws.keys(context.seed, "batches", _round(context), phase, numbers(clients, context))
     keys = draws.fold(draws.fold(key, -1)[:, None], which)
     column, shape = torch.arange(width, device=device), (len(clients), length, width)
     short = bool((size < width).any())

@@ -46,6 +46,8 @@ class Task:
     notify        is called with a message before something that takes a while, and with "" after it
     method_loss   is what the method makes of the loss (None: nothing); it is a mean over samples if that is
     augment       is what happens to each training sample before the model sees it
+    bind          binds a problem to data
+    stacks        says that the model can be stacked, where that is known
     """
 
     model: nn.Module
@@ -64,6 +66,8 @@ class Task:
     notify: Callable[[str], None] = silent
     method_loss: Callable[[Criterion], Criterion] | None = None
     augment: Augmentation | None = None
+    bind: Callable[[ModelProblem, FederatedData], BoundProblem] = BoundProblem
+    stacks: bool = False
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
@@ -101,7 +105,7 @@ class Task:
     def loop(self) -> Loop:
         """A loop over clients, with the channels of images where the device is fastest."""
         last = takes_channels_last(self.alone.plain, self.params, self.data)
-        return Loop(BoundProblem(replace(self.alone, half=self.half, last=last), self.data))
+        return Loop(self.bind(replace(self.alone, half=self.half, last=last), self.data))
 
     @functools.cached_property
     def pool(self) -> Loop | Pool:
@@ -109,7 +113,7 @@ class Task:
         bound, behaviour, cores = self.loop.bound, self.profile.behaviour, torch.get_num_threads()
         if bound.data.device.type != "cpu" or cores == 1 or behaviour.draws or behaviour.remembers:
             return self.loop
-        others = [Loop(BoundProblem(bound.problem.twin(), bound.data)) for _ in range(cores - 1)]
+        others = [Loop(self.bind(bound.problem.twin(), bound.data)) for _ in range(cores - 1)]
         return Pool((self.loop, *others))
 
     @property
@@ -131,7 +135,7 @@ class Task:
         """Return an executor that stacks clients; where the model cannot be stacked, each trains alone."""
         reason = self._not_stackable
         if not reason:
-            return make(BoundProblem(replace(self.together, half=self.half), self.data))
+            return make(self.bind(replace(self.together, half=self.half), self.data))
         check.warn(
             f"executor={name!r}: {type(self.model).__name__} cannot be stacked; each client trains alone "
             f"(executor={self.pool.name!r}). Reason: {reason}",
@@ -141,6 +145,8 @@ class Task:
 
     @functools.cached_property
     def _not_stackable(self) -> str:
+        if self.stacks:
+            return ""
         if self.profile.behaviour.not_stackable:
             return self.profile.behaviour.not_stackable
         largest = int(self.data.train[:, 1].max())

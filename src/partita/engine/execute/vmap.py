@@ -80,7 +80,8 @@ class Vmap:
         now = context.round if isinstance(context.round, int) else tuple(context.round.tolist())
         work = work_of(phase, context)
         progress = None if context.progress is None else tuple(context.progress.tolist())
-        moment = (context.seed, now, work, progress)
+        seeds = context.seed if isinstance(context.seed, int) else context.seed.tobytes()
+        moment = (seeds, now, work, progress)
         return id(self.bound.data), clients.tobytes(), phase.batches, number, moment
 
     def on(self, data: FederatedData, counted: FederatedData | None = None) -> Vmap:

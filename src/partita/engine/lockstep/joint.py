@@ -1,0 +1,202 @@
+"""The clients of several runs as those of one: their data, draws and rates, what they receive and keep.
+
+Client c of run m is client offset_m + c of all. It has the draws of (seed_m, round, c), the samples of its own
+run and the rates of its own method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import tree
+from partita.core.device import put
+from partita.core.parts import Phase, Program
+from partita.core.types import ClientState, Download, Group, RoundContext, Tensors, Upload
+from partita.data import FederatedData
+from partita.data import columns
+from partita.data.population import Numbered
+from partita.engine.execute.plan import BoundProblem, Plan
+from partita.engine.model.problem import ModelProblem
+
+
+class Call(NamedTuple):
+    """What a run asks of its executor."""
+
+    program: Program
+    clients: np.ndarray
+    group: Group
+    states: ClientState
+    context: RoundContext
+
+
+class OfItsRun(dict[str, Tensor]):
+    """Tensors that each run has of its own, where a rule of several runs cannot look at them."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise LookupError("the rule looks at the model that its stage began with, and each run has another")
+
+    __getitem__ = get = items = keys = values = __iter__ = __contains__ = _refuse  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class JointProblem(BoundProblem):
+    """A problem on the data of several runs.
+
+    members  the problem of each run, on its own data
+    rules_of the programs of each run, by name
+    """
+
+    members: Sequence[BoundProblem] = ()
+    rules_of: dict[str, list[Program]] = field(default_factory=dict)
+    places: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, members: Sequence[BoundProblem], problem: ModelProblem, data: FederatedData) -> JointProblem:
+        """Bind a problem to the data of all: with as many clients as each has, and what all began with."""
+        first, *others = [member.problem.initial for member in members]
+        initial = first if all(_same(first, other) for other in others) else OfItsRun()
+        problem = replace(problem, clients=members[0].problem.clients, initial=initial)
+        return cls(problem, data, members=members)
+
+    def bind(self, program: Program) -> Any:
+        """Return the rule for all runs."""
+        rule = super().bind(program)
+        for number, phase in enumerate(rule.phases):
+            self.places[id(phase)] = program.name, number
+        return rule
+
+    def rate_values(self, phase: Phase, plan: Plan, context: RoundContext) -> tuple[list[np.ndarray], bool]:
+        """Return the rates that each client has in its own run, on the host."""
+        if context.run is None:
+            return super().rate_values(phase, plan, context)
+        name, number = self.places[id(phase)]
+        n = len(context.run)
+        each: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        for run in np.unique(context.run).tolist():
+            rows = np.flatnonzero(context.run == run)
+            own = self.members[run].bind(self.rules_of[name][run]).phases[number]
+            part = plan._replace(size=plan.size[rows], planned=plan.planned[rows])
+            values, by_client = self.members[run].rate_values(own, part, _now(context, rows))
+            each.append((rows, [v if by_client else np.broadcast_to(v, (len(rows), *v.shape)) for v in values]))
+        joined = []
+        for column in zip(*[values for _, values in each]):
+            whole = np.zeros((n, *column[0].shape[1:]))
+            for (rows, _), values in zip(each, column):
+                whole[rows] = values
+            joined.append(whole)
+        if all((values == values[:1]).all() for values in joined):
+            return [values[0] for values in joined], False
+        return joined, True
+
+
+def _now(context: RoundContext, rows: np.ndarray) -> RoundContext:
+    """Return the moment of some clients of one run."""
+    context = context.of(rows)
+    at = context.stage_round
+    if isinstance(at, Tensor) and bool((at == at[0]).all()):
+        context = context._replace(stage_round=int(at[0]))
+    return context
+
+
+def _same(a: Tensors, b: Tensors) -> bool:
+    return all(a[k] is b[k] or torch.equal(a[k], b[k]) for k in a)
+
+
+def joined_data(parts: Sequence[FederatedData]) -> FederatedData | None:
+    """Return the data of several runs as those of one; None where they are no plain tensors in memory.
+
+    What all runs share is kept once.
+    """
+    first = parts[0]
+    if all(first.same_memory(part) for part in parts):
+        data, starts = first, [0] * len(parts)
+    else:
+        plain = all(isinstance(c, Tensor) for part in parts for c in columns.listed(part.x))
+        if not plain or any(part.elsewhere or part.lengths is not None or part.mask for part in parts):
+            return None
+        stacks = [torch.cat(same) for same in zip(*[columns.listed(part.x) for part in parts])]  # type: ignore[arg-type]
+        y = torch.cat([part.y for part in parts])
+        data = replace(first, x=columns.rebuilt(first.x, stacks), y=y)
+        starts = np.cumsum([0, *[part.rows for part in parts[:-1]]]).tolist()
+    ranges = {
+        split: np.concatenate([part.ranges(split) + [start, 0] for part, start in zip(parts, starts)])
+        for split in ("train", "validation", "test")
+    }
+    total = sum(part.clients for part in parts)
+    return replace(data, **ranges, names=Numbered(total), source={}, scaling={})
+
+
+def alike(a: FederatedData, b: FederatedData) -> bool:
+    """Return whether samples of both can be rows of one batch."""
+    x, y = columns.listed(a.x), columns.listed(b.x)
+    kinds = [(type(c), c.dtype, columns.sample_shape(c)) for c in (*x, a.y)]
+    return kinds == [(type(c), c.dtype, columns.sample_shape(c)) for c in (*y, b.y)]
+
+
+def joined(calls: Sequence[Call], runs: Sequence[int], offsets: Sequence[int]) -> Call:
+    """Return what several runs ask as one question, to which each client belongs with its own numbers."""
+    sizes = [len(call.clients) for call in calls]
+    device = next((x.device for x in tree.leaves(calls[0].group.download[:2]) if isinstance(x, Tensor)), "cpu")
+    contexts = [call.context for call in calls]
+    first = contexts[0]
+    seeds = [context.seed for context in contexts]
+    context = first._replace(
+        seed=np.repeat(np.array(seeds, dtype=np.int64), sizes),
+        round=_times([c.round for c in contexts], sizes),
+        stage_round=_times([c.stage_round for c in contexts], sizes),
+        progress=_progress(contexts, sizes),
+        run=np.repeat(np.array(runs), sizes),
+        number=np.concatenate([call.clients for call in calls]),
+    )
+    clients = np.concatenate([call.clients + offset for call, offset in zip(calls, offsets)])
+    return Call(
+        calls[0].program,
+        clients,
+        _joined_group([call.group for call in calls], sizes, device),
+        tree.cat([call.states for call in calls]),
+        context,
+    )
+
+
+def _times(values: Sequence[int | Tensor], sizes: Sequence[int]) -> int | Tensor:
+    if all(isinstance(v, int) for v in values) and len(set(values)) == 1:
+        return values[0]
+    return torch.cat([v if isinstance(v, Tensor) else torch.full((n,), v) for v, n in zip(values, sizes)])
+
+
+def _progress(contexts: Sequence[RoundContext], sizes: Sequence[int]) -> Tensor | None:
+    if all(context.progress is None for context in contexts):
+        return None
+    pairs = zip(contexts, sizes)
+    whole = [torch.ones(n, dtype=torch.float64) if c.progress is None else c.progress for c, n in pairs]
+    return torch.cat(whole)
+
+
+def _joined_group(groups: Sequence[Group], sizes: Sequence[int], device: torch.device | str) -> Group:
+    received = [group.download[:2] for group in groups]
+    positions = tuple(range(sum(sizes)))
+    download = Download(*received[0], groups[0].download.version)
+    common = all(a is b for other in received for a, b in zip(tree.leaves(received[0]), tree.leaves(other)))
+    if common and not any(group.stacked for group in groups):
+        return Group(positions, download)
+    if any(group.stacked for group in groups):
+        rows = [r if g.stacked else tree.expand(r, n) for r, g, n in zip(received, groups, sizes)]
+        shared, extra = tree.cat(rows)
+    else:
+        owner = put(np.repeat(np.arange(len(groups)), sizes), device)
+        shared, extra = tree.map_tensors(lambda x: x.index_select(0, owner), tree.stack(received))
+    return Group(positions, download._replace(shared=shared, extra=extra), stacked=True)
+
+
+def apart(result: tuple[Upload, ClientState], sizes: Sequence[int]) -> Iterator[tuple[Upload, ClientState]]:
+    """Yield what the clients of each run have computed."""
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        yield tree.rows(result, slice(begin, end))

@@ -1,0 +1,274 @@
+"""The executor of a run among others: what all of them ask at once, one executor computes for all.
+
+Questions go together where they are about the same program of the same method, on models of the same tensors.
+Before several runs share a program, the first client of each takes two steps of it, with the others and alone:
+what differs stays apart, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partita.core import check, tree
+from partita.core.parts import Program
+from partita.core.types import ClientState, Group, RoundContext, Upload
+from partita.data import FederatedData
+from partita.engine.execute import make_executor
+from partita.engine.execute.base import Runner
+from partita.engine.execute.plan import BoundProblem
+from partita.engine.execute.task import Task
+from partita.engine.execute.vmap import Vmap
+from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
+from partita.engine.lockstep.meeting import Failure, Seat
+
+LOG = logging.getLogger("partita")
+
+STACKING = ("auto", "vmap", "graph", "compiled")
+"""Executors that compute many clients as one batch."""
+TRIAL_STEPS = 2
+TOLERANCE = 1e-3  # of the largest entry, in a trial
+HALF_TOLERANCE = 5e-2
+SHARED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes of downloaded models up to which an evaluation gives each client of all runs one of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """The executor of one run; `inner` is what it has when it is alone.
+
+    key   what runs have in common that can compute together: see `Together`
+    seat  where it asks
+    """
+
+    inner: Runner
+    task: Task
+    executor: Any
+    seat: Seat
+    key: str
+    evaluations: frozenset[str]
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of what it is alone."""
+        return self.inner.name
+
+    @property
+    def bound(self) -> BoundProblem:
+        """The run's own problem."""
+        return self.inner.bound
+
+    def on(self, data: FederatedData, counted: FederatedData | None = None) -> Runner:
+        """Return the run's own executor on other data: others have not got them."""
+        return self.inner.on(data, counted)
+
+    def __call__(
+        self, program: Program, clients: np.ndarray, group: Group, states: ClientState, context: RoundContext
+    ) -> tuple[Upload, ClientState]:
+        """Compute with those who ask for the same now."""
+        if not len(clients) or not (program.trains or program.name in self.evaluations):
+            return self.inner(program, clients, group, states, context)
+        answer: tuple[Upload, ClientState] = self.seat.ask((self, Call(program, clients, group, states, context)))
+        return answer
+
+    def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
+        """Do nothing: who comes next is known when all ask."""
+
+    def release(self, kept: Any = ()) -> None:
+        """Let the run's own executor, and the common one, use the memory of earlier results again."""
+        self.inner.release(kept)
+        self.kept["now"] = kept
+
+
+class Together:
+    """Answers what runs ask at the same time: see `Meeting`."""
+
+    def __init__(self) -> None:
+        self._joints: dict[tuple[str, tuple[int, ...]], Joint | None] = {}
+        self._refused: dict[tuple[str, str], str] = {}
+
+    def __call__(self, asked: dict[Seat, Any]) -> dict[Seat, Any]:
+        """Answer all questions: those that go together at once, the others one by one."""
+        groups: dict[Any, list[tuple[Seat, Member, Call]]] = {}
+        for place, (member, call) in asked.items():
+            groups.setdefault(_kind(member, call), []).append((place, member, call))
+        answers: dict[Seat, Any] = {}
+        for same in groups.values():
+            places, members, calls = zip(*same)
+            answers.update(zip(places, self._answers(members, calls)))
+        return answers
+
+    def _answers(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Any]:
+        joint = self._joint(members) if len(members) > 1 else None
+        what = members[0].key, calls[0].program.name
+        if joint is None or what in self._refused or not _pays(members, calls):
+            return [_alone(member, call) for member, call in zip(members, calls)]
+        try:
+            return joint(members, calls)
+        except Exception as error:  # a rule, or a model, that cannot be shared; too little memory
+            self._refused[what] = check.named_reason(error)
+            LOG.info("%s of %d runs apart: %s", calls[0].program.name, len(members), self._refused[what])
+        return [_alone(member, call) for member, call in zip(members, calls)]
+
+    def _joint(self, members: Sequence[Member]) -> Joint | None:
+        """Return the executor of these runs, or of more that they are among."""
+        numbers = {member.seat.number for member in members}
+        for (key, known), joint in self._joints.items():
+            if key == members[0].key and numbers <= set(known):
+                return joint
+        key = members[0].key, tuple(sorted(numbers))
+        self._joints = {k: v for k, v in self._joints.items() if k[0] != key[0]}  # more are there now
+        self._joints[key] = Joint.of(members)
+        return self._joints[key]
+
+
+def _alone(member: Member, call: Call) -> Any:
+    try:
+        return member.inner(*call)
+    except Exception as error:
+        return Failure(error)
+
+
+def _kind(member: Member, call: Call) -> Any:
+    """Return what questions have in common that go together."""
+    context, download = call.context, call.group.download
+    shapes = [
+        (k, v.shape[int(rows) :], v.dtype)
+        for part, rows in ((download[:2], call.group.stacked), (call.states, True))
+        for tensors in part
+        for k, v in tensors.items()
+    ]
+    now = context.stage, context.stage_rounds, context.work, context.pass_batch, bool(call.group.statistics)
+    return member.key, call.program.name, now, tuple(shapes)
+
+
+def _pays(members: Sequence[Member], calls: Sequence[Call]) -> bool:
+    """Return whether the clients of all runs are not much more to hold than to look at run by run."""
+    if calls[0].program.trains:
+        return True
+    received = sum(len(call.clients) * tree.nbytes(call.group.download[:2]) for call in calls)
+    return received <= SHARED_BYTES.get(members[0].task.data.device.type, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """The executor of several runs."""
+
+    runner: Runner
+    numbers: tuple[int, ...]
+    offsets: tuple[int, ...]
+    rules_of: dict[str, list[Program]]
+    choices: dict[str, dict[str, str]]
+    tried: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, members: Sequence[Member]) -> Joint | None:
+        """Make it for these runs; None where their data cannot be one."""
+        tasks = [member.task for member in members]
+        first = tasks[0]
+        if not all(alike(first.data, task.data) for task in tasks) or _stack(members[0].inner) is None:
+            return None
+        data = joined_data([task.data for task in tasks])
+        if data is None or (data.nbytes > first.data.nbytes and data.nbytes > first.room):
+            return None
+        bounds = [member.bound for member in members]
+        rules_of: dict[str, list[Program]] = {}
+
+        def bind(problem: Any, on: FederatedData) -> JointProblem:
+            return replace(JointProblem.of(bounds, problem, on), rules_of=rules_of)
+
+        counts = range(1, len(members) + 1)
+        task = replace(
+            first,
+            data=data,
+            bind=bind,
+            cohort_sizes={n * size for n in counts for size in first.cohort_sizes},
+            stacks=True,
+        )
+        offsets = np.cumsum([0, *[task.data.clients for task in tasks[:-1]]]).tolist()
+        return cls(
+            make_executor(members[0].executor, task),
+            tuple([member.seat.number for member in members]),
+            tuple(offsets),
+            rules_of,
+            task.choices,
+        )
+
+    def __call__(
+        self, members: Sequence[Member], calls: Sequence[Call]
+    ) -> Sequence[tuple[Upload, ClientState]]:
+        """Compute what some of the runs ask, as one batch."""
+        program = calls[0].program
+        places = [self.numbers.index(member.seat.number) for member in members]
+        rules = self.rules_of.setdefault(program.name, [program] * len(self.numbers))
+        for place, call in zip(places, calls):
+            rules[place] = call.program
+        if program.name not in self.tried:
+            self._try(members, calls, places)
+            self.tried.add(program.name)
+        if program.trains and len(members) == len(self.numbers):  # nobody looks at earlier results
+            self.runner.release([member.kept.get("now") for member in members])
+        whole = joined(calls, places, [self.offsets[place] for place in places])
+        result = self.runner(*whole)
+        for member in members:
+            member.task.choices.update(self.choices)
+        return list(apart(result, [len(call.clients) for call in calls]))
+
+    def _try(self, members: Sequence[Member], calls: Sequence[Call], places: Sequence[int]) -> None:
+        """Fail if the first client of a run ends elsewhere with others than alone."""
+        heads = [_head(call) for call in calls]
+        whole = joined(heads, places, [self.offsets[place] for place in places])
+        stack = _stack(self.runner)
+        assert stack is not None
+        together = list(apart(stack(*whole), [1] * len(heads)))
+        half = members[0].task.half
+        for member, head, found in zip(members, heads, together):
+            alone = _stack(member.inner) or member.inner
+            own = alone(*head)
+            if not _close(found, own, HALF_TOLERANCE if half else TOLERANCE):
+                raise ValueError("results of several runs differ from those of each alone")
+
+
+def _stack(runner: Any) -> Vmap | None:
+    """Return the executor that stacks clients and records nothing; None where they are not stacked."""
+    for candidate in getattr(runner, "candidates", (runner,)):
+        if isinstance(candidate, Vmap):
+            return Vmap(candidate.bound, candidate.budget, candidate.model_bytes, candidate.sample_bytes)
+    return None
+
+
+def _head(call: Call) -> Call:
+    """Return the question for the first client, and for few steps."""
+    context = call.context.of(slice(0, 1))
+    work = context.work
+    if not isinstance(work.steps, tuple):
+        context = context._replace(work=replace(work, steps=TRIAL_STEPS, epochs=None))
+    group = call.group
+    if group.stacked:
+        shared, extra = tree.rows(group.download[:2], slice(0, 1))
+        group = group._replace(download=group.download._replace(shared=shared, extra=extra))
+    return Call(call.program, call.clients[:1], group, tree.rows(call.states, slice(0, 1)), context)
+
+
+def _close(a: Any, b: Any, tolerance: float) -> bool:
+    pairs = zip(tree.leaves(a), tree.leaves(b))
+    return all(_near(x, y, tolerance) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor))
+
+
+def _near(x: Tensor, y: Tensor, tolerance: float) -> bool:
+    if not x.is_floating_point():
+        return bool(torch.equal(x, y))
+    scale = y.abs().max() if y.numel() else y.new_zeros(())
+    return bool(((x - y).abs() <= tolerance * scale + 1e-6).all() | ~torch.isfinite(y).all())
+
+
+def joins(executor: Any) -> bool:
+    """Return whether an executor stacks clients, so that those of several runs can be one stack."""
+    return isinstance(executor, str) and executor in STACKING

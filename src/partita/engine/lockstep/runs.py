@@ -1,0 +1,48 @@
+"""Carries several runs out in lockstep, and says which of them are of one kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from partita.algorithms import METHODS
+from partita.algorithms.options import RATE
+from partita.core.options import declared, signature
+from partita.core.parts import Algorithm
+from partita.engine.description import configuration, describe
+from partita.engine.lockstep.meeting import Meeting
+from partita.engine.lockstep.member import Together
+from partita.engine.setup import Setup
+from partita.engine.store.files import plain
+
+T = TypeVar("T")
+
+OF_SERVER = ("server_lr", "server", "aggregate", "weighting")
+"""Options of what the server does, which each run does for itself."""
+OF_RUN = ("what", "algorithm", "schedule", "attack", "measures", "data", "trial", "executor")
+"""Entries of config.json that may differ between runs whose clients compute together."""
+
+
+def in_lockstep(runs: Sequence[Callable[[], T]]) -> list[T]:
+    """Carry runs out together, and return what they return, in their order."""
+    return Meeting[T](Together(), kin).run(runs)
+
+
+def kin(setup: Setup, number: int) -> str:
+    """Return what is the same in all runs whose clients can be one batch in this stage."""
+    config = {k: v for k, v in configuration(setup, "", {}).items() if k not in OF_RUN}
+    config["settings"] = {k: v for k, v in config["settings"].items() if k != "seed"}
+    config["model"] = {k: v for k, v in config["model"].items() if k != "initial"}
+    config["clients"], config["stage"] = setup.data.clients, number
+    config["method"] = _without_rates(setup.plans[number].algorithm)
+    return json.dumps(plain(config), sort_keys=True, default=str)
+
+
+def _without_rates(algorithm: Algorithm) -> object:
+    """Describe a method, but for its step sizes, which each client may have of its own."""
+    described = describe(algorithm)
+    make = METHODS.get(algorithm.name)
+    known = {} if make is None else signature(make).parameters
+    rates = [name for name, p in known.items() if declared(p.annotation)[1].allowed == RATE]
+    return {k: v for k, v in described.items() if k not in (*rates, *OF_SERVER)}
