@@ -107,10 +107,10 @@ def test_shapes_are_foretold() -> None:
 @each(
     "groups, inputs, out, size, kernel, stride",
     [
-        ((32, 16, 16, 32, 3, 1),),
-        ((12, 256, 256, 4, 3, 1),),
-        ((2, 1, 32, 28, 5, 1),),
-        ((3, 64, 128, 7, 1, 2),),
+        (32, 16, 16, 32, 3, 1),
+        (12, 256, 256, 4, 3, 1),
+        (2, 1, 32, 28, 5, 1),
+        (3, 64, 128, 7, 1, 2),
     ],
 )
 def test_chunks_cover_all_places(groups, inputs, out, size, kernel, stride) -> None:

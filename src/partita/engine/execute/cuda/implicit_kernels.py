@@ -9,7 +9,9 @@ channel), each is a product whose factors are read where they lie:
                      each once for every column of taps, and adds to the three rows of y that see it
     weight_gradient  ∂w[(j, c), (i, o)] = Σ_n x[c, n + j] ∂y[o, n - i]
 
-Places that no image has are masked. Addresses are 64-bit at the images, and 32-bit within one.
+Tiles are read as [places, channels]: where neither is contiguous, as with a stride, Triton lets neighbouring
+threads read along the first. Places that no image has are masked. Addresses are 64-bit where a tile begins,
+and 32-bit within it.
 """
 
 import triton
@@ -67,7 +69,10 @@ def product(
     exists = p < places
     a_w = p % A_W
     a_h = p // A_W % A_H
-    image = (p // (A_W * A_H)).to(tl.int64)
+    from_image = block * BLOCK_PLACES // (A_W * A_H)
+    image = p // (A_W * A_H) - from_image
+    x += g * IN * X_CHANNEL + from_image.to(tl.int64) * stride_x
+    y += g * (OUT * Y_H * Y_W) + from_image.to(tl.int64) * stride_y
 
     if GRADIENT:
         rest_h = kind // CLASSES
@@ -91,9 +96,8 @@ def product(
         y_column = a_w
     SIGN: tl.constexpr = -1 if GRADIENT else 1
 
-    x += g * IN * X_CHANNEL
     taps += g * KH * KW * IN * OUT
-    from_x = x + image * stride_x + row * X_ROW + column * X_COLUMN
+    from_x = image * stride_x + row * X_ROW + column * X_COLUMN
     BY_TAP: tl.constexpr = IN % BLOCK_K == 0
     within = tl.arange(0, BLOCK_K)
 
@@ -108,7 +112,7 @@ def product(
                 c = step * BLOCK_K % IN + within
                 t_h, t_w = t // KW, t % KW
                 inside = (row + SIGN * t_h >= 0) & (row + SIGN * t_h < H) & exists
-                inside = (inside & (column + SIGN * t_w >= 0) & (column + SIGN * t_w < W))[None, :]
+                inside = (inside & (column + SIGN * t_w >= 0) & (column + SIGN * t_w < W))[:, None]
                 shift = c * X_CHANNEL + SIGN * (t_h * X_ROW + t_w * X_COLUMN)
                 tap = t * IN * OUT + c * TAP_IN
                 known = (o < OUT)[:, None]
@@ -117,19 +121,19 @@ def product(
                 t = k // IN
                 c = k % IN
                 t_h, t_w = t // KW, t % KW
-                rows = row[None, :] + SIGN * t_h[:, None]
-                columns = column[None, :] + SIGN * t_w[:, None]
+                rows = row[:, None] + SIGN * t_h[None, :]
+                columns = column[:, None] + SIGN * t_w[None, :]
                 inside = (rows >= 0) & (rows < H) & (columns >= 0) & (columns < W)
-                inside = inside & exists[None, :] & (t < KH * KW)[:, None]
+                inside = inside & exists[:, None] & (t < KH * KW)[None, :]
                 shift = c * X_CHANNEL + SIGN * (t_h * X_ROW + t_w * X_COLUMN)
                 tap = t * IN * OUT + c * TAP_IN
                 known = (o < OUT)[:, None] & (t < KH * KW)[None, :]
-            seen = tl.load(from_x[None, :] + shift[:, None], mask=inside, other=0.0)
+            seen = tl.load(x + (from_x[:, None] + shift[None, :]), mask=inside, other=0.0)
             w = tl.load(taps + (o * TAP_OUT)[:, None] + tap[None, :], mask=known, other=0.0)
             if PLACES_FIRST:
-                total = tl.dot(tl.trans(seen), tl.trans(w), total, input_precision=PRECISION)
+                total = tl.dot(seen, tl.trans(w), total, input_precision=PRECISION)
             else:
-                total = tl.dot(w, seen, total, input_precision=PRECISION)
+                total = tl.dot(w, tl.trans(seen), total, input_precision=PRECISION)
     else:
         steps = (count_h * count_w * IN + BLOCK_K - 1) // BLOCK_K
         for step in tl.range(0, steps, num_stages=STAGES):
@@ -138,7 +142,7 @@ def product(
                 c = step % (IN // BLOCK_K) * BLOCK_K + within
                 t_h, t_w = t // count_w, t % count_w
                 inside = (row + SIGN * t_h >= 0) & (row + SIGN * t_h < H) & exists
-                inside = (inside & (column + SIGN * t_w >= 0) & (column + SIGN * t_w < W))[None, :]
+                inside = (inside & (column + SIGN * t_w >= 0) & (column + SIGN * t_w < W))[:, None]
                 shift = c * X_CHANNEL + SIGN * (t_h * X_ROW + t_w * X_COLUMN)
                 which = (first_h + CLASSES * t_h) * KW + first_w + CLASSES * t_w
                 tap = which * (IN * OUT) + c * TAP_IN
@@ -148,27 +152,26 @@ def product(
                 t = k // IN
                 c = k % IN
                 t_h, t_w = t // count_w, t % count_w
-                rows = row[None, :] + SIGN * t_h[:, None]
-                columns = column[None, :] + SIGN * t_w[:, None]
+                rows = row[:, None] + SIGN * t_h[None, :]
+                columns = column[:, None] + SIGN * t_w[None, :]
                 inside = (rows >= 0) & (rows < H) & (columns >= 0) & (columns < W)
-                inside = inside & exists[None, :] & (t_h < count_h)[:, None]
+                inside = inside & exists[:, None] & (t_h < count_h)[None, :]
                 shift = c * X_CHANNEL + SIGN * (t_h * X_ROW + t_w * X_COLUMN)
                 which = (first_h + CLASSES * t_h) * KW + first_w + CLASSES * t_w
                 tap = which * (IN * OUT) + c * TAP_IN
                 known = (o < OUT)[:, None] & (t_h < count_h)[None, :]
-            seen = tl.load(from_x[None, :] + shift[:, None], mask=inside, other=0.0)
+            seen = tl.load(x + (from_x[:, None] + shift[None, :]), mask=inside, other=0.0)
             w = tl.load(taps + (o * TAP_OUT)[:, None] + tap[None, :], mask=known, other=0.0)
             if PLACES_FIRST:
-                total = tl.dot(tl.trans(seen), tl.trans(w), total, input_precision=PRECISION)
+                total = tl.dot(seen, tl.trans(w), total, input_precision=PRECISION)
             else:
-                total = tl.dot(w, seen, total, input_precision=PRECISION)
+                total = tl.dot(w, tl.trans(seen), total, input_precision=PRECISION)
 
-    if PLACES_FIRST:
+    if not PLACES_FIRST:
         total = tl.trans(total)
     exists = exists & (y_row < Y_H) & (y_column < Y_W)
-    to = y + g * (OUT * Y_H * Y_W) + image * stride_y + y_row * Y_W + y_column
-    to = to[None, :] + (o * (Y_H * Y_W))[:, None]
-    tl.store(to, total.to(y.dtype.element_ty), mask=exists[None, :] & (o < OUT)[:, None])
+    to = (image * stride_y + y_row * Y_W + y_column)[:, None] + (o * (Y_H * Y_W))[None, :]
+    tl.store(y + to, total.to(y.dtype.element_ty), mask=exists[:, None] & (o < OUT)[None, :])
 
 
 @triton.jit
@@ -214,16 +217,19 @@ def rows(
     OUT_BLOCKS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     o = tl.program_id(0) % OUT_BLOCKS * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     start = tl.program_id(0) // OUT_BLOCKS % SEGMENTS * ROWS
-    p = tl.program_id(0) // (OUT_BLOCKS * SEGMENTS) * BLOCK_PLACES + tl.arange(0, BLOCK_PLACES)
+    from_line = tl.program_id(0) // (OUT_BLOCKS * SEGMENTS) * BLOCK_PLACES
+    p = from_line + tl.arange(0, BLOCK_PLACES)
     g = tl.program_id(1).to(tl.int64)
     c = tl.arange(0, BLOCK_IN)
 
     exists = p < lines
     y_column = p % Y_W
-    image = (p // Y_W).to(tl.int64)
+    from_image = from_line // Y_W
+    image = p // Y_W - from_image
     column = y_column - PAD_W
 
-    x += g * IN * X_CHANNEL
+    x += g * IN * X_CHANNEL + from_image.to(tl.int64) * stride_x
+    y += g * (OUT * Y_H * Y_W) + from_image.to(tl.int64) * stride_y
     taps += g * 9 * IN * OUT
     R: tl.constexpr = 8 if FLIP else 0
     S: tl.constexpr = -1 if FLIP else 1
@@ -240,20 +246,21 @@ def rows(
     left = exists & (column >= 0) & (column < W)
     middle = exists & (column + 1 >= 0) & (column + 1 < W)
     right = exists & (column + 2 >= 0) & (column + 2 < W)
-    known = (c < IN)[:, None]
-    from_x = (x + image * stride_x + column * X_COLUMN)[None, :] + (c * X_CHANNEL)[:, None]
-    to = (y + g * (OUT * Y_H * Y_W) + image * stride_y + y_column)[None, :] + (o * (Y_H * Y_W))[:, None]
-    keep = exists[None, :] & (o < OUT)[:, None]
+    known = (c < IN)[None, :]
+    from_x = (image * stride_x + column * X_COLUMN)[:, None] + (c * X_CHANNEL)[None, :]
+    to = (image * stride_y + y_column)[:, None] + (o * (Y_H * Y_W))[None, :]
+    keep = exists[:, None] & (o < OUT)[None, :]
 
     first = tl.zeros((BLOCK_OUT, BLOCK_PLACES), tl.float32)
     second = tl.zeros((BLOCK_OUT, BLOCK_PLACES), tl.float32)
     for q in tl.range(0, ROWS + 2, num_stages=STAGES):
         row = start + q - PAD_H
         inside = known & (row >= 0) & (row < H)
-        at = from_x + row * X_ROW
-        x0 = tl.load(at, mask=inside & left[None, :], other=0.0)
-        x1 = tl.load(at + X_COLUMN, mask=inside & middle[None, :], other=0.0)
-        x2 = tl.load(at + 2 * X_COLUMN, mask=inside & right[None, :], other=0.0)
+        at = x + row * X_ROW + from_x
+        x0 = tl.load(at, mask=inside & left[:, None], other=0.0)
+        x1 = tl.load(at + X_COLUMN, mask=inside & middle[:, None], other=0.0)
+        x2 = tl.load(at + 2 * X_COLUMN, mask=inside & right[:, None], other=0.0)
+        x0, x1, x2 = tl.trans(x0), tl.trans(x1), tl.trans(x2)
         third = tl.zeros((BLOCK_OUT, BLOCK_PLACES), tl.float32)
         first = tl.dot(w6, x0, first, input_precision=PRECISION)
         second = tl.dot(w3, x0, second, input_precision=PRECISION)
@@ -265,7 +272,8 @@ def rows(
         second = tl.dot(w5, x2, second, input_precision=PRECISION)
         third = tl.dot(w2, x2, third, input_precision=PRECISION)
         y_row = start + q - 2
-        tl.store(to + y_row * Y_W, first.to(y.dtype.element_ty), mask=keep & (q >= 2) & (y_row < Y_H))
+        done = tl.trans(first).to(y.dtype.element_ty)
+        tl.store(y + y_row * Y_W + to, done, mask=keep & (q >= 2) & (y_row < Y_H))
         first = second
         second = third
 
@@ -336,7 +344,8 @@ def weight_gradient(
         exists = k < stop
         y_column = k % Y_W
         q = k // Y_W % ROWS
-        image = (k // (Y_W * ROWS)).to(tl.int64)
+        from_image = k0 // (Y_W * ROWS)
+        image = k // (Y_W * ROWS) - from_image
         column = y_column * STRIDE - PAD_W
         if SHIFTED:
             row = q
@@ -344,20 +353,20 @@ def weight_gradient(
         else:
             row = q * STRIDE - PAD_H
             y_row = q
-        columns = column[None, :] + j[:, None]
-        inside = (columns >= 0) & (columns < W) & exists[None, :] & (m < M)[:, None]
+        columns = column[:, None] + j[None, :]
+        inside = (columns >= 0) & (columns < W) & exists[:, None] & (m < M)[None, :]
         if not SHIFTED:
-            down = row[None, :] + i_m[:, None]
+            down = row[:, None] + i_m[None, :]
             inside = inside & (down >= 0) & (down < H)
-        at = (image * stride_x + row * X_ROW + column * X_COLUMN)[None, :] + x_shift[:, None]
-        seen = tl.load(x + at, mask=inside, other=0.0)
-        valid = exists[None, :] & (n < N)[:, None]
+        at = (image * stride_x + row * X_ROW + column * X_COLUMN)[:, None] + x_shift[None, :]
+        seen = tl.load(x + from_image.to(tl.int64) * stride_x + at, mask=inside, other=0.0)
+        valid = exists[:, None] & (n < N)[None, :]
         if SHIFTED:
-            up = y_row[None, :] - i_n[:, None]
+            up = y_row[:, None] - i_n[None, :]
             valid = valid & (up >= 0) & (up < Y_H)
-        at = (image * stride_dy + y_row * DY_ROW + y_column * DY_COLUMN)[None, :] + dy_shift[:, None]
-        given = tl.load(dy + at, mask=valid, other=0.0)
-        total = tl.dot(seen, tl.trans(given), total, input_precision=PRECISION)
+        at = (image * stride_dy + y_row * DY_ROW + y_column * DY_COLUMN)[:, None] + dy_shift[None, :]
+        given = tl.load(dy + from_image.to(tl.int64) * stride_dy + at, mask=valid, other=0.0)
+        total = tl.dot(tl.trans(seen), given, total, input_precision=PRECISION)
 
     to = parts + (split * groups + g) * (KH * KW * OUT * IN)
     tap = (i_m[:, None] + i_n[None, :]) * KW + j[:, None]
