@@ -97,7 +97,7 @@ def test_shapes_are_foretold() -> None:
     calls = [
         (ops.stacked_convolution, (x, taps, stride, padding)),
         (ops.stacked_convolution_input, (dy, taps, (9, 8), stride, padding)),
-        (ops.stacked_convolution_weight, (dy, x, 3, (3, 2), stride, padding)),
+        (ops.stacked_convolution_weight, (dy, x, 3, (3, 2), stride, padding, 4)),
     ]
     for operation, arguments in calls:
         tests = ("test_schema", "test_faketensor")
@@ -118,7 +118,7 @@ def test_chunks_cover_all_places(groups, inputs, out, size, kernel, stride) -> N
     edge = (size + 2 * (kernel // 2) - kernel) // stride + 1
     x = torch.empty(7, groups * inputs, size, size, device="meta")
     dy = torch.empty(7, groups * out, edge, edge, device="meta")
-    sizes, plan = implicit.weight_plan(dy, x, groups, (kernel, kernel), (stride, stride), None)
+    sizes, plan = implicit.weight_plan(dy, x, groups, (kernel, kernel), (stride, stride))
     assert plan.chunk % sizes.k == 0
     assert (plan.splits - 1) * plan.chunk < plan.places <= plan.splits * plan.chunk
     assert plan.splits * 4 * groups * inputs * out * kernel**2 <= max(
@@ -163,8 +163,8 @@ def check(inputs, out, size, kernel, stride, padding, tiles=(None,), weights=(No
     for tile in tiles:
         close(implicit.product(x, taps, y.shape[2:], s, p, False, tile), y, (about, tile))
         close(implicit.product(dy, taps, x.shape[2:], s, p, True, tile), of_x, (about, tile, "input"))
-    for tile in weights:
-        parts = implicit.weight_parts(dy, x, 2, kernel, s, p, tile)
+    for tile, splits in itertools.product(weights, (None, 3)):
+        parts = implicit.weight_parts(dy, x, 2, kernel, s, p, tile, splits)
         close(parts.sum(0).permute(0, 3, 4, 1, 2).reshape(w.shape), of_w, (about, tile))
 
 check(16, 16, (9, 7), (3, 3), 1, (1, 1),

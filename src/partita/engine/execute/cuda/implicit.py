@@ -82,7 +82,10 @@ class Implicit(Interpreter):
             taps = self._ordered(w, groups)
             of_x = torch.ops.partita.stacked_convolution_input(dy, taps, x.shape[2:], stride, padding)
         if wanted[1]:
-            parts = torch.ops.partita.stacked_convolution_weight(dy, x, groups, w.shape[2:], stride, padding)
+            splits = weight_plan(dy, x, groups, w.shape[2:], stride)[1].splits  # in the list of operations
+            parts = torch.ops.partita.stacked_convolution_weight(
+                dy, x, groups, w.shape[2:], stride, padding, splits
+            )
             of_w = parts.sum(0).permute(0, 3, 4, 1, 2).reshape(w.shape).to(w.dtype)
         return of_x, of_w, dy.sum((0, 2, 3)) if wanted[2] else None
 
@@ -177,9 +180,9 @@ class Plan(NamedTuple):
 
 
 def weight_plan(
-    dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, sizes: WeightTile | None
+    dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, sizes: WeightTile | None = None
 ) -> tuple[WeightTile, Plan]:
-    """Return the sizes and the division, by shapes alone: who plans and who computes agree."""
+    """Return the sizes and the division, by shapes alone."""
     inputs, out = x.shape[1] // groups, dy.shape[1] // groups
     chosen = sizes or weight_tile(inputs, out, kernel, stride[0])
     m = inputs * kernel[1] * (1 if chosen.shifted else kernel[0])
@@ -258,11 +261,14 @@ def weight_parts(
     stride: Pair,
     padding: Pair,
     sizes: WeightTile | None = None,
+    splits: int | None = None,
 ) -> Tensor:
-    """Return the parts of ∂taps [splits, G, h, w, O, C], to be added."""
+    """Return the parts of ∂taps [splits, G, h, w, O, C], to be added; as many as asked for."""
     from partita.engine.execute.cuda import implicit_kernels as kernels
 
     chosen, plan = weight_plan(dy, x, groups, kernel, stride, sizes)
+    if splits is not None and splits != plan.splits:  # later ones may be empty
+        plan = plan._replace(splits=splits, chunk=-(-plan.places // (splits * chosen.k)) * chosen.k)
     inputs, out = x.shape[1] // groups, dy.shape[1] // groups
     parts = x.new_empty(plan.splits, groups, *kernel, out, inputs, dtype=torch.float32)
     shape = {"IN": inputs, "OUT": out, "H": x.shape[2], "W": x.shape[3]}
@@ -294,7 +300,7 @@ INPUT = _define(
 )
 WEIGHT = _define(
     "stacked_convolution_weight",
-    "(Tensor dy, Tensor x, int groups, int[] kernel, int[] stride, int[] padding) -> Tensor",
+    "(Tensor dy, Tensor x, int groups, int[] kernel, int[] stride, int[] padding, int splits) -> Tensor",
 )
 
 
@@ -314,8 +320,15 @@ def _fake_input(dy: Tensor, taps: Tensor, size: Pair, stride: Pair, padding: Pai
 
 
 @torch.library.register_fake(WEIGHT)  # type: ignore[untyped-decorator,unused-ignore]
-def _fake_weight(dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:  # noqa: ARG001
-    splits = weight_plan(dy, x, groups, kernel, stride, None)[1].splits if x.is_cuda else 1
+def _fake_weight(
+    dy: Tensor,
+    x: Tensor,
+    groups: int,
+    kernel: Pair,
+    stride: Pair,  # noqa: ARG001
+    padding: Pair,  # noqa: ARG001
+    splits: int,
+) -> Tensor:
     shape = (splits, groups, *kernel, dy.shape[1] // groups, x.shape[1] // groups)
     return x.new_empty(shape, dtype=torch.float32)
 
@@ -332,8 +345,10 @@ def _cuda_input(dy: Tensor, taps: Tensor, size: Pair, stride: Pair, padding: Pai
 
 
 @torch.library.impl(WEIGHT, "CUDA")
-def _cuda_weight(dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    return weight_parts(dy, x, groups, kernel, stride, padding)
+def _cuda_weight(
+    dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair, splits: int
+) -> Tensor:
+    return weight_parts(dy, x, groups, kernel, stride, padding, splits=splits)
 
 
 @torch.library.impl(FORWARD, "CPU")
@@ -349,11 +364,15 @@ def _cpu_input(dy: Tensor, taps: Tensor, size: Pair, stride: Pair, padding: Pair
 
 
 @torch.library.impl(WEIGHT, "CPU")
-def _cpu_weight(dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+def _cpu_weight(
+    dy: Tensor, x: Tensor, groups: int, kernel: Pair, stride: Pair, padding: Pair, splits: int
+) -> Tensor:
     w = x.new_empty(dy.shape[1], x.shape[1] // groups, *kernel)
     of_w = _gradients(dy, x, w, stride, padding, groups, (False, True, False))[1]
-    parts = of_w.reshape(groups, -1, *of_w.shape[1:]).permute(0, 3, 4, 1, 2)
-    return _plain(parts[None].to(torch.float32))
+    whole = of_w.reshape(groups, -1, *of_w.shape[1:]).permute(0, 3, 4, 1, 2)
+    parts = whole.new_zeros(splits, *whole.shape, dtype=torch.float32)
+    parts[0] = whole
+    return parts
 
 
 def _weights(taps: Tensor) -> Tensor:
