@@ -111,6 +111,7 @@ class Request:
                 about=asked,
                 announce=announcer(options.as_json, options.quiet),
                 listen=partial(trackers, options.track),
+                alone=options.alone,
                 **self.arguments(),
                 **arguments,
             )

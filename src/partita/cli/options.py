@@ -90,6 +90,14 @@ class RunOptions:
     executor: Executor = "auto"
     workers: Annotated[str | None, typer.Option(metavar="N|ray:N|ray:auto", help=meaning("workers"))] = None
     shares: Annotated[int | None, typer.Option(help=meaning("shares"))] = None
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--alone",
+            help="Make one run after another. By default the runs of a method's seeds, and the trials of a "
+            "search, train as one batch where that can be, with the results that each has alone.",
+        ),
+    ] = False
     memory: Annotated[str | None, typer.Option(help=meaning("memory"))] = None
     data_on: Annotated[str, typer.Option(help=meaning("data_on"))] = "auto"
     precision: Precision = "tf32"

@@ -86,6 +86,7 @@ def search_for(
             out=out,
             announce=announcer(options.as_json, options.quiet),
             about={"recipe": request.recipe, "asked": plain(describe(request.settings))},
+            alone=options.alone,
             callbacks=trackers(options.track, None),
             **{name: getattr(options, name) for name in names},
         )

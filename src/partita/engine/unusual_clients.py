@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -29,11 +30,21 @@ class UnusualClients(NamedTuple):
     sentences: dict[str, list[str]]
 
 
+_known: WeakKeyDictionary[FederatedData, UnusualClients] = WeakKeyDictionary()
+"""What was found of data that are there: many runs may be on the same."""
+
+
 def unusual_clients(data: FederatedData, label_counts: np.ndarray | None) -> UnusualClients:
     """Compare each client's training inputs and labels with those of the others.
 
     label_counts   of each client and class; None where targets are no labels
     """
+    if data not in _known:
+        _known[data] = _compared(data, label_counts)
+    return _known[data]
+
+
+def _compared(data: FederatedData, label_counts: np.ndarray | None) -> UnusualClients:
     found = {}
     inputs = _sampled(data)
     if inputs is not None:

@@ -144,6 +144,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     resume: bool = False,
+    alone: bool = False,
     **settings: Any,
 ) -> Comparison:
     """Compare methods on the same data, from the same initial weights, over seeds.
@@ -152,6 +153,7 @@ def compare(
     seeds      how many, from `seed` on (default: 0), or a list of them. They change what training draws; the
                data are those given
     out        a folder for all runs and a page; `resume` continues the study in it
+    alone      make one run after another; by default those of a method's seeds train as one batch
     settings   further arguments of `federate`, the same for all methods
 
     Every client alone (`local`) and one global model (`fedavg`) are always among them, with the options of
@@ -168,6 +170,7 @@ def compare(
         chosen,
         out=None if out is None else check.path("out", out),
         resume=resume,
+        alone=alone,
         **options,
     )
     return Comparison(records)
@@ -183,6 +186,7 @@ def split(
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
     resume: bool = False,
+    alone: bool = False,
     lr: float = 0.1,
     **settings: Any,
 ) -> SplitComparison:
@@ -192,7 +196,7 @@ def split(
                   and 'norm', as far as the model has them); nothing and everything are always among them
     method        one with a personal part, whose `personal` is replaced (default: `fedalt` with this `lr`)
     solver_steps  gradient steps with which a client fits its part, to measure what is left to learn
-    seeds, out, resume, settings   as for `compare`
+    seeds, out, resume, alone, settings   as for `compare`
 
         result = pt.split(model, data, rounds=30, cohort=10, steps=5, batch=16)
         print(result.recommendation.part)
@@ -214,6 +218,7 @@ def split(
         seeds_of(seeds, experiment.seed),
         out=None if out is None else check.path("out", out),
         resume=resume,
+        alone=alone,
         **options,
     )
     return SplitComparison(records, splits.names(chosen), remarks)

@@ -27,10 +27,11 @@ from partita.engine.store.files import json_text, write_json, write_text
 from partita.engine.store.output import new_folder, new_page
 from partita.engine.workers.crew import staying
 from partita.recipes.experiment import Experiment
+from partita.recipes.in_lockstep import can_be_joined, together
 from partita.recipes.side_by_side import can_be_spread, side_by_side
 from partita.recipes.tables import Runs, Table
 from partita.recipes.variant import Variant as Variant
-from partita.recipes.variant import run_variant, time_left, without_tensors
+from partita.recipes.variant import forget, run_variant, time_left, without_tensors
 from partita.report import write_page
 from partita.report.charts import Chart, as_chart
 from partita.report.everyone import FILE as FILE_OF_CLIENTS
@@ -66,6 +67,7 @@ def run_study(
     resume: bool = False,
     only: Sequence[str] = (),
     max_time: float | str | None = None,
+    alone: bool = False,
     announce: Callable[[str], None] = LOG.info,
     listen: Callable[[Path | None], Sequence[Callback]] = lambda folder: (),  # noqa: ARG005
     **options: Any,
@@ -78,6 +80,7 @@ def run_study(
     only      patterns of the variants to run now, with those that they need; the others can follow later, or
               in another process once what both need has finished, with the same `out` and `resume`
     max_time  seconds, or such as '2h', for all runs together: then `partita.Stopped` is raised
+    alone     make one run after another; else the runs of a variant train as one batch, where that can be
     announce  is told of each run that begins (default: the log, `logging.getLogger("partita")`)
     listen    makes the callbacks of a run with this folder
     options   further arguments of `federate`
@@ -93,6 +96,9 @@ def run_study(
     if len(wanted) * len(seeds) > 1 and can_be_spread(study.variants, out, listen, options):
         by_seed = {seed: each.variants for seed, each in runs}
         records = side_by_side(by_seed, wanted, out, resume, end, announce, options)
+    elif not alone and can_be_joined(seeds, listen, options):
+        by_seed = {seed: each.variants for seed, each in runs}
+        records = together(by_seed, wanted, out, resume, end, announce, options)
     else:
         records = _one_after_another(runs, len(seeds), wanted, out, resume, end, announce, listen, options)
     if out is not None and only:
@@ -141,7 +147,7 @@ def _one_after_another(
             arguments = {**options, "callbacks": listen(folder), **time_left(end, variant)}
             trained[name] = run_variant(variant, trained, folder, resume, arguments)
             records.setdefault(name, []).append(without_tensors(trained[name]))
-            _forget(trained, study, name)
+            forget(trained, study.variants, name)
     return records
 
 
@@ -226,14 +232,6 @@ def _open(out: Path | None, about: Mapping[str, Any], resume: bool) -> None:
                 f"resume: {out} holds a study with other {key} ({before.get(key)!r} -> {about[key]!r})"
             )
     new_page("out", out / "report.html")
-
-
-def _forget(trained: dict[str, Record], study: Study, last: str) -> None:
-    """Drop models that no later variant needs."""
-    names = list(study.variants)
-    needed = {n for later in names[names.index(last) + 1 :] for n in study.variants[later].needs}
-    for name in [n for n in trained if n not in needed]:
-        del trained[name]
 
 
 # ---- checks before anything runs

@@ -1,11 +1,12 @@
 """`partita.tune`: search for good options of methods, with equal budgets, by scores on validation samples.
 
     trial 0      the method as it was given
-    trial n      what the sampler (TPE) proposes, given the trials 0 to n − 1 and the seed, and nothing else
+    trial n      what the sampler (TPE) proposes, given the trials of earlier generations and the seed, and
+                 nothing else; a generation is `GENERATION` trials, which train as one batch where they can
     objective    the mean validation score of the clients' own models; test samples are never looked at
 
-A trial is a line of trials.jsonl. As a proposal is a function of the lines before it, a search that was
-killed goes on as if it had not been: what is lost is the trial that was running.
+A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search that
+was killed goes on as if it had not been: what is lost are the trials that were running.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
 from partita.engine.description import describe
 from partita.engine.divergence import sentences
+from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.record import Record, lookup, number, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import append_jsonl, plain, read_jsonl, write_json
@@ -38,6 +40,7 @@ from partita.engine.workers.crew import staying
 from partita.optim.rates import size_of, with_size
 from partita.recipes.comparison import Methods, Model, aligned, as_html, described, labels
 from partita.recipes.experiment import Experiment, changed
+from partita.recipes.in_lockstep import can_be_joined
 from partita.recipes.study import Study, check_parts
 from partita.recipes.tables import Table
 from partita.recipes.versus import beside, separate
@@ -52,6 +55,8 @@ APART = 1 << 40
 WARMUP = 2
 """Evaluations before which no trial is pruned: small steps still look worse than they are."""
 DIGITS = 3
+GENERATION = 8
+"""Trials that are proposed together: the sampler looks at those of earlier generations."""
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 
 Search = Mapping[str, Range | Sequence[Any] | bool]
@@ -317,17 +322,18 @@ class _Proposal(NamedTuple):
 
 
 def propose(
-    dimensions: Mapping[str, Dimension], done: Sequence[Trial], budget: int, seed: int, label: str
+    dimensions: Mapping[str, Dimension], trials: Sequence[Trial], number: int, budget: int, seed: int, label: str
 ) -> _Proposal:
-    """Return the next trial of a method: a function of the trials that are done, the budget and the seed."""
-    if not done:
+    """Return a trial of a method: a function of the trials of earlier generations, the budget and the seed."""
+    done = trials[: number - number % GENERATION]
+    if number == 0:
         params = {d.name: d.start for d in dimensions.values() if d.start is not None}
         return _Proposal(0, params, {}, lambda now, score: False)  # noqa: ARG005
     optuna = _optuna()
     known = [t.higher_is_better for t in done if t.higher_is_better is not None]
     sign = 1.0 if not known or known[0] else -1.0
     distributions = {d.name: _distribution(optuna, d) for d in dimensions.values()}
-    key = hashlib.sha256(f"{seed}/{label}/{len(done)}".encode()).digest()
+    key = hashlib.sha256(f"{seed}/{label}/{number}".encode()).digest()
     startup = max(3, min(budget // 4, 5))
     study = optuna.create_study(
         direction="maximize",
@@ -344,7 +350,7 @@ def propose(
 
     params = {name: dimensions[name].rounded(asked.params[name]) for name in dimensions}
     options = {name: dimensions[name].option(value) for name, value in params.items()}
-    return _Proposal(len(done), params, options, hopeless)
+    return _Proposal(number, params, options, hopeless)
 
 
 def _frozen(optuna: Any, trial: Trial, sign: float, distributions: Mapping[str, Any]) -> Any:
@@ -497,6 +503,7 @@ def tune(
     out: str | Path | None = None,
     resume: bool = False,
     search: Search | None = None,
+    alone: bool = False,
     **settings: Any,
 ) -> Tuning:
     """Search for good options of each method, with the same number of trials, on validation samples.
@@ -509,6 +516,7 @@ def tune(
     search     what to search instead of what the options declare (`partita show METHOD`): {"lr":
                partita.Range(0.01, 1, log=True), "momentum": True, "fedalt.personal": ["input", "output"],
                "lam": False}
+    alone      run one trial after another; by default those of a generation train as one batch
     settings   further arguments of `federate`, the same for all methods
 
     The personal part, optimizers and other words are not searched unless `search` asks for it. It needs the
@@ -524,7 +532,13 @@ def tune(
     chosen = Study({label: study.variants[label] for label in labelled})
     callbacks = options.pop("listen")(None)
     return tune_study(
-        chosen, budget=budget, out=out, resume=resume, search=search, **{**options, "callbacks": callbacks}
+        chosen,
+        budget=budget,
+        out=out,
+        resume=resume,
+        search=search,
+        alone=alone,
+        **{**options, "callbacks": callbacks},
     )
 
 
@@ -539,6 +553,8 @@ def tune_study(
     max_time: float | str | None = None,
     announce: Callable[[str], None] | None = None,
     about: Mapping[str, Any] | None = None,
+    alone: bool = False,
+    callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> Tuning:
     """Search for the options of each variant of a study; `options` are further arguments of `federate`.
@@ -546,6 +562,8 @@ def tune_study(
     max_time  for all trials together: then `partita.Stopped` is raised, and `resume` goes on
     announce  is told of each trial in a line (default: the log, `logging.getLogger("partita")`)
     about     what to write into tuning.json: how the search was asked for
+    alone     run one trial after another; else those of a generation train as one batch, where that can be
+    callbacks hear of each trial's rounds, one trial after another
     """
     budget = check.integer("budget", budget, low=1)
     methods = {label: variant.experiment.algorithm for label, variant in study.variants.items()}
@@ -563,29 +581,47 @@ def tune_study(
     first = next(iter(study.variants.values())).experiment
     tuning = Tuning(methods, spaces, budget, [])
     tuning.trials.extend(_open(folder, _asked(first, tuning, about), resume))
-    arguments = {**options, "baselines": False, "report": False, "progress": False, "out": None}
-    begun = False
+    arguments = {**options, "callbacks": callbacks, "baselines": False, "report": False, "progress": False, "out": None}
+    begun, joined = False, not alone and can_be_joined(range(GENERATION), lambda _: callbacks, options)
     for label, variant in study.variants.items():
         seed = check.integer("seed", variant.experiment.seed, low=0, high=check.LARGEST - APART)
         experiment = replace(variant.experiment, seed=seed + APART)
         done = [t for t in tuning.trials if t.label == label]
         trials = budget if spaces[label] else 1  # the same again would have the same score
-        for _ in range(len(done), trials):
+        while len(done) < trials:
             if begun and time.monotonic() >= end:
                 raise Stopped(f"trial {len(done)} of {label}", 0)
             begun = True
-            proposal = propose(spaces[label], done, budget, seed, label)
-            done.append(attempt(experiment, label, proposal, spaces[label], arguments))
-            tuning.trials.append(done[-1])
-            if folder is not None:
-                append_jsonl(folder / TRIALS, done[-1]._asdict())
-            tell(_line(tuning, done[-1], trials))
+            following = len(done) - len(done) % GENERATION + GENERATION if joined else len(done) + 1
+            numbers = range(len(done), min(following, trials))
+            proposals = [propose(spaces[label], done, n, budget, seed, label) for n in numbers]
+            for trial in _attempts(experiment, label, proposals, spaces[label], arguments):
+                done.append(trial)
+                tuning.trials.append(trial)
+                if folder is not None:
+                    append_jsonl(folder / TRIALS, trial._asdict())
+                tell(_line(tuning, trial, trials))
         if done and not any(t.state == COMPLETE for t in done):
             reason = done[-1].reason
             check.warn(f"tune: no trial of {label} was completed ({reason}): it stays as it was given")
     if folder is not None:
         tuning.report(folder / PAGE)
     return tuning
+
+
+def _attempts(
+    experiment: Experiment,
+    label: str,
+    proposals: Sequence[_Proposal],
+    dimensions: Mapping[str, Dimension],
+    options: Mapping[str, Any],
+) -> list[Trial]:
+    """Run trials, several of them as one batch."""
+    runs = [functools.partial(attempt, experiment, label, p, dimensions, options) for p in proposals]
+    if len(runs) == 1:
+        return [runs[0]()]
+    exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
+    return in_lockstep(runs, **exactly)
 
 
 def _asked(experiment: Experiment, tuning: Tuning, about: Mapping[str, Any] | None) -> dict[str, Any]:

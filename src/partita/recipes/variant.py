@@ -100,3 +100,11 @@ def without_tensors(run: Record) -> Record:
     return Record(
         run.metrics, run.clients, run.config, run.facts, samples=run.samples, newcomers=run.newcomers
     )
+
+
+def forget(trained: dict[str, Any], variants: Mapping[str, Variant], last: str) -> None:
+    """Drop models that no later variant needs."""
+    names = list(variants)
+    needed = {n for later in names[names.index(last) + 1 :] for n in variants[later].needs}
+    for name in [n for n in trained if n not in needed]:
+        del trained[name]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from partita.algorithms import METHODS
 from partita.algorithms.options import RATE
+from partita.core.device import arithmetic
 from partita.core.options import declared, signature
 from partita.core.parts import Algorithm
 from partita.engine.description import configuration, describe
@@ -20,19 +22,27 @@ T = TypeVar("T")
 
 OF_SERVER = ("server_lr", "server", "aggregate", "weighting")
 """Options of what the server does, which each run does for itself."""
+OF_SETTINGS = ("seed", "byzantine", "newcomers")
 OF_RUN = ("what", "algorithm", "schedule", "attack", "measures", "data", "trial", "executor")
-"""Entries of config.json that may differ between runs whose clients compute together."""
+"""Entries of config.json, and of its settings, that may differ between runs whose clients compute together."""
 
 
-def in_lockstep(runs: Sequence[Callable[[], T]]) -> list[T]:
-    """Carry runs out together, and return what they return, in their order."""
-    return Meeting[T](Together(), kin).run(runs)
+def in_lockstep(
+    runs: Sequence[Callable[[], T]], precision: str = "tf32", deterministic: bool = False
+) -> list[T]:
+    """Carry runs out together, and return what they return, in their order.
+
+    They come to their ends in any order, so what a run sets for the process while it goes on is set before:
+    how exactly a GPU computes.
+    """
+    with arithmetic(precision, deterministic), warnings.catch_warnings():
+        return Meeting[T](Together(), kin).run(runs)
 
 
 def kin(setup: Setup, number: int) -> str:
     """Return what is the same in all runs whose clients can be one batch in this stage."""
     config = {k: v for k, v in configuration(setup, "", {}).items() if k not in OF_RUN}
-    config["settings"] = {k: v for k, v in config["settings"].items() if k != "seed"}
+    config["settings"] = {k: v for k, v in config["settings"].items() if k not in OF_SETTINGS}
     config["model"] = {k: v for k, v in config["model"].items() if k != "initial"}
     config["clients"], config["stage"] = setup.data.clients, number
     config["method"] = _without_rates(setup.plans[number].algorithm)
