@@ -16,6 +16,7 @@ from partita.engine.lockstep.member import joins
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.record import Record
 from partita.engine.stopping import Stopped
+from partita.engine.store import durable
 from partita.recipes.variant import Variant, forget, run_variant, time_left, without_tensors
 
 
@@ -69,6 +70,8 @@ def together(
             if begun and time.monotonic() >= end:
                 raise Stopped(_named(name, list(runs)), 0)
             begun = True
+            if resume and out is not None:
+                _go_back([out / name / f"seed-{seed}" / "checkpoint" for seed in runs])
             exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
             done = list(runs.values())
             made = in_lockstep(done, **exactly) if len(done) > 1 else [done[0]()]
@@ -78,6 +81,18 @@ def together(
         for seed, variants in by_seed.items():
             forget(trained[seed], variants, name)
     return {name: found for name, found in records.items() if found}
+
+
+def _go_back(checkpoints: Sequence[Path]) -> None:
+    """Let runs of which a kill has left some ahead go on from one round: the newest that all of them have.
+
+    Then as many of them compute together as before, until their ends, with the same roundings.
+    """
+    known = [durable.rounds(folder) for folder in checkpoints]
+    common = min((rounds[0] for rounds in known if rounds), default=0)
+    if all(common in rounds for rounds in known):
+        for folder in checkpoints:
+            durable.drop(folder, common)
 
 
 def _named(name: str, seeds: Sequence[int]) -> str:

@@ -45,6 +45,22 @@ def test_other_values_of_the_same_shapes() -> None:
         assert a is b if a is None else torch.equal(a, b)
 
 
+def test_a_tensor_that_comes_twice_may_be_two_the_next_time() -> None:
+    """What a client received is its model before its first step, and no longer after it."""
+    received = torch.randn(N, 3, generator=torch.Generator().manual_seed(2))
+    pair = {"w": received, "received": received}
+
+    def pulled(pair: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"w": pair["w"] - 0.5 * (pair["w"] - pair["received"]) - 0.1, "received": pair["received"]}
+
+    traced, twice = stack.trace(pulled, Stack.of(pair, N, rows=True)), Stack.of(pair, N, rows=True)
+    for _ in range(3):
+        wanted, found = lift(pulled, twice), traced(twice)
+        for a, b in zip(wanted.leaves, found.leaves):
+            assert torch.equal(a, b)
+        twice = wanted
+
+
 def test_a_step_that_comes_often_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "STEPS_BEFORE_TRACE", 3)
     calls = []

@@ -6,7 +6,7 @@ on the device. A step looks its samples up by the counter, changes the tensors i
 host only asks for the next step, and waits for nothing.
 
 The operations of a step may also be compiled (inductor), which fuses what is memory-bound, and convolutions
-may then be products of matrices. Compiling takes from seconds to a minute, and is done where the work that is
+may then be products of matrices (`cuda/unrolled.py`, `cuda/implicit.py`). Compiling takes from seconds to a minute, and is done where the work that is
 left pays for it; the fastest form is kept.
 """
 
@@ -25,13 +25,18 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.cuda.captured import CAPTURED, COMPILED, UNROLLED, Captured, Shape
+from partita.engine.execute.cuda.captured import CAPTURED, COMPILED, IMPLICIT, UNROLLED, Captured, Shape
 from partita.engine.execute.feed import Feed
 from partita.engine.execute.plan import Plan, count_steps, rounds_left, work_of
 from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
 from partita.engine.execute.vmap import Vmap
 
-FORM_LABELS = {CAPTURED: "", COMPILED: "compiled", UNROLLED: "with convolutions as products"}
+FORM_LABELS = {
+    CAPTURED: "",
+    COMPILED: "compiled",
+    UNROLLED: "with convolutions as products",
+    IMPLICIT: "with convolutions as implicit products",
+}
 EXACT_CHUNKS = 8  # of a cohort, up to which the size of a chunk is recorded as it is
 COMPILED_SAVING = 0.35  # of a step's time that compiling saves, as a rule at least
 
@@ -169,13 +174,13 @@ class Graph(Vmap):
             return
         seconds, reasons = {CAPTURED: recording.seconds()}, []
         for form in self._forms(recording):
-            left, cost = min(seconds.values()) * steps_left, recording.cost(form == UNROLLED)
+            left, cost = min(seconds.values()) * steps_left, recording.cost(form)
             if not self.always and left * COMPILED_SAVING < cost:
                 reasons.append(f"{left:.0f} s in all; to compile takes about {cost:.0f} s")
                 break
             if reason := self._switch(recording, form):
                 reasons.append(f"{form}: {reason}")
-                break
+                continue
             seconds[form] = recording.seconds()
         times = [f"{x * 1e3:.2f} ms a step {FORM_LABELS[form]}".rstrip() for form, x in seconds.items()]
         if self.always and len(seconds) > 1:
@@ -188,6 +193,8 @@ class Graph(Vmap):
         """Return the forms to try. A deterministic run does not choose by the clock."""
         if torch.are_deterministic_algorithms_enabled():
             return [COMPILED] if self.always else []
+        if recording.implicit:  # faster than with patches wherever it was measured
+            return [IMPLICIT, COMPILED]
         fits = 0 < recording.patches <= self.budget  # in addition to what the chunk takes
         return [COMPILED, UNROLLED] if fits else [COMPILED]
 
@@ -198,9 +205,9 @@ class Graph(Vmap):
         if form == CAPTURED:
             recording.plainly()
             return ""
-        self.notify(f"compiling (about {recording.cost(form == UNROLLED):.0f} s)")
+        self.notify(f"compiling (about {recording.cost(form):.0f} s)")
         try:
-            recording.compile(unroll=form == UNROLLED)
+            recording.compile(form)
         except Exception as error:
             recording.plainly()
             check.warn(f"executor='graph': steps are not compiled ({check.named_reason(error)})")

@@ -215,9 +215,22 @@ def trace(fn: Callable[..., Any], *args: Stack) -> Traced:
         result = lift(fn, *filled)
         return result.leaves
 
-    graph = make_fx(call)(*tensors(*args))
+    graph = make_fx(call)(*_distinct(tensors(*args)))
     assert result is not None
     return Traced(graph, result.has_rows, result.spec, result.n, kinds(result))
+
+
+def _distinct(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the inputs, each as an object of its own.
+
+    What a client received is its model, too, before its first step: the same tensor twice. A tracer takes it
+    for one input, and the operations would be wrong where the two differ.
+    """
+    distinct: list[Tensor] = []
+    for x in inputs:
+        twice = any(x is other for other in distinct)
+        distinct.append(x.detach() if twice else x)
+    return distinct
 
 
 class Steps:

@@ -92,6 +92,11 @@ def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint
     return None
 
 
+def rounds(folder: str | Path) -> list[int]:
+    """Return the rounds of which there are checkpoints, the newest first; whether they are valid is not read."""
+    return [int(path.name) for path in _newest_first(Path(folder))]
+
+
 def drop(folder: str | Path, after: int) -> None:
     """Remove the checkpoints of rounds later than `after`."""
     _delete(_hide(p for p in _newest_first(Path(folder)) if int(p.name) > after))

@@ -17,6 +17,7 @@ from partita.core.parts import Phase
 from partita.core.types import Batch
 from partita.data import FederatedData
 from partita.engine.execute.cuda.compiled import compiled, note_compiled, was_compiled
+from partita.engine.execute.cuda.implicit import Implicit, implicit_count, missing
 from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 from partita.engine.execute.plan import Plan
 from partita.engine.execute.stack import Stack, Traced, kinds, tensors, trace
@@ -24,9 +25,12 @@ from partita.engine.model.finished import all_steps, unless
 
 WARM_UP_RUNS = 3  # before a recording: libraries choose their kernels and take their memory
 COMPILE_SECONDS, COMPILE_SECONDS_PER_OPERATION = 10.0, 0.015  # as measured
+IMPLICIT_SECONDS = 1.0  # of a convolution and its gradients, as implicit products
 CACHED_SHARE = 0.15  # of that time, where the same was compiled before
-CAPTURED, COMPILED, UNROLLED = "graph", "graph, compiled", "graph, compiled, unrolled"
-"""Forms of a step: its operations as they are, fused, and fused with convolutions as products of matrices."""
+CAPTURED, COMPILED = "graph", "graph, compiled"
+UNROLLED, IMPLICIT = "graph, compiled, unrolled", "graph, compiled, implicit"
+"""Forms of a step: its operations as they are, fused, and fused with convolutions as products of matrices, of
+patches that are written out or only read on the way."""
 
 
 class Shape(NamedTuple):
@@ -54,6 +58,7 @@ class Captured:
         self.carry = _roomy(carry, shape.n)
         self.traced = self._trace()
         self.patches = patch_bytes(self.traced.graph)
+        self.implicit = 0 if missing(self.device) else implicit_count(self.traced.graph)
         self.plain: Callable[..., Any] = _in_place(self.traced.graph, self.carry)
         self.form = CAPTURED
         self.run_step = self.plain
@@ -159,14 +164,14 @@ class Captured:
             self._step()
         self.replay = graph.replay
 
-    def compile(self, unroll: bool) -> None:
+    def compile(self, form: str) -> None:
         """Fuse the operations into inductor's kernels, instead of one for each of them."""
-        inputs = tensors(*self._inputs())
-        operations = Unrolled(self.traced.graph).run if unroll else self.traced.graph
+        inputs, graph = tensors(*self._inputs()), self.traced.graph
+        operations = {UNROLLED: Unrolled(graph).run, IMPLICIT: Implicit(graph).run}.get(form, graph)
         with torch.no_grad():
             self.run_step = compiled(make_fx(_in_place(operations, self.carry))(*inputs), inputs)
         self.record()
-        self.form = UNROLLED if unroll else COMPILED
+        self.form = form
         note_compiled(self.traced.graph, inputs, self.form)
 
     def plainly(self) -> None:
@@ -174,10 +179,11 @@ class Captured:
         self.run_step, self.form = self.plain, CAPTURED
         self.record()
 
-    def cost(self, unroll: bool) -> float:
+    def cost(self, form: str) -> float:
         """Return about how many seconds compiling takes."""
-        graph, form = self.traced.graph, UNROLLED if unroll else COMPILED
+        graph = self.traced.graph
         seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_OPERATION * len(graph.graph.nodes)
+        seconds += IMPLICIT_SECONDS * self.implicit if form == IMPLICIT else 0.0
         return seconds * CACHED_SHARE if was_compiled(graph, tensors(*self._inputs()), form) else seconds
 
     def seconds(self, times: int = 4) -> float:

@@ -155,16 +155,21 @@ def _power(n: int, low: int, high: int) -> int:
 def tile(inputs: int, out: int, kernel: Pair, stride: int) -> Tile:
     """Return the sizes for a product with so many channels read and written."""
     by_rows = tuple(kernel) == (3, 3) and stride == 1 and inputs in (16, 32) and out <= 32
-    if by_rows and inputs == 16:  # 9 taps of 16 × 16 fit into registers
-        return Tile(16, 128, 16, rows=8)
+    if by_rows:  # 9 taps of 16 × 16 fit into registers
+        return Tile(16, 128, 16, rows=8) if inputs == 16 else Tile(32, 128, 32, rows=16, stages=2)
     count = inputs * kernel[0] * kernel[1]
     k = next((n for n in (32, 16) if inputs % n == 0), _power(count, 16, 32))
-    return Tile(_power(out, 16, 64), 128, k)
+    if inputs >= 64 and out >= 64:
+        return Tile(64, 256, k, warps=8)
+    return Tile(_power(out, 16, 64), 128, k, unroll=stride == 2 and inputs >= 32)
 
 
 def weight_tile(inputs: int, out: int, kernel: Pair, stride: int) -> WeightTile:
     """Return the sizes for a gradient of weights."""
     shifted = stride == 1 and kernel[0] > 1 and inputs >= 16
+    if tuple(kernel) == (3, 3) and inputs >= 32:  # as measured on an H200
+        large = stride == 1 and inputs == 32
+        return WeightTile(128, 128 if large else 64, 32, large, warps=8)
     m = inputs * kernel[1] * (1 if shifted else kernel[0])
     n = out * (kernel[0] if shifted else 1)
     return WeightTile(_power(m, 16, 64), _power(n, 16, 64), 32, shifted)

@@ -1,0 +1,301 @@
+"""Runs in lockstep are the runs that they are alone, whatever they differ in."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import partita as pt
+from partita.engine.callbacks import Callback
+from partita.engine.lockstep import member
+from partita.engine.lockstep.runs import in_lockstep
+from partita.engine.store import durable
+from partita.recipes.experiment import Experiment
+from partita.recipes.study import Study, run_study
+from partita.recipes.variant import Variant
+from support import each
+
+RUNS = 3
+
+
+@functools.cache
+def samples(seed: int) -> pt.data.FederatedData:
+    return pt.data.digits(clients=8, partition=pt.data.dirichlet(alpha=0.5), seed=seed)
+
+
+def run(seed: int, method: pt.Algorithm, data: pt.data.FederatedData | None = None, **changed: Any) -> pt.Run:
+    settings = {"rounds": 4, "cohort": 4, "epochs": 1, "batch": 16, "executor": "vmap", **changed}
+    return pt.federate(
+        pt.models.mlp(64, 8, 10, seed=seed),
+        samples(seed) if data is None else data,
+        method,
+        seed=seed,
+        baselines=False,
+        progress=False,
+        **settings,
+    )
+
+
+@pytest.fixture
+def joint(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What was computed for several runs at once: the program, and for how many."""
+    found: list[tuple[str, int]] = []
+    compute = member.Joint.__call__
+
+    def noted(self: member.Joint, members: Any, calls: Any) -> Any:
+        result = compute(self, members, calls)
+        found.append((calls[0].program.name, len(calls)))
+        return result
+
+    monkeypatch.setattr(member.Joint, "__call__", noted)
+    return found
+
+
+def assert_same(alone: pt.Run, together: pt.Run) -> None:
+    for name, value in alone.shared.items():
+        torch.testing.assert_close(together.shared[name], value, atol=1e-5, rtol=1e-4)
+    for client in [c for c in range(len(alone.clients)) if alone.client(c).trained]:
+        for part in ("personal", "memory"):
+            tensors = getattr(together.client(client), part)
+            for name, value in getattr(alone.client(client), part).items():
+                torch.testing.assert_close(tensors[name], value, atol=1e-5, rtol=1e-4)
+    for a, b in zip(alone.metrics, together.metrics, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"seconds"}:
+            is_number = isinstance(a[name], float)
+            assert b[name] == (pytest.approx(a[name], abs=1e-4) if is_number else a[name]), name
+
+
+DELAYS = pt.schedule.delays(upload=pt.schedule.exponential(2.0))
+CASES: dict[str, tuple[Callable[[int], pt.Algorithm], dict[str, Any]]] = {
+    "fedavg": (lambda _: pt.fedavg(lr=0.1, momentum=0.5), {}),
+    "rates": (lambda i: pt.fedalt("output", lr=0.05 * (i + 1), personal_lr=0.2 / (i + 1)), {}),
+    "rates by step": (lambda i: pt.fedavg(lr=pt.optim.within_round(pt.optim.linear(0.1 * (i + 1)))), {}),
+    "rates by round": (lambda i: pt.fedsim("output", lr=pt.optim.halving(0.1 * (i + 1), every=2)), {}),
+    "memory": (lambda _: pt.scaffold(lr=0.1), {}),
+    "whole models": (lambda _: pt.ditto(lr=0.1), {"batch": None, "epochs": None, "steps": 3}),
+    "inner steps": (lambda _: pt.pfedme(lr=0.1, lam=5.0, inner_lr=0.1, inner_steps=2), {}),
+    "own server": (lambda i: pt.fedavg(lr=0.1, server=pt.optim.adam(lr=0.01 * (i + 1))), {}),
+    "robust": (lambda _: pt.fedavg(lr=0.1, aggregate=pt.aggregate.trimmed_mean(1)), {}),
+    "attacked": (lambda _: pt.fedavg(lr=0.1), {"attack": pt.attack.nonfinite(), "byzantine": 0.25}),
+    "asynchronous": (
+        lambda _: pt.fedbuff(lr=0.1),
+        {"schedule": pt.schedule.asynchronous(concurrency=4, buffer=2, delays=DELAYS)},
+    ),
+    "stragglers": (
+        lambda _: pt.fedavg(lr=0.1),
+        {"schedule": pt.schedule.synchronous(stragglers=0.5), "epochs": 3},
+    ),
+    "recorded": (lambda _: pt.fedalt("output", lr=0.1), {"executor": "graph"}),
+    "measured": (lambda _: pt.fedavg(lr=0.1), {"executor": "auto"}),
+    "pipeline": (
+        lambda _: pt.pipeline(
+            pt.stage(pt.fedavg(lr=0.1), rounds=2), pt.stage(pt.finetune("output", lr=0.1), rounds=2)
+        ),
+        {"rounds": None},
+    ),
+}
+
+
+@each("name", list(CASES))
+def test_runs_are_those_of_each_alone(name: str, joint: list[tuple[str, int]]) -> None:
+    make, settings = CASES[name]
+    alone = [run(i, make(i), **settings) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, make(i), **settings) for i in range(RUNS)])
+    assert ("training", RUNS) in joint
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
+def test_one_copy_of_data_that_all_share(joint: list[tuple[str, int]]) -> None:
+    method, data = pt.fedavg(lr=0.1), samples(0)
+    together = in_lockstep([functools.partial(run, i, method, data) for i in range(RUNS)])
+    assert joint
+    for i, found in enumerate(together):
+        assert_same(run(i, method, data), found)
+
+
+APART: dict[str, tuple[Callable[[int], pt.Algorithm], Callable[[int], dict[str, Any]]]] = {
+    "another number": (lambda i: pt.ditto(lr=0.1, lam=0.1 * (i + 1)), lambda _: {}),
+    "another method": (lambda i: (pt.fedavg, pt.ditto, pt.scaffold)[i](lr=0.1), lambda _: {}),
+    "the stage's model": (lambda _: pt.fedalt("output", lr=0.1, personal_l2=0.5), lambda _: {}),
+    "other batches": (lambda _: pt.fedavg(lr=0.1), lambda i: {"batch": 8 * (i + 1)}),
+}
+
+
+@each("name", list(APART))
+def test_what_cannot_be_one_program_stays_apart(name: str, joint: list[tuple[str, int]]) -> None:
+    make, settings = APART[name]
+    alone = [run(i, make(i), **settings(i)) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, make(i), **settings(i)) for i in range(RUNS)])
+    assert not [count for program, count in joint if program == "training"]
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
+def test_a_rule_that_knows_its_run_is_found_out(joint: list[tuple[str, int]]) -> None:
+    """Its name and options say that it is the same in all runs; its results do not."""
+
+    def method(i: int) -> pt.Algorithm:
+        plain = pt.fedavg(lr=0.1)
+
+        def local(problem: Any) -> Any:
+            rule = plain.local(problem)
+
+            def finish(carry: Any, download: Any, state: Any) -> Any:
+                upload, new = rule.finish(carry, download, state)
+                return upload._replace(delta={k: v * (i + 1) for k, v in upload.delta.items()}), new
+
+            return rule._replace(finish=finish)
+
+        return pt.Algorithm(**{**vars(plain), "local": local})
+
+    alone = [run(i, method(i)) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, method(i)) for i in range(RUNS)])
+    assert "training" not in [program for program, _ in joint]
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
+def test_runs_that_end_early_leave_the_others(joint: list[tuple[str, int]]) -> None:
+    class Early(Callback):
+        def round(self, event: Any) -> None:
+            if event.round == 2:
+                raise pt.Stop
+
+    def body(i: int) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), callbacks=[Early()] if i == 1 else [])
+
+    together = in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    assert [r.facts["rounds"] for r in together] == [4, 2, 4]
+    assert {count for program, count in joint if program == "training"} == {2, 3}
+    for i in (0, 2):
+        assert_same(run(i, pt.fedavg(lr=0.1)), together[i])
+
+
+def test_an_error_in_one_run_lets_the_others_end(tmp_path: Path) -> None:
+    class Broken(Callback):
+        def round(self, event: Any) -> None:
+            if event.round == 2:
+                raise OSError("no space left")
+
+    def body(i: int) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), callbacks=[Broken()] if i == 0 else [], out=tmp_path / str(i))
+
+    with pytest.raises(OSError, match="no space left"):
+        in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    assert [(tmp_path / str(i) / "summary.json").exists() for i in range(RUNS)] == [False, True, True]
+
+
+class Signalled(Callback):
+    def round(self, event: Any) -> None:
+        if event.round == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_leaves_a_checkpoint_of_every_run(tmp_path: Path) -> None:
+    """And resumed they are the runs that nobody stopped."""
+
+    def body(i: int, **changed: Any) -> pt.Run:
+        return run(i, pt.fedalt("output", lr=0.1), out=tmp_path / str(i), **changed)
+
+    runs = [functools.partial(body, i, callbacks=[Signalled()] if i == 0 else []) for i in range(RUNS)]
+    with pytest.raises(KeyboardInterrupt):
+        in_lockstep(runs)
+    for i in range(RUNS):
+        assert not (tmp_path / str(i) / "summary.json").exists()
+        assert sorted((tmp_path / str(i) / "checkpoint").iterdir())[-1].name in ("00000001", "00000002")
+    resumed = in_lockstep([functools.partial(body, i, resume=True) for i in range(RUNS)])
+    straights = in_lockstep([functools.partial(run, i, pt.fedalt("output", lr=0.1)) for i in range(RUNS)])
+    for found, straight in zip(resumed, straights):
+        for name, value in straight.shared.items():
+            assert torch.equal(found.shared[name], value)
+
+
+# ---- studies and searches
+
+
+def recipe(seed: int, method: pt.Algorithm) -> Experiment:
+    return Experiment(
+        model=pt.models.mlp(64, 8, 10, seed=seed),
+        data=samples(seed),
+        algorithm=method,
+        rounds=4,
+        cohort=4,
+        steps=2,
+        batch=16,
+        seed=seed,
+    )
+
+
+def compared(out: Path, **options: Any) -> Any:
+    def build(seed: int) -> Study:
+        first = Variant(recipe(seed, pt.fedavg(lr=0.1)))
+        return Study(
+            {
+                "fedavg": first,
+                "fedalt": Variant(recipe(seed, pt.fedalt("output", lr=0.1)), "fedavg", {"global": "fedavg"}),
+            }
+        )
+
+    return run_study(build, [0, 1, 2], out=out, announce=lambda text: None, **options)[0]
+
+
+def figures(folder: Path) -> Iterator[Any]:
+    for path in sorted(folder.glob("*/*/summary.json")):
+        summary = json.loads(path.read_text())
+        yield path.parent.relative_to(folder), summary["test"], summary["hurt"], summary["bytes_up"]
+
+
+def test_a_study_is_the_same_together_and_alone(tmp_path: Path, joint: list[tuple[str, int]]) -> None:
+    compared(tmp_path / "alone", alone=True)
+    assert not joint
+    compared(tmp_path / "together")
+    assert ("training", 3) in joint
+    assert list(figures(tmp_path / "alone")) == list(figures(tmp_path / "together"))
+    joint.clear()
+    compared(tmp_path / "together", resume=True)  # finished: read again
+    assert not joint
+
+
+def test_a_killed_study_goes_on_where_all_of_its_runs_were(tmp_path: Path) -> None:
+    """A run that was a round ahead goes back: so all of them are of one size again until their ends."""
+    compared(tmp_path / "straight", checkpoint_every=1)
+    compared(tmp_path / "killed", checkpoint_every=1)
+    for name in ("fedavg", "fedalt"):
+        for seed in range(3):
+            folder = tmp_path / "killed" / name / f"seed-{seed}"
+            (folder / "summary.json").unlink()
+            durable.drop(folder / "checkpoint", 4 - (seed == 1))  # seed 1 was killed before its last round
+    compared(tmp_path / "killed", checkpoint_every=1, resume=True)
+    for path in sorted((tmp_path / "straight").glob("*/*/checkpoint/00000004/tensors.safetensors")):
+        assert path.read_bytes() == (tmp_path / "killed" / path.relative_to(tmp_path / "straight")).read_bytes()
+    assert list(figures(tmp_path / "straight")) == list(figures(tmp_path / "killed"))
+
+
+def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[tuple[str, int]]) -> None:
+    pytest.importorskip("optuna")
+    settings = {"rounds": 6, "cohort": 4, "steps": 2, "batch": 16, "budget": 10, "seed": 0}
+    model, data = pt.models.mlp(64, 8, 10, seed=0), samples(0)
+    alone = pt.tune(model, data, [pt.fedavg(lr=0.1)], alone=True, **settings)
+    assert not joint
+    together = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", **settings)
+    assert ("training", 8) in joint
+    for a, b in zip(alone.trials, together.trials, strict=True):
+        assert (a.params, a.state) == (b.params, b.state)
+        assert b.score == pytest.approx(a.score, abs=0.02)
+    lines = (tmp_path / "search" / "trials.jsonl").read_text().splitlines()
+    (tmp_path / "search" / "trials.jsonl").write_text("\n".join(lines[:3]) + "\n")  # killed in a generation
+    again = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", resume=True, **settings)
+    assert [t.params for t in again.trials] == [t.params for t in together.trials]
