@@ -3,9 +3,8 @@
     python bench/lockstep.py logistic mnist_cnn leaf_cnn --runs 8 --device cuda
     python bench/lockstep.py logistic --runs 16 --rates
 
-Whole runs as a study makes them, in turn, after one of each kind that warms up; without baselines and pages. The
-seeds have initial weights of their own; with `--rates` the runs differ in their learning rates instead. "Around
-the steps" is the share of the rounds that is not local training.
+Whole runs as a study makes them, in turn, after one of each kind that warms up; without baselines and pages.
+Seeds have initial weights of their own; with `--rates` the runs differ in their learning rates instead.
 """
 
 from __future__ import annotations
@@ -76,7 +75,11 @@ def main() -> None:
                 per_round = {k: round(1e3 * v / options.rounds / options.runs, 3) for k, v in phases.items()}
                 if options.json:
                     picks = runs[0].config["executor"]["picks"]
-                    print(json.dumps({"row": row, "how": name, "seconds": took, "ms": per_round, "picks": picks}))
+                    print(
+                        json.dumps(
+                            {"row": row, "how": name, "seconds": took, "ms": per_round, "picks": picks}
+                        )
+                    )
                 else:
                     print(f"  {row}, {name}: {took:.2f} s; ms a round and run: {per_round}", flush=True)
         best = {name: min(values) for name, values in times.items()}

@@ -6,19 +6,24 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import partita as pt
 from partita.cli.bench.workloads import METHODS
-from partita.core.device import HostCopy
+from partita.core.device import HostCopy, arithmetic
 from partita.core.types import RoundContext, Work
+from partita.engine.execute.cuda.compiled import compiled
+from partita.engine.execute.cuda.implicit import Implicit, implicit_count
 from partita.engine.execute.plan import draw
+from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.model.functions.attention import FASTER_FROM
 
 pytestmark = pytest.mark.skipif(
@@ -340,6 +345,75 @@ def test_long_attention_as_on_the_cpu(executor: str) -> None:
     ]
     for name, value in runs[0].shared.items():
         torch.testing.assert_close(runs[1].shared[name].cpu(), value, atol=1e-4, rtol=1e-4)
+
+
+# ---- convolutions as implicit products
+
+
+CONVOLUTIONS = [(3, 16, 3, 1, 1), (16, 16, 3, 1, 1), (32, 32, 3, 1, 1), (16, 32, 3, 2, 1), (16, 32, 1, 2, 0)]
+CONVOLUTIONS += [(1, 32, 5, 1, 2), (64, 64, 3, 1, 1), (32, 64, 3, 2, 1)]
+
+
+def convolved(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int) -> tuple[torch.Tensor, ...]:
+    """A convolution of three clients, and its gradients, as a stacked step has them."""
+    y = torch.nn.functional.conv2d(x, w, None, stride, padding, 1, 3)
+    return y, *torch.ops.aten.convolution_backward(
+        y.sin(), x, w, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 3, [True, True, False]
+    )[:2]
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+def test_implicit_products_are_convolutions(shape: tuple[int, ...]) -> None:
+    """In float32, the same bits each time, and in a recording that is replayed on other numbers."""
+    channels, out, kernel, stride, padding = shape
+    x = torch.randn(5, 3 * channels, 11, 11, device="cuda")
+    w = torch.randn(3 * out, channels, kernel, kernel, device="cuda")
+    with arithmetic("fp32"), torch.no_grad():
+        traced = make_fx(lambda a, b: convolved(a, b, stride, padding))(x, w)
+        assert implicit_count(traced) == 1
+        step = compiled(make_fx(Implicit(traced).run)(x, w), [x, w])
+        wanted = convolved(x.double(), w.double(), stride, padding)
+        first, second = step(x, w), step(x, w)
+        for found, again, value in zip(first, second, wanted):
+            assert torch.equal(found, again)
+            torch.testing.assert_close(found.double(), value, atol=1e-4, rtol=1e-4)
+        graph, place = torch.cuda.CUDAGraph(), x.clone()
+        with torch.cuda.graph(graph):
+            recorded = step(place, w)
+        place.copy_(2 * x)
+        graph.replay()
+        wanted = convolved(2 * x.double(), w.double(), stride, padding)
+        for found, value in zip(recorded, wanted):
+            torch.testing.assert_close(found.double(), value, atol=2e-4, rtol=2e-4)
+
+
+def test_a_step_with_implicit_products_computes_the_same() -> None:
+    data = make_data((3, 8, 8))
+    model = pt.models.resnet20(4, norm="group")
+    options = {**OPTIONS, "precision": "fp32"}
+    alone = pt.federate(model, data, METHOD, executor="loop", device="cpu", **options)
+    found = pt.federate(model, data, METHOD, executor="compiled", device="cuda", **options)
+    picks = found.config["executor"]["picks"].values()
+    assert any("implicit products" in pick["why"] for pick in picks)
+    for name, value in alone.shared.items():
+        torch.testing.assert_close(found.shared[name].cpu(), value, atol=1e-3, rtol=1e-3)
+
+
+# ---- runs in lockstep
+
+
+@pytest.mark.parametrize("executor", ["vmap", "graph", "auto"])
+def test_runs_in_lockstep_are_those_of_each_alone(executor: str) -> None:
+    data = make_data((12,))
+
+    def run(i: int) -> pt.Run:
+        model, method = pt.models.mlp(12, 8, 4, seed=i), pt.fedalt("output", lr=0.05 * (i + 1))
+        return pt.federate(model, data, method, seed=i, executor=executor, device="cuda", **OPTIONS)
+
+    together = in_lockstep([partial(run, i) for i in range(3)], precision="fp32")
+    for i, found in enumerate(together):
+        for name, value in run(i).shared.items():
+            torch.testing.assert_close(found.shared[name], value, atol=1e-5, rtol=1e-4)
 
 
 # ---- workers

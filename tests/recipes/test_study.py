@@ -199,6 +199,25 @@ def test_only_also_runs_what_is_needed(tmp_path: Path) -> None:
         run_study(build, [0], only=["fedal"], announce=quiet)
 
 
+def test_runs_that_train_together_end_together_when_time_is_up(tmp_path: Path) -> None:
+    stops = []
+
+    def once(seed: int) -> Study:
+        return Study({name: Variant(replace(experiment(seed), rounds=2)) for name in ("first", "second")})
+
+    for _ in range(4):
+        try:
+            runs, _ = run_study(once, [0, 1], out=tmp_path, resume=True, max_time=1e-9, announce=quiet)
+        except pt.Stopped as stop:
+            stops.append(stop.where)
+    assert stops == [
+        "in fedalt at round 1 of 2",
+        "before second, seeds 0 to 1 together",
+        "in fedalt at round 1 of 2",
+    ]
+    assert [len(seeds) for seeds in runs.values()] == [2, 2]
+
+
 def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
     """Before the next run, or within one; a run that leaves no checkpoint is not cut short."""
     stops = []

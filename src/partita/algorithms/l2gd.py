@@ -83,7 +83,7 @@ def l2gd(
 def tails(now: RoundContext, p: float) -> int:
     """How often the coin of this round says "local step" before it says p: the same for all clients."""
     assert isinstance(now.round, int)  # it is synchronous only
-    return int(draws.generator(now.seed, "coin", now.round).geometric(p)) - 1
+    return int(draws.generator(now.own_seed, "coin", now.round).geometric(p)) - 1
 
 
 def _over(rate: Rate, number: float) -> Rate:

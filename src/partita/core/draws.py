@@ -77,7 +77,9 @@ def keys(seed: int | np.ndarray, purpose: str, *parts: int | np.ndarray) -> np.n
 
     There may be a seed for each of the keys.
     """
-    start, rest = _of_numbers(seed, purpose, parts) if isinstance(seed, int) else _of_arrays(seed, purpose, parts)
+    start, rest = (
+        _of_numbers(seed, purpose, parts) if isinstance(seed, int) else _of_arrays(seed, purpose, parts)
+    )
     k = np.array([start])
     for part in rest:
         k = fold(k, part)

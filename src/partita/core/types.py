@@ -218,6 +218,13 @@ class RoundContext(NamedTuple):
     run: np.ndarray | None = None
     number: np.ndarray | None = None
 
+    @property
+    def own_seed(self) -> int:
+        """The seed of the run; refused where clients are of several."""
+        if not isinstance(self.seed, int):
+            raise LookupError("the rule draws by the seed of the run, and each run has another")
+        return self.seed
+
     def of(self, rows: Any) -> RoundContext:
         """The moment of some of the clients."""
         context = self if self.progress is None else self._replace(progress=self.progress[rows])

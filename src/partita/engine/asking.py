@@ -61,7 +61,7 @@ class Questions:
             rule = evaluation(global_model if whole else stage.personalize, "train", drawn=samples)
             program = Program(f"{name}, {samples} drawn samples", rule, whole_model=whole)
             executor = stage.in_this_process.executor
-            context = context._replace(seed=int(draws.key(context.seed, "question")))
+            context = context._replace(seed=int(draws.key(context.own_seed, "question")))
         server = state.server
         group = Group(tuple(range(len(clients))), Download(server.shared, server.extra, server.version))
         states = ClientState({}, {}) if whole else state.load(stage, clients)

@@ -27,9 +27,9 @@ from partita.core.parts import (
 )
 from partita.core.types import PASS_BATCH, ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
+from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
-from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.model.problem import ModelProblem
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup

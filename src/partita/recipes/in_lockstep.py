@@ -25,7 +25,7 @@ def can_be_joined(
     listen: Callable[[Path | None], Sequence[Callback]],
     options: Mapping[str, Any],
 ) -> bool:
-    """Return whether runs may go on together: several, in this process, and nobody listens to a single one."""
+    """Return whether runs may go on together: several in this process, and nobody listens to a single one."""
     elsewhere = options.get("workers") is not None or options.get("shares") is not None
     stacks = joins(options.get("executor") or "auto")
     return len(seeds) > 1 and stacks and not (elsewhere or options.get("profile") or listen(None))

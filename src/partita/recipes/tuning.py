@@ -5,8 +5,8 @@
                  nothing else; a generation is `GENERATION` trials, which train as one batch where they can
     objective    the mean validation score of the clients' own models; test samples are never looked at
 
-A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search that
-was killed goes on as if it had not been: what is lost are the trials that were running.
+A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search
+that was killed goes on as if it had not been: what is lost are the trials that were running.
 """
 
 from __future__ import annotations
@@ -322,10 +322,14 @@ class _Proposal(NamedTuple):
 
 
 def propose(
-    dimensions: Mapping[str, Dimension], trials: Sequence[Trial], number: int, budget: int, seed: int, label: str
+    dimensions: Mapping[str, Dimension],
+    done: Sequence[Trial],
+    number: int,
+    budget: int,
+    seed: int,
+    label: str,
 ) -> _Proposal:
-    """Return a trial of a method: a function of the trials of earlier generations, the budget and the seed."""
-    done = trials[: number - number % GENERATION]
+    """Return a trial of a method: a function of those `done` in earlier generations, budget and seed."""
     if number == 0:
         params = {d.name: d.start for d in dimensions.values() if d.start is not None}
         return _Proposal(0, params, {}, lambda now, score: False)  # noqa: ARG005
@@ -395,7 +399,7 @@ class Tuning:
     """What `partita.tune` returns: what was tried, and the best options of each method.
 
     methods  as they were given, by label
-    trials   in the order in which they ran
+    trials   in the order in which they ended
     spaces   what was searched, by label and option
     """
 
@@ -409,10 +413,14 @@ class Tuning:
         """Each method with the best options that were found; as given, where no trial was completed."""
         return {label: self._with(label, self.best_trial(label)) for label in self.methods}
 
+    def of(self, label: str) -> list[Trial]:
+        """The trials of a method, by number."""
+        return sorted((t for t in self.trials if t.label == label), key=lambda t: t.number)
+
     def best_trial(self, label: str) -> Trial | None:
         """The trial of a method with the best validation score; the earliest of equals."""
         check.choice("label", label, list(self.methods))
-        complete = [t for t in self.trials if t.label == label and t.state == COMPLETE]
+        complete = [t for t in self.of(label) if t.state == COMPLETE]
         if not complete:
             return None
         sign = 1.0 if complete[0].higher_is_better else -1.0
@@ -451,7 +459,8 @@ class Tuning:
                 "seconds": t.seconds,
                 "reason": t.reason,
             }
-            for t in self.trials
+            for label in self.methods
+            for t in self.of(label)
         ]
 
     def summary(self) -> str:
@@ -467,7 +476,7 @@ class Tuning:
         return Table(f"Best of {self.budget} trials for each method", columns, rows, note)
 
     def _cells(self, label: str) -> tuple[str, ...]:
-        trials, best = [t for t in self.trials if t.label == label], self.best_trial(label)
+        trials, best = self.of(label), self.best_trial(label)
         first = trials[0].score if trials and trials[0].state == COMPLETE else None
         counts = [str(sum(t.state == state for t in trials)) for state in (COMPLETE, PRUNED, FAILED)]
         words = "as given" if best is None else _words(best)
@@ -479,7 +488,7 @@ class Tuning:
         target = new_page("path", path)
         figure = self.figure()
         logs = {(label, d.name): d.log for label, ds in self.spaces.items() for d in ds.values()}
-        rows = [t._asdict() for t in self.trials]
+        rows = [t._asdict() for label in self.methods for t in self.of(label)]
         write_whole(target, pages.page(rows, (figure.columns, figure.rows, figure.note), logs, self.budget))
         return target
 
@@ -581,26 +590,35 @@ def tune_study(
     first = next(iter(study.variants.values())).experiment
     tuning = Tuning(methods, spaces, budget, [])
     tuning.trials.extend(_open(folder, _asked(first, tuning, about), resume))
-    arguments = {**options, "callbacks": callbacks, "baselines": False, "report": False, "progress": False, "out": None}
+    arguments = {
+        **options,
+        "callbacks": callbacks,
+        "baselines": False,
+        "report": False,
+        "progress": False,
+        "out": None,
+    }
     begun, joined = False, not alone and can_be_joined(range(GENERATION), lambda _: callbacks, options)
     for label, variant in study.variants.items():
         seed = check.integer("seed", variant.experiment.seed, low=0, high=check.LARGEST - APART)
         experiment = replace(variant.experiment, seed=seed + APART)
-        done = [t for t in tuning.trials if t.label == label]
         trials = budget if spaces[label] else 1  # the same again would have the same score
-        while len(done) < trials:
+
+        def finished(trial: Trial, trials: int = trials) -> None:
+            tuning.trials.append(trial)
+            if folder is not None:
+                append_jsonl(folder / TRIALS, trial._asdict())
+            tell(_line(tuning, trial, trials))
+
+        while left := sorted(set(range(trials)) - {t.number for t in tuning.trials if t.label == label}):
             if begun and time.monotonic() >= end:
-                raise Stopped(f"trial {len(done)} of {label}", 0)
+                raise Stopped(f"trial {left[0]} of {label}", 0)
             begun = True
-            following = len(done) - len(done) % GENERATION + GENERATION if joined else len(done) + 1
-            numbers = range(len(done), min(following, trials))
-            proposals = [propose(spaces[label], done, n, budget, seed, label) for n in numbers]
-            for trial in _attempts(experiment, label, proposals, spaces[label], arguments):
-                done.append(trial)
-                tuning.trials.append(trial)
-                if folder is not None:
-                    append_jsonl(folder / TRIALS, trial._asdict())
-                tell(_line(tuning, trial, trials))
+            earlier = tuning.of(label)[: left[0] - left[0] % GENERATION]
+            together = [n for n in left if n // GENERATION == left[0] // GENERATION] if joined else left[:1]
+            proposals = [propose(spaces[label], earlier, n, budget, seed, label) for n in together]
+            _attempt_all(experiment, label, proposals, spaces[label], arguments, finished)
+        done = tuning.of(label)
         if done and not any(t.state == COMPLETE for t in done):
             reason = done[-1].reason
             check.warn(f"tune: no trial of {label} was completed ({reason}): it stays as it was given")
@@ -609,19 +627,25 @@ def tune_study(
     return tuning
 
 
-def _attempts(
+def _attempt_all(
     experiment: Experiment,
     label: str,
     proposals: Sequence[_Proposal],
     dimensions: Mapping[str, Dimension],
     options: Mapping[str, Any],
-) -> list[Trial]:
-    """Run trials, several of them as one batch."""
-    runs = [functools.partial(attempt, experiment, label, p, dimensions, options) for p in proposals]
+    finished: Callable[[Trial], None],
+) -> None:
+    """Run trials, several of them as one batch; tell of each when it is over."""
+
+    def run(proposal: _Proposal) -> None:
+        finished(attempt(experiment, label, proposal, dimensions, options))
+
+    runs = [functools.partial(run, proposal) for proposal in proposals]
     if len(runs) == 1:
-        return [runs[0]()]
+        runs[0]()
+        return
     exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
-    return in_lockstep(runs, **exactly)
+    in_lockstep(runs, **exactly)
 
 
 def _asked(experiment: Experiment, tuning: Tuning, about: Mapping[str, Any] | None) -> dict[str, Any]:

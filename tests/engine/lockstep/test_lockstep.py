@@ -249,7 +249,7 @@ def compared(out: Path, **options: Any) -> Any:
             }
         )
 
-    return run_study(build, [0, 1, 2], out=out, announce=lambda text: None, **options)[0]
+    return run_study(build, [0, 1, 2], out=out, announce=str, **options)[0]
 
 
 def figures(folder: Path) -> Iterator[Any]:
@@ -280,7 +280,9 @@ def test_a_killed_study_goes_on_where_all_of_its_runs_were(tmp_path: Path) -> No
             durable.drop(folder / "checkpoint", 4 - (seed == 1))  # seed 1 was killed before its last round
     compared(tmp_path / "killed", checkpoint_every=1, resume=True)
     for path in sorted((tmp_path / "straight").glob("*/*/checkpoint/00000004/tensors.safetensors")):
-        assert path.read_bytes() == (tmp_path / "killed" / path.relative_to(tmp_path / "straight")).read_bytes()
+        assert (
+            path.read_bytes() == (tmp_path / "killed" / path.relative_to(tmp_path / "straight")).read_bytes()
+        )
     assert list(figures(tmp_path / "straight")) == list(figures(tmp_path / "killed"))
 
 

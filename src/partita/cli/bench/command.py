@@ -46,9 +46,10 @@ def bench(
     """Measure how fast rounds are on this machine, against the textbook loop.
 
     The textbook loop loads the state, makes a torch.optim.SGD, takes the steps and adds to the average,
-    client by client. The table has client steps per second of both and their ratio; `overhead` is the share
-    of a round that is not local training; `of peak` compares FLOP/s in training with those of a large matrix
-    product. On a GPU, `auto` means `compiled`.
+    client by client. The table has client steps per second of both and their ratio. `one model` is not
+    federated: one model, compiled on a GPU, on the samples of all clients in one batch. `overhead` is the
+    share of a round that is not local training; `of peak` compares FLOP/s in training with those of a
+    large matrix product. On a GPU, `auto` means `compiled`.
 
     In the repository, `python bench/peers.py` measures other packages beside it, and `python bench/plot.py`
     draws what `--json` prints.
@@ -93,14 +94,16 @@ def table(rows: list[Row], device: str, reference: str) -> Table:
     """Return the rows as a table for the terminal."""
     title = f"client steps per second, {_machine(device)}"
     made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("", reference.split()[0], "partita", "ratio", "overhead", "GFLOP/s", "of peak"):
+    others = [] if all(row.one_model is None for row in rows) else ["one model"]
+    for column in ("", reference.split()[0], *others, "partita", "ratio", "overhead", "GFLOP/s", "of peak"):
         made.add_column(column, justify="left" if not column else "right", no_wrap=True)
     made.add_column("executor", min_width=9)
     for row in rows:
         flops = "-" if row.flops is None else f"{row.flops / 1e9:,.1f}"
         share = "-" if row.share is None else f"{row.share:.0%}"
         speeds = (f"{row.textbook:,.0f}", f"{row.partita:,.0f}", f"{row.ratio:.2f}×", f"{row.overhead:.0%}")
-        made.add_row(escape(row.name), *speeds, flops, share, row.executor)
+        one = ["-" if row.one_model is None else f"{row.one_model:,.0f}" for _ in others]
+        made.add_row(escape(row.name), speeds[0], *one, *speeds[1:], flops, share, row.executor)
     return made
 
 

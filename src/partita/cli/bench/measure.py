@@ -12,6 +12,7 @@ import numpy as np
 
 from partita.api import Run, federate
 from partita.cli.bench.ceilings import flops_of_a_step, peak_flops
+from partita.cli.bench.one_model import one_model
 from partita.cli.bench.textbook import textbook, wait
 from partita.cli.bench.workloads import METHODS, WORKLOADS, Method, Workload
 from partita.core.device import arithmetic
@@ -24,6 +25,7 @@ class Row:
     """One line of the table.
 
     textbook, partita  client steps per second
+    one_model          those of one model that is trained on the same samples; None: not measured
     phases             shares of the time of a round of Partita
     flops, share       operations per second in training, also as a share of a large matrix product's
     """
@@ -35,6 +37,7 @@ class Row:
     phases: dict[str, float]
     flops: float | None = None
     share: float | None = None
+    one_model: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -98,16 +101,19 @@ def by_workload(
             textbook(work, on_device, device, 1)  # warms up
         theirs: list[float] = []
         ours: list[float] = []
+        one: list[float] = []
         for i in range(repeats):
             notify(f"{name}: {i + 1} of {repeats}")
             with arithmetic(precision):
                 theirs += textbook(work, on_device, device, work.rounds)
+                one += one_model(work, on_device, device, work.rounds)
             take_turn(name)
             seconds, run, phases = rounds(work, data, METHODS["fedavg"], device, executor, precision)
             ours += seconds
         row = _row(name, work, statistics.median(theirs), statistics.median(ours), run, phases)
         flops = flops_of_a_step(work) * row.partita
-        yield Row(**{**vars(row), "flops": flops, "share": flops / peak})
+        whole = work.cohort * work.steps / statistics.median(one)
+        yield Row(**{**vars(row), "flops": flops, "share": flops / peak, "one_model": whole})
 
 
 def by_method(

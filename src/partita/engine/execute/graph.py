@@ -6,8 +6,8 @@ on the device. A step looks its samples up by the counter, changes the tensors i
 host only asks for the next step, and waits for nothing.
 
 The operations of a step may also be compiled (inductor), which fuses what is memory-bound, and convolutions
-may then be products of matrices (`cuda/unrolled.py`, `cuda/implicit.py`). Compiling takes from seconds to a minute, and is done where the work that is
-left pays for it; the fastest form is kept.
+may then be products of matrices (`cuda/unrolled.py`, `cuda/implicit.py`). Compiling takes from seconds to a
+minute, and is done where the work that is left pays for it; the fastest form is kept.
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ class BoundProblem:
         device = self.data.device
         values, rows = self.rate_values(phase, plan, context)
         if values and values[0].ndim == 0:
-            return tuple([torch.full((), float(v), dtype=torch.float64, device=device) for v in values]), False
+            return tuple(
+                [torch.full((), float(v), dtype=torch.float64, device=device) for v in values]
+            ), False
         return tuple([put(v, device) for v in values]), rows
 
-    def rate_values(
-        self, phase: Phase, plan: Plan, context: RoundContext
-    ) -> tuple[list[np.ndarray], bool]:
+    def rate_values(self, phase: Phase, plan: Plan, context: RoundContext) -> tuple[list[np.ndarray], bool]:
         """Return what `rates` does, on the host."""
         at = context.stage_round
         rounds = [at] if isinstance(at, int) else at.tolist()

@@ -7,7 +7,8 @@ weights, learning rates, data), so their cohorts can be one stack:
     joint     the clients of several runs as those of one: their data, their draws, their rates
     member    the executor of a run among others
 
-A run knows nothing of the others. It has the draws that it has alone, its own folder, metrics and checkpoints.
+A run knows nothing of the others. It has the draws that it has alone, and its own folder, metrics and
+checkpoints.
 """
 
 from partita.engine.lockstep.meeting import Meeting, Seat, seat

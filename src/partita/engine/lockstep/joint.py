@@ -1,7 +1,7 @@
 """The clients of several runs as those of one: their data, draws and rates, what they receive and keep.
 
-Client c of run m is client offset_m + c of all. It has the draws of (seed_m, round, c), the samples of its own
-run and the rates of its own method.
+Client c of run m is client offset_m + c of all. It has the draws of (seed_m, round, c), the samples of its
+run and the rates of its method.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from partita.core import tree
 from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Download, Group, RoundContext, Tensors, Upload
-from partita.data import FederatedData
-from partita.data import columns
+from partita.data import FederatedData, columns
 from partita.data.population import Numbered
 from partita.engine.execute.plan import BoundProblem, Plan
 from partita.engine.model.problem import ModelProblem
@@ -41,7 +40,7 @@ class OfItsRun(dict[str, Tensor]):
     def _refuse(self, *_: Any) -> NoReturn:
         raise LookupError("the rule looks at the model that its stage began with, and each run has another")
 
-    __getitem__ = get = items = keys = values = __iter__ = __contains__ = _refuse  # type: ignore[assignment]
+    __getitem__ = get = items = keys = values = __iter__ = __contains__ = _refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +82,9 @@ class JointProblem(BoundProblem):
             own = self.members[run].bind(self.rules_of[name][run]).phases[number]
             part = plan._replace(size=plan.size[rows], planned=plan.planned[rows])
             values, by_client = self.members[run].rate_values(own, part, _now(context, rows))
-            each.append((rows, [v if by_client else np.broadcast_to(v, (len(rows), *v.shape)) for v in values]))
+            each.append(
+                (rows, [v if by_client else np.broadcast_to(v, (len(rows), *v.shape)) for v in values])
+            )
         joined = []
         for column in zip(*[values for _, values in each]):
             whole = np.zeros((n, *column[0].shape[1:]))
@@ -120,16 +121,17 @@ def joined_data(parts: Sequence[FederatedData]) -> FederatedData | None:
         plain = all(isinstance(c, Tensor) for part in parts for c in columns.listed(part.x))
         if not plain or any(part.elsewhere or part.lengths is not None or part.mask for part in parts):
             return None
-        stacks = [torch.cat(same) for same in zip(*[columns.listed(part.x) for part in parts])]  # type: ignore[arg-type]
+        stacks = [torch.cat(same) for same in zip(*[columns.listed(part.x) for part in parts])]
         y = torch.cat([part.y for part in parts])
         data = replace(first, x=columns.rebuilt(first.x, stacks), y=y)
         starts = np.cumsum([0, *[part.rows for part in parts[:-1]]]).tolist()
-    ranges = {
-        split: np.concatenate([part.ranges(split) + [start, 0] for part, start in zip(parts, starts)])
+    ranges: Any = {
+        split: np.concatenate([p.ranges(split) + np.array([start, 0]) for p, start in zip(parts, starts)])
         for split in ("train", "validation", "test")
     }
     total = sum(part.clients for part in parts)
-    return replace(data, **ranges, names=Numbered(total), source={}, scaling={})
+    names: Any = {"names": Numbered(total), "source": {}, "scaling": {}}
+    return replace(data, **ranges, **names)
 
 
 def alike(a: FederatedData, b: FederatedData) -> bool:
@@ -142,7 +144,9 @@ def alike(a: FederatedData, b: FederatedData) -> bool:
 def joined(calls: Sequence[Call], runs: Sequence[int], offsets: Sequence[int]) -> Call:
     """Return what several runs ask as one question, to which each client belongs with its own numbers."""
     sizes = [len(call.clients) for call in calls]
-    device = next((x.device for x in tree.leaves(calls[0].group.download[:2]) if isinstance(x, Tensor)), "cpu")
+    device = next(
+        (x.device for x in tree.leaves(calls[0].group.download[:2]) if isinstance(x, Tensor)), "cpu"
+    )
     contexts = [call.context for call in calls]
     first = contexts[0]
     seeds = [context.seed for context in contexts]

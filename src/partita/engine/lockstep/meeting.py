@@ -1,8 +1,8 @@
 """Where runs wait for each other.
 
-Each run has a greenlet. It goes on until it asks for something (`Seat.ask`), and waits; when all of them wait,
-`Meeting` answers all that they have asked for, and they go on in turn. Only one of them runs at a time, in the
-thread of the meeting: nothing that a run does between two questions can disturb another.
+Each run has a greenlet. It goes on until it asks for something (`Seat.ask`), and waits; when all of them
+wait, `Meeting` answers all that they have asked, and they go on in turn. Only one of them runs at a time, in
+the thread of the meeting: nothing that a run does between two questions can disturb another.
 """
 
 from __future__ import annotations

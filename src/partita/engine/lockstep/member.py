@@ -1,8 +1,8 @@
 """The executor of a run among others: what all of them ask at once, one executor computes for all.
 
-Questions go together where they are about the same program of the same method, on models of the same tensors.
-Before several runs share a program, the first client of each takes two steps of it, with the others and alone:
-what differs stays apart, with the reason.
+Questions go together where they are about the same program of the same method, on models of the same
+tensors. Before several runs share a program, the first client of each takes two steps of it, with the others
+and alone: what differs stays apart, with the reason.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Member:
         """Compute with those who ask for the same now."""
         if not len(clients) or not (program.trains or program.name in self.evaluations):
             return self.inner(program, clients, group, states, context)
-        answer: tuple[Upload, ClientState] = self.seat.ask((self, Call(program, clients, group, states, context)))
+        answer: tuple[Upload, ClientState] = self.seat.ask(
+            (self, Call(program, clients, group, states, context))
+        )
         return answer
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
@@ -91,7 +93,7 @@ class Together:
     """Answers what runs ask at the same time: see `Meeting`."""
 
     def __init__(self) -> None:
-        self._joints: dict[tuple[str, tuple[int, ...]], Joint | None] = {}
+        self._joints: dict[str, tuple[frozenset[int], Joint | None]] = {}
         self._refused: dict[tuple[str, str], str] = {}
 
     def __call__(self, asked: dict[Seat, Any]) -> dict[Seat, Any]:
@@ -120,13 +122,12 @@ class Together:
     def _joint(self, members: Sequence[Member]) -> Joint | None:
         """Return the executor of these runs, or of more that they are among."""
         numbers = {member.seat.number for member in members}
-        for (key, known), joint in self._joints.items():
-            if key == members[0].key and numbers <= set(known):
-                return joint
-        key = members[0].key, tuple(sorted(numbers))
-        self._joints = {k: v for k, v in self._joints.items() if k[0] != key[0]}  # more are there now
-        self._joints[key] = Joint.of(members)
-        return self._joints[key]
+        key = members[0].key
+        known, joint = self._joints.get(key, (frozenset[int](), None))
+        if not numbers <= known:  # more are there now
+            joint = Joint.of(members)
+            self._joints[key] = frozenset(numbers), joint
+        return joint
 
 
 def _alone(member: Member, call: Call) -> Any:

@@ -24,7 +24,7 @@ OF_SERVER = ("server_lr", "server", "aggregate", "weighting")
 """Options of what the server does, which each run does for itself."""
 OF_SETTINGS = ("seed", "byzantine", "newcomers")
 OF_RUN = ("what", "algorithm", "schedule", "attack", "measures", "data", "trial", "executor")
-"""Entries of config.json, and of its settings, that may differ between runs whose clients compute together."""
+"""What of config.json, and of its settings, may differ between runs whose clients compute together."""
 
 
 def in_lockstep(

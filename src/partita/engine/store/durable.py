@@ -93,7 +93,7 @@ def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint
 
 
 def rounds(folder: str | Path) -> list[int]:
-    """Return the rounds of which there are checkpoints, the newest first; whether they are valid is not read."""
+    """Return the rounds of which there are checkpoints, valid or not, the newest first."""
     return [int(path.name) for path in _newest_first(Path(folder))]
 
 

@@ -81,19 +81,24 @@ def small_cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(8, 3))
 
 
-def federate(executor: str, **options) -> pt.Run:
+def federate(executor: str, model=None, **options) -> pt.Run:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(23, 1, 5, 5, generator=g), torch.randint(0, 3, (23,), generator=g)
     ranges = np.array([[0, 5], [5, 11], [16, 7]])
     data = pt.data.FederatedData.make(x, y, ranges, ranges)
     common = {"rounds": 2, "epochs": 1, "batch": 4, "baselines": False}
-    return pt.federate(small_cnn(), data, pt.fedavg(lr=0.1), executor=executor, **common, **options)
+    return pt.federate(model or small_cnn(), data, pt.fedavg(lr=0.1), executor=executor, **common, **options)
 
 
 @pytest.fixture
 def times(monkeypatch) -> dict[str, float]:
     """Forms take as long as these say, and a compiler that leaves everything as it is."""
-    found = {captured.CAPTURED: 3.0, captured.COMPILED: 2.0, captured.UNROLLED: 1.0}
+    found = {
+        captured.CAPTURED: 3.0,
+        captured.COMPILED: 2.0,
+        captured.UNROLLED: 1.0,
+        captured.IMPLICIT: 1.0,
+    }
     monkeypatch.setattr(captured, "compiled", lambda graph, given: graph)  # noqa: ARG005
     monkeypatch.setattr(captured, "note_compiled", lambda graph, given, form: None)  # noqa: ARG005
     monkeypatch.setattr(captured, "was_compiled", lambda graph, given, form: False)  # noqa: ARG005
@@ -112,6 +117,20 @@ def test_the_fastest_form_is_kept_and_computes_the_same(best, times, monkeypatch
     pick = found.config["executor"]["picks"]["steps of training, stage 0"]
     assert pick["picked"] == best
     assert "3000.00 ms a step" in pick["why"] or best == captured.CAPTURED
+    for name, value in loop.shared.items():
+        torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_implicit_products_where_a_device_has_them(times, monkeypatch) -> None:  # noqa: ARG001
+    """On a CPU the same operations are torch's own convolutions."""
+    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
+    monkeypatch.setattr(captured, "missing", lambda device: "")  # noqa: ARG005
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.Flatten(), nn.Linear(32, 3))
+    loop, found = federate("loop", model), federate("graph", model)
+    pick = found.config["executor"]["picks"]["steps of training, stage 0"]
+    assert pick["picked"] == captured.IMPLICIT
+    assert "with convolutions as implicit products" in pick["why"]
     for name, value in loop.shared.items():
         torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
 
