@@ -220,7 +220,7 @@ def test_runs_that_train_together_end_together_when_time_is_up(tmp_path: Path) -
 
 def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
     """Before the next run, or within one; a run that leaves no checkpoint is not cut short."""
-    stops = []
+    stops, settings = [], {"out": tmp_path / "s", "resume": True, "max_time": 1e-9, "alone": True}
 
     def once(seed: int) -> Study:
         whole = replace(experiment(seed), checkpoint_every=0, rounds=2)
@@ -229,7 +229,7 @@ def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
 
     for _ in range(6):
         try:
-            runs, _ = run_study(once, [0, 1], out=tmp_path / "s", resume=True, max_time=1e-9, announce=quiet)
+            runs, _ = run_study(once, [0, 1], announce=quiet, **settings)
         except pt.Stopped as stop:
             stops.append(stop.where)
     assert stops == [

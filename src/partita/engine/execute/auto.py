@@ -26,6 +26,7 @@ TRIAL_SECONDS = 0.25  # that a trial may take: the more clients, the more stacki
 TRIAL_CLIENTS = (8, 64)  # at least, and at most
 TRIAL_STEPS = 2
 STACK_SPEEDUP = 1.1  # that a stack must reach to be picked
+CLEAR_SPEEDUP = 2.0  # of a stack of few clients, above which no more are tried
 TRIAL_SHARE = 0.1  # of the work, above which slow trials are left at the first ones
 RECORDING_SECONDS = 5.0  # of work, below which nothing is recorded
 
@@ -104,11 +105,14 @@ class Auto:
         slow = len(stepwise) * 2 * fewest * client_trial  # seconds of trials of the fewest clients
         left = self._steps_left(program, clients, context) * min(fastest) / count  # seconds of the work
         if fewest * client_trial <= TRIAL_SECONDS or slow <= TRIAL_SHARE * left:
-            count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
-            repeats = 3 if count * client_trial <= TRIAL_SECONDS else 2
-            # in turn: all of them see the load of the machine
-            times = [[trial(e, count, TRIAL_STEPS) for e in stepwise] for _ in range(repeats)]
-            fastest = [min(of_one) for of_one in zip(*times)]
+            count = min(len(clients), fewest)
+            fastest = [trial(e, count, TRIAL_STEPS) for e in stepwise]
+            if not _settled(stepwise, fastest):
+                count = min(len(clients), most, max(fewest, int(TRIAL_SECONDS / client_trial)))
+                repeats = 3 if count * client_trial <= TRIAL_SECONDS else 2
+                # in turn: all of them see the load of the machine
+                times = [[trial(e, count, TRIAL_STEPS) for e in stepwise] for _ in range(repeats)]
+                fastest = [min(of_one) for of_one in zip(*times)]
         seconds = {e.name: x for e, x in zip(stepwise, fastest)}
         best = min(seconds, key=lambda name: seconds[name] * (STACK_SPEEDUP if name == "vmap" else 1.0))
         listed = ", ".join(f"{name} {x * 1e3:.1f} ms" for name, x in seconds.items())
@@ -141,6 +145,13 @@ class Auto:
         return client_steps(self.bound.bind(program), clients, self.bound.data, context) * rounds_left(
             context
         )
+
+
+def _settled(executors: list[Runner], seconds: list[float]) -> bool:
+    """Return whether few clients have told enough: a stack gains with more of them."""
+    stack = [x for e, x in zip(executors, seconds) if e.name == "vmap"]
+    others = [x for e, x in zip(executors, seconds) if e.name != "vmap"]
+    return bool(stack and others) and CLEAR_SPEEDUP * stack[0] <= min(others)
 
 
 def _seconds(
