@@ -107,7 +107,10 @@ def _replaceable(node: Node) -> bool:
     if node.op != "call_function" or node.target is not _FORWARD:
         return False
     x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in node.args[:2])
-    return x is not None and w is not None and _stacked(x, w, node.args[3:])
+    if x is None or w is None or not _stacked(x, w, node.args[3:]):
+        return False
+    # without tensor cores libraries are faster, and what 16 bits give has not been measured
+    return x.dtype == torch.float32 and _precision(x) == "tf32"
 
 
 @functools.cache
