@@ -280,7 +280,8 @@ def bind(
     scoring = evaluations(personalize, setup.profile.kept, data, limits.pass_batch)
     if (place := seat()) is not None and devices.uniform and setup.crew is None and joins(settings.executor):
         scored = frozenset(program.name for program in scoring)
-        executor = Member(whole, task, settings.executor, place, place.kin(setup, number), scored)
+        kind, plain = place.kin(setup, number), personalize is as_is
+        executor = Member(whole, task, settings.executor, place, kind, algorithm, scored, plain)
     spread = None
     if setup.crew is not None:
         executor = spread = _spread(setup, number, initial, executor, whole, choices)

@@ -124,8 +124,34 @@ def test_one_copy_of_data_that_all_share(joint: list[tuple[str, int]]) -> None:
         assert_same(run(i, method, data), found)
 
 
+NUMBERS: dict[str, tuple[Callable[[int], pt.Algorithm], bool]] = {
+    "fedprox": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * (i + 1)), True),
+    "ditto": (lambda i: pt.ditto(lr=0.05 * (i + 1), lam=0.5 * (i + 1)), True),
+    "pfedme": (lambda i: pt.pfedme(lr=0.1, lam=2.0 * (i + 1), inner_lr=0.1, inner_steps=2), True),
+    "fedavg_plus": (lambda i: pt.fedavg_plus(lr=0.1, sigma=0.5 * (i + 1), delta=0.1 * (i + 1)), False),
+    "perfedavg": (lambda i: pt.perfedavg(lr=0.1, alpha=0.05 * (i + 1)), False),
+    "apfl": (lambda i: pt.apfl(lr=0.1, alpha=0.2 * (i + 1)), False),
+    "moon": (lambda i: pt.moon(lr=0.1, mu=1.0 * (i + 1)), False),
+    "momentum": (lambda i: pt.fedavg(lr=0.1, momentum=0.2 * (i + 1)), False),
+    "clipping": (lambda i: pt.fedavg(lr=0.1, max_grad_norm=0.5 * (i + 1)), False),
+    "some zero": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * i), False),
+}
+
+
+@each("name", list(NUMBERS))
+def test_numbers_that_differ_between_runs(name: str, joint: list[tuple[str, int]]) -> None:
+    """Each client has that of its run; where a rule cannot be made so, its runs stay apart."""
+    make, shared = NUMBERS[name]
+    alone = [run(i, make(i), rounds=3) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, make(i), rounds=3) for i in range(RUNS)])
+    if shared:
+        assert ("training", RUNS) in joint
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
 APART: dict[str, tuple[Callable[[int], pt.Algorithm], Callable[[int], dict[str, Any]]]] = {
-    "another number": (lambda i: pt.ditto(lr=0.1, lam=0.1 * (i + 1)), lambda _: {}),
     "another method": (lambda i: (pt.fedavg, pt.ditto, pt.scaffold)[i](lr=0.1), lambda _: {}),
     "the stage's model": (lambda _: pt.fedalt("output", lr=0.1, personal_l2=0.5), lambda _: {}),
     "other batches": (lambda _: pt.fedavg(lr=0.1), lambda i: {"batch": 8 * (i + 1)}),

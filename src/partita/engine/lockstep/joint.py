@@ -6,7 +6,7 @@ run and the rates of its method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from partita.core import tree
 from partita.core.device import put
-from partita.core.parts import Phase, Program
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Program
 from partita.core.types import ClientState, Download, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData, columns
 from partita.data.population import Numbered
 from partita.engine.execute.plan import BoundProblem, Plan
+from partita.engine.lockstep.numbers import PREFIX, remade, with_numbers
 from partita.engine.model.problem import ModelProblem
 
 
@@ -47,11 +48,15 @@ class OfItsRun(dict[str, Tensor]):
 class JointProblem(BoundProblem):
     """A problem on the data of several runs.
 
-    members  the problem of each run, on its own data
-    rules_of the programs of each run, by name
+    members    the problem of each run, on its own data
+    algorithm  the method of the first run, and `differing` the names of numbers that are others in other runs
+    rules_of   the programs of each run, by name
+    places     the program and the number of each phase, by its identity
     """
 
     members: Sequence[BoundProblem] = ()
+    algorithm: Algorithm | None = None
+    differing: tuple[str, ...] = ()
     rules_of: dict[str, list[Program]] = field(default_factory=dict)
     places: dict[int, tuple[str, int]] = field(default_factory=dict)
 
@@ -65,10 +70,22 @@ class JointProblem(BoundProblem):
 
     def bind(self, program: Program) -> Any:
         """Return the rule for all runs."""
+        if self.differing and program.trains:
+            program = program._replace(build=self._with_numbers(program))
         rule = super().bind(program)
         for number, phase in enumerate(rule.phases):
             self.places[id(phase)] = program.name, number
         return rule
+
+    def _with_numbers(self, program: Program) -> Callable[[Problem], LocalRule]:
+        """Return how the rule is made that has the numbers of each client's run."""
+        algorithm = self.algorithm
+        assert algorithm is not None
+
+        def build(problem: Problem) -> LocalRule:
+            return with_numbers(program.build(problem), lambda given: remade(algorithm, given).local(problem))
+
+        return build
 
     def rate_values(self, phase: Phase, plan: Plan, context: RoundContext) -> tuple[list[np.ndarray], bool]:
         """Return the rates that each client has in its own run, on the host."""
@@ -141,8 +158,13 @@ def alike(a: FederatedData, b: FederatedData) -> bool:
     return kinds == [(type(c), c.dtype, columns.sample_shape(c)) for c in (*y, b.y)]
 
 
-def joined(calls: Sequence[Call], runs: Sequence[int], offsets: Sequence[int]) -> Call:
-    """Return what several runs ask as one question, to which each client belongs with its own numbers."""
+def joined(
+    calls: Sequence[Call],
+    runs: Sequence[int],
+    offsets: Sequence[int],
+    numbers: Sequence[Mapping[str, float]],
+) -> Call:
+    """Return what several runs ask as one question; each client has the numbers of its run."""
     sizes = [len(call.clients) for call in calls]
     device = next(
         (x.device for x in tree.leaves(calls[0].group.download[:2]) if isinstance(x, Tensor)), "cpu"
@@ -162,7 +184,7 @@ def joined(calls: Sequence[Call], runs: Sequence[int], offsets: Sequence[int]) -
     return Call(
         calls[0].program,
         clients,
-        _joined_group([call.group for call in calls], sizes, device),
+        _numbered(_joined_group([call.group for call in calls], sizes, device), sizes, numbers, device),
         tree.cat([call.states for call in calls]),
         context,
     )
@@ -196,6 +218,21 @@ def _joined_group(groups: Sequence[Group], sizes: Sequence[int], device: torch.d
         owner = put(np.repeat(np.arange(len(groups)), sizes), device)
         shared, extra = tree.map_tensors(lambda x: x.index_select(0, owner), tree.stack(received))
     return Group(positions, download._replace(shared=shared, extra=extra), stacked=True)
+
+
+def _numbered(
+    group: Group, sizes: Sequence[int], numbers: Sequence[Mapping[str, float]], device: torch.device | str
+) -> Group:
+    """Return the group whose clients receive the numbers of their runs."""
+    if not numbers[0]:
+        return group
+    each = {
+        PREFIX + name: put(np.repeat([float(own[name]) for own in numbers], sizes), device)
+        for name in numbers[0]
+    }
+    download, n = group.download, len(group.positions)
+    shared, extra = download[:2] if group.stacked else tree.expand(download[:2], n)
+    return group._replace(download=download._replace(shared=shared, extra={**extra, **each}), stacked=True)
 
 
 def apart(result: tuple[Upload, ClientState], sizes: Sequence[int]) -> Iterator[tuple[Upload, ClientState]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from partita.core import check, tree
-from partita.core.parts import Program
+from partita.core.parts import Algorithm, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
 from partita.engine.execute import make_executor
@@ -27,6 +27,7 @@ from partita.engine.execute.task import Task
 from partita.engine.execute.vmap import Vmap
 from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
+from partita.engine.lockstep.numbers import numbers
 
 LOG = logging.getLogger("partita")
 
@@ -43,8 +44,12 @@ SHARED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 class Member:
     """The executor of one run; `inner` is what it has when it is alone.
 
-    key   what runs have in common that can compute together: see `Together`
-    seat  where it asks
+    seat         where it asks
+    key          what runs have in common that can compute together
+    algorithm    the method of the stage
+    evaluations  the programs, beside training, that several runs may share
+    plain        whether clients are evaluated with the models that they hold, without a further step
+    kept         what of earlier results is still read
     """
 
     inner: Runner
@@ -52,7 +57,9 @@ class Member:
     executor: Any
     seat: Seat
     key: str
+    algorithm: Algorithm
     evaluations: frozenset[str]
+    plain: bool
     kept: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -165,6 +172,7 @@ class Joint:
     runner: Runner
     numbers: tuple[int, ...]
     offsets: tuple[int, ...]
+    differing: tuple[str, ...]
     rules_of: dict[str, list[Program]]
     choices: dict[str, dict[str, str]]
     tried: set[str] = field(default_factory=set)
@@ -179,11 +187,14 @@ class Joint:
         data = joined_data([task.data for task in tasks])
         if data is None or (data.nbytes > first.data.nbytes and data.nbytes > first.room):
             return None
-        bounds = [member.bound for member in members]
+        bounds, method = [member.bound for member in members], members[0].algorithm
+        own = [numbers(member.algorithm) for member in members]
+        differing = tuple([name for name in own[0] if len({each[name] for each in own}) > 1])
         rules_of: dict[str, list[Program]] = {}
 
         def bind(problem: Any, on: FederatedData) -> JointProblem:
-            return replace(JointProblem.of(bounds, problem, on), rules_of=rules_of)
+            joint = JointProblem.of(bounds, problem, on)
+            return replace(joint, rules_of=rules_of, algorithm=method, differing=differing)
 
         counts = range(1, len(members) + 1)
         task = replace(
@@ -198,6 +209,7 @@ class Joint:
             make_executor(members[0].executor, task),
             tuple([member.seat.number for member in members]),
             tuple(offsets),
+            differing,
             rules_of,
             task.choices,
         )
@@ -216,19 +228,25 @@ class Joint:
             self.tried.add(program.name)
         if program.trains and len(members) == len(self.numbers):  # nobody looks at earlier results
             self.runner.release([member.kept.get("now") for member in members])
-        whole = joined(calls, places, [self.offsets[place] for place in places])
-        result = self.runner(*whole)
+        result = self.runner(*self._joined(members, calls, places))
         for member in members:
             member.task.choices.update(self.choices)
         return list(apart(result, [len(call.clients) for call in calls]))
 
+    def _joined(self, members: Sequence[Member], calls: Sequence[Call], places: Sequence[int]) -> Call:
+        """Return what these runs ask as one question."""
+        if self.differing and not calls[0].program.trains and not members[0].plain:
+            raise LookupError("evaluations of a method whose numbers differ")
+        named = self.differing if calls[0].program.trains else ()
+        own = [{name: numbers(member.algorithm)[name] for name in named} for member in members]
+        return joined(calls, places, [self.offsets[place] for place in places], own)
+
     def _try(self, members: Sequence[Member], calls: Sequence[Call], places: Sequence[int]) -> None:
         """Fail if the first client of a run ends elsewhere with others than alone."""
         heads = [_head(call) for call in calls]
-        whole = joined(heads, places, [self.offsets[place] for place in places])
         stack = _stack(self.runner)
         assert stack is not None
-        together = list(apart(stack(*whole), [1] * len(heads)))
+        together = list(apart(stack(*self._joined(members, heads, places)), [1] * len(heads)))
         half = members[0].task.half
         for member, head, found in zip(members, heads, together):
             alone = _stack(member.inner) or member.inner

@@ -15,6 +15,7 @@ from partita.core.parts import Algorithm
 from partita.engine.description import configuration, describe
 from partita.engine.lockstep.meeting import Meeting
 from partita.engine.lockstep.member import Together
+from partita.engine.lockstep.numbers import numbers
 from partita.engine.setup import Setup
 from partita.engine.store.files import plain
 
@@ -45,14 +46,15 @@ def kin(setup: Setup, number: int) -> str:
     config["settings"] = {k: v for k, v in config["settings"].items() if k not in OF_SETTINGS}
     config["model"] = {k: v for k, v in config["model"].items() if k != "initial"}
     config["clients"], config["stage"] = setup.data.clients, number
-    config["method"] = _without_rates(setup.plans[number].algorithm)
+    config["method"] = _without_numbers(setup.plans[number].algorithm)
     return json.dumps(plain(config), sort_keys=True, default=str)
 
 
-def _without_rates(algorithm: Algorithm) -> object:
-    """Describe a method, but for its step sizes, which each client may have of its own."""
-    described = describe(algorithm)
+def _without_numbers(algorithm: Algorithm) -> object:
+    """Describe a method, but for step sizes and other numbers, which each client may have of its own."""
+    described, own = describe(algorithm), numbers(algorithm)
     make = METHODS.get(algorithm.name)
     known = {} if make is None else signature(make).parameters
     rates = [name for name, p in known.items() if declared(p.annotation)[1].allowed == RATE]
-    return {k: v for k, v in described.items() if k not in (*rates, *OF_SERVER)}
+    kept = {k: v for k, v in described.items() if k not in (*rates, *OF_SERVER)}
+    return {k: "a number" if k in own else v for k, v in kept.items()}
