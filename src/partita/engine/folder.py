@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,19 @@ CHECKPOINT_SECONDS = 30.0
 NOT_DECIDING = ("data_on", "checkpoint_every", "workers")
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
+
+
+_LATEST: ContextVar[Mapping[Path, int]] = ContextVar("latest", default={})  # noqa: B039 (never changed)
+
+
+@contextmanager
+def resuming_from(rounds: Mapping[Path, int]) -> Iterator[None]:
+    """Let the runs in these folders go on from a round, or from one before, though later ones were saved."""
+    token = _LATEST.set(rounds)
+    try:
+        yield
+    finally:
+        _LATEST.reset(token)
 
 
 class RunFolder:
@@ -82,7 +96,7 @@ class RunFolder:
             raise check.fail("out", str(self.path), allowed)
         before = check_same(config, self.path, longer=True)
         choices.update(before["executor"]["picks"])
-        saved = durable.read(self.path / "checkpoint")
+        saved = durable.read(self.path / "checkpoint", latest=_LATEST.get().get(self.path))
         if saved is None:
             if (self.path / "metrics.jsonl").exists():
                 reason = f"the run in {self.path} has no checkpoint left"

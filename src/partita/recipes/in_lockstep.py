@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.engine.callbacks import Callback
+from partita.engine.folder import resuming_from
 from partita.engine.lockstep.member import joins
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.record import Record
@@ -70,11 +71,11 @@ def together(
             if begun and time.monotonic() >= end:
                 raise Stopped(_named(name, list(runs)), 0)
             begun = True
-            if resume and out is not None:
-                _go_back([out / name / f"seed-{seed}" / "checkpoint" for seed in runs])
+            folders = [] if out is None or not resume else [out / name / f"seed-{seed}" for seed in runs]
             exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
             done = list(runs.values())
-            made = in_lockstep(done, **exactly) if len(done) > 1 else [done[0]()]
+            with resuming_from(_common_round(folders)):
+                made = in_lockstep(done, **exactly) if len(done) > 1 else [done[0]()]
             for seed, record in zip(runs, made):
                 trained[seed][name] = record
         records[name] = [without_tensors(trained[seed][name]) for seed in by_seed if name in trained[seed]]
@@ -83,16 +84,14 @@ def together(
     return {name: found for name, found in records.items() if found}
 
 
-def _go_back(checkpoints: Sequence[Path]) -> None:
-    """Let runs of which a kill has left some ahead go on from one round: the newest that all of them have.
+def _common_round(folders: Sequence[Path]) -> dict[Path, int]:
+    """Return the newest round of which all runs have a checkpoint: a kill may have left some of them ahead.
 
     Then as many of them compute together as before, until their ends, with the same roundings.
     """
-    known = [durable.rounds(folder) for folder in checkpoints]
+    known = [durable.rounds(folder / "checkpoint") for folder in folders]
     common = min((rounds[0] for rounds in known if rounds), default=0)
-    if all(common in rounds for rounds in known):
-        for folder in checkpoints:
-            durable.drop(folder, common)
+    return dict.fromkeys(folders, common) if all(common in rounds for rounds in known) else {}
 
 
 def _named(name: str, seeds: Sequence[int]) -> str:

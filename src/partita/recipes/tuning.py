@@ -2,7 +2,8 @@
 
     trial 0      the method as it was given
     trial n      what the sampler (TPE) proposes, given the trials of earlier generations and the seed, and
-                 nothing else; a generation is `GENERATION` trials, which train as one batch where they can
+                 nothing else; after trial 0, a generation is `GENERATION` trials, which train as one batch
+                 where they can
     objective    the mean validation score of the clients' own models; test samples are never looked at
 
 A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search
@@ -278,11 +279,9 @@ def attempt(
     record: Record | None = None
     try:
         method = changed(experiment.algorithm, trial.options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a trial has to say is in its line
-            record = replace(experiment, algorithm=method).run(
-                **{**options, "callbacks": [watch, *options.get("callbacks", ())]}
-            )
+        record = replace(experiment, algorithm=method).run(
+            **{**options, "callbacks": [watch, *options.get("callbacks", ())]}
+        )
         score = validation_score(record)
         if diverged := sentences(record.summary().get("diverged")):
             raise _Ended(FAILED, diverged[0])
@@ -312,6 +311,11 @@ def attempt(
 
 
 # ---- the sampler
+
+
+def generation(number: int) -> int:
+    """Return the generation of a trial: the method as it was given is the first, alone."""
+    return 0 if number == 0 else 1 + (number - 1) // GENERATION
 
 
 class _Proposal(NamedTuple):
@@ -614,8 +618,9 @@ def tune_study(
             if begun and time.monotonic() >= end:
                 raise Stopped(f"trial {left[0]} of {label}", 0)
             begun = True
-            earlier = tuning.of(label)[: left[0] - left[0] % GENERATION]
-            together = [n for n in left if n // GENERATION == left[0] // GENERATION] if joined else left[:1]
+            own = generation(left[0])
+            earlier = [t for t in tuning.of(label) if generation(t.number) < own]
+            together = [n for n in left if generation(n) == own] if joined else left[:1]
             proposals = [propose(spaces[label], earlier, n, budget, seed, label) for n in together]
             _attempt_all(experiment, label, proposals, spaces[label], arguments, finished)
         done = tuning.of(label)
@@ -641,11 +646,13 @@ def _attempt_all(
         finished(attempt(experiment, label, proposal, dimensions, options))
 
     runs = [functools.partial(run, proposal) for proposal in proposals]
-    if len(runs) == 1:
-        runs[0]()
-        return
     exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
-    in_lockstep(runs, **exactly)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a trial has to say is in its line
+        if len(runs) == 1:
+            runs[0]()
+        else:
+            in_lockstep(runs, **exactly)
 
 
 def _asked(experiment: Experiment, tuning: Tuning, about: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -8,13 +8,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import partita as pt
+from partita.engine import stage
 from partita.engine.callbacks import Callback
+from partita.engine.execute import auto
 from partita.engine.lockstep import member
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.store import durable
@@ -78,6 +81,10 @@ DELAYS = pt.schedule.delays(upload=pt.schedule.exponential(2.0))
 CASES: dict[str, tuple[Callable[[int], pt.Algorithm], dict[str, Any]]] = {
     "fedavg": (lambda _: pt.fedavg(lr=0.1, momentum=0.5), {}),
     "rates": (lambda i: pt.fedalt("output", lr=0.05 * (i + 1), personal_lr=0.2 / (i + 1)), {}),
+    "rates of both kinds": (
+        lambda i: pt.fedavg(lr=pt.optim.within_round(pt.optim.linear(0.2)) if i == 1 else 0.1),
+        {},
+    ),
     "rates by step": (lambda i: pt.fedavg(lr=pt.optim.within_round(pt.optim.linear(0.1 * (i + 1)))), {}),
     "rates by round": (lambda i: pt.fedsim("output", lr=pt.optim.halving(0.1 * (i + 1), every=2)), {}),
     "memory": (lambda _: pt.scaffold(lr=0.1), {}),
@@ -173,14 +180,14 @@ def test_a_rule_that_knows_its_run_is_found_out(joint: list[tuple[str, int]]) ->
     """Its name and options say that it is the same in all runs; its results do not."""
 
     def method(i: int) -> pt.Algorithm:
-        plain = pt.fedavg(lr=0.1)
+        plain, factor = pt.fedavg(lr=0.1), SimpleNamespace(value=i + 1)
 
         def local(problem: Any) -> Any:
             rule = plain.local(problem)
 
             def finish(carry: Any, download: Any, state: Any) -> Any:
                 upload, new = rule.finish(carry, download, state)
-                return upload._replace(delta={k: v * (i + 1) for k, v in upload.delta.items()}), new
+                return upload._replace(delta={k: v * factor.value for k, v in upload.delta.items()}), new
 
             return rule._replace(finish=finish)
 
@@ -189,9 +196,66 @@ def test_a_rule_that_knows_its_run_is_found_out(joint: list[tuple[str, int]]) ->
     alone = [run(i, method(i)) for i in range(RUNS)]
     joint.clear()
     together = in_lockstep([functools.partial(run, i, method(i)) for i in range(RUNS)])
-    assert "training" not in [program for program, _ in joint]
+    programs = {program for program, _ in joint}
+    assert programs  # they are of one kind, as far as anybody can tell
+    assert "training" not in programs
     for a, b in zip(alone, together):
         assert_same(a, b)
+
+
+def test_a_trial_without_a_step_tells_nothing(joint: list[tuple[str, int]]) -> None:
+    """Rates that begin at zero let nobody move in the first round: it is tried again in the next one."""
+
+    def rate(i: int) -> Any:
+        return lambda t, rounds: 0.0 if t == 0 else 0.05 * (i + 1)  # noqa: ARG005
+
+    alone = [run(i, pt.fedavg(lr=rate(i))) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, pt.fedavg(lr=rate(i))) for i in range(RUNS)])
+    assert [count for program, count in joint if program == "training"] == [RUNS] * 3
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
+@each("executor", ["vmap", "auto"])
+def test_cohorts_in_blocks(
+    executor: str, joint: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever computes may not use the memory of the block before again."""
+    monkeypatch.setattr(stage, "BLOCK_CLIENTS", 2)
+    if executor == "auto":
+        monkeypatch.setattr(auto, "STACK_SPEEDUP", 1e9)  # one after another, or a client on each core
+        monkeypatch.setattr(auto, "CLEAR_SPEEDUP", 1e9)
+    method = pt.scaffold(lr=0.1)
+    alone = [run(i, method, executor=executor) for i in range(RUNS)]
+    joint.clear()
+    together = in_lockstep([functools.partial(run, i, method, executor=executor) for i in range(RUNS)])
+    assert len([count for program, count in joint if program == "training"]) == 2 * 4
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+
+
+def test_two_trainings_in_one_run(joint: list[tuple[str, int]]) -> None:
+    """What was bound for the first does not serve the second."""
+
+    def both(i: int) -> pt.Run:
+        run(i, pt.fedavg(lr=0.01))
+        return run(i, pt.fedavg(lr=0.5))
+
+    together = in_lockstep([functools.partial(both, i) for i in range(RUNS)])
+    assert joint
+    for i, found in enumerate(together):
+        assert_same(run(i, pt.fedavg(lr=0.5)), found)
+
+
+def test_too_little_memory_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(parts: Any) -> None:  # noqa: ARG001
+        raise MemoryError
+
+    monkeypatch.setattr(member, "joined_data", full)
+    together = in_lockstep([functools.partial(run, i, pt.fedavg(lr=0.1)) for i in range(RUNS)])
+    for i, found in enumerate(together):
+        assert_same(run(i, pt.fedavg(lr=0.1)), found)
 
 
 def test_runs_that_end_early_leave_the_others(joint: list[tuple[str, int]]) -> None:
@@ -319,7 +383,7 @@ def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[
     alone = pt.tune(model, data, [pt.fedavg(lr=0.1)], alone=True, **settings)
     assert not joint
     together = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", **settings)
-    assert ("training", 8) in joint
+    assert ("training", 8) in joint  # after trial 0, the method as it was given
     for a, b in zip(alone.trials, together.trials, strict=True):
         assert (a.params, a.state) == (b.params, b.state)
         assert b.score == pytest.approx(a.score, abs=0.02)

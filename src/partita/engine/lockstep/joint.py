@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partita.core import tree
 from partita.core.device import put
-from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Program
+from partita.core.parts import Algorithm, LocalRule, Phase, Problem, Program, StepRate
 from partita.core.types import ClientState, Download, Group, RoundContext, Tensors, Upload
 from partita.data import FederatedData, columns
 from partita.data.population import Numbered
@@ -92,16 +92,20 @@ class JointProblem(BoundProblem):
         if context.run is None:
             return super().rate_values(phase, plan, context)
         name, number = self.places[id(phase)]
-        n = len(context.run)
+        n, steps = len(context.run), plan.size.shape[1]
+        runs = np.unique(context.run).tolist()
+        phases = [self.members[run].bind(self.rules_of[name][run]).phases[number] for run in runs]
+        by_step = [any(isinstance(rate, StepRate) for rate in own.lr) for own in phases]
         each: list[tuple[np.ndarray, list[np.ndarray]]] = []
-        for run in np.unique(context.run).tolist():
+        for run, own, has_steps in zip(runs, phases, by_step):
             rows = np.flatnonzero(context.run == run)
-            own = self.members[run].bind(self.rules_of[name][run]).phases[number]
             part = plan._replace(size=plan.size[rows], planned=plan.planned[rows])
             values, by_client = self.members[run].rate_values(own, part, _now(context, rows))
-            each.append(
-                (rows, [v if by_client else np.broadcast_to(v, (len(rows), *v.shape)) for v in values])
-            )
+            if any(by_step) and not has_steps:  # the same in all steps, where those of other runs go by step
+                values = [np.repeat(v[..., None], steps, -1) for v in values]
+            if not by_client:
+                values = [np.broadcast_to(v, (len(rows), *v.shape)) for v in values]
+            each.append((rows, values))
         joined = []
         for column in zip(*[values for _, values in each]):
             whole = np.zeros((n, *column[0].shape[1:]))

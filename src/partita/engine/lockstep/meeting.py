@@ -8,12 +8,16 @@ the thread of the meeting: nothing that a run does between two questions can dis
 from __future__ import annotations
 
 import contextvars
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from greenlet import greenlet
 
-from partita.engine.stopping import Interrupt, watched_by
+from partita.core import check
+from partita.engine.stopping import Interrupt, Stopped, watched_by
+
+LOG = logging.getLogger("partita")
 
 T = TypeVar("T")
 
@@ -29,14 +33,15 @@ class Seat:
     """The place of a run at a meeting.
 
     number  among the runs
+    result  what the run has returned, and `error` what has ended it
     kin     (setup, number of the stage) -> what runs have in common whose clients can be one batch
     """
 
     def __init__(self, number: int, kin: Callable[[Any, int], str]) -> None:
         self.number, self.kin = number, kin
+        self.result: Any = None
+        self.error: BaseException | None = None
         self._run: greenlet | None = None
-        self._result: Any = None
-        self._error: BaseException | None = None
 
     def begin(self, body: Callable[[], Any], hub: greenlet) -> None:
         """Take a run, which waits for its first turn."""
@@ -44,9 +49,9 @@ class Seat:
         def run(*_: Any) -> None:
             _SEAT.set(self)
             try:
-                self._result = body()
+                self.result = body()
             except BaseException as error:  # it is raised when the others have come to their ends
-                self._error = error
+                self.error = error
 
         self._run = greenlet(run, parent=hub)
         self._run.gr_context = contextvars.copy_context()
@@ -69,13 +74,6 @@ class Seat:
     def ended(self) -> bool:
         """Whether the run has come to its end."""
         return self._run is not None and self._run.dead
-
-    @property
-    def result(self) -> Any:
-        """What the run has returned; raise what has ended it."""
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 class Failure:
@@ -112,9 +110,15 @@ class Meeting(Generic[T]):
                 waiting = {}
                 for place, answer in answers.items():
                     question = place.turn(answer)
-                    if interrupt.insisted:  # at once: the others write nothing
-                        raise KeyboardInterrupt
+                    if interrupt.insisted and place.error is not None:  # at once: the others write nothing
+                        raise place.error
                     if not place.ended:
                         waiting[place] = question
                 answers = self._answer(waiting) if waiting else {}
+        errors = [place.error for place in seats if place.error is not None]
+        if errors:  # that time is up, or a signal came, is known; what else went wrong is not
+            errors.sort(key=lambda error: isinstance(error, Stopped) or not isinstance(error, Exception))
+            for other in errors[1:]:
+                LOG.error("another run ended with %s", check.named_reason(other))
+            raise errors[0]
         return [place.result for place in seats]

@@ -23,7 +23,7 @@ from partita.data import FederatedData
 from partita.engine.execute import make_executor
 from partita.engine.execute.base import Runner
 from partita.engine.execute.plan import BoundProblem
-from partita.engine.execute.task import Task
+from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
 from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
@@ -49,7 +49,6 @@ class Member:
     algorithm    the method of the stage
     evaluations  the programs, beside training, that several runs may share
     plain        whether clients are evaluated with the models that they hold, without a further step
-    kept         what of earlier results is still read
     """
 
     inner: Runner
@@ -60,7 +59,6 @@ class Member:
     algorithm: Algorithm
     evaluations: frozenset[str]
     plain: bool
-    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -91,16 +89,15 @@ class Member:
         """Do nothing: who comes next is known when all ask."""
 
     def release(self, kept: Any = ()) -> None:
-        """Let the run's own executor, and the common one, use the memory of earlier results again."""
+        """Let the run's own executor use the memory of earlier results again."""
         self.inner.release(kept)
-        self.kept["now"] = kept
 
 
 class Together:
     """Answers what runs ask at the same time: see `Meeting`."""
 
     def __init__(self) -> None:
-        self._joints: dict[str, tuple[frozenset[int], Joint | None]] = {}
+        self._joints: dict[str, tuple[dict[int, Member], Joint | None]] = {}
         self._refused: dict[tuple[str, str], str] = {}
 
     def __call__(self, asked: dict[Seat, Any]) -> dict[Seat, Any]:
@@ -115,26 +112,35 @@ class Together:
         return answers
 
     def _answers(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Any]:
-        joint = self._joint(members) if len(members) > 1 else None
         what = members[0].key, calls[0].program.name
-        if joint is None or what in self._refused or not _pays(members, calls):
-            return [_alone(member, call) for member, call in zip(members, calls)]
-        try:
-            return joint(members, calls)
-        except Exception as error:  # a rule, or a model, that cannot be shared; too little memory
-            self._refused[what] = check.named_reason(error)
-            LOG.info("%s of %d runs apart: %s", calls[0].program.name, len(members), self._refused[what])
+        if len(members) > 1 and what not in self._refused and _pays(members, calls):
+            try:
+                if (joint := self._joint(members)) is not None:
+                    return joint(members, calls)
+            except TooEarly:
+                pass  # the next time may tell
+            except Exception as error:  # a rule, or a model, that cannot be shared; too little memory
+                self._refused[what] = check.named_reason(error)
+                LOG.info("%s of %d runs apart: %s", what[1], len(members), self._refused[what])
         return [_alone(member, call) for member, call in zip(members, calls)]
 
     def _joint(self, members: Sequence[Member]) -> Joint | None:
         """Return the executor of these runs, or of more that they are among."""
-        numbers = {member.seat.number for member in members}
         key = members[0].key
-        known, joint = self._joints.get(key, (frozenset[int](), None))
-        if not numbers <= known:  # more are there now
-            joint = Joint.of(members)
-            self._joints[key] = frozenset(numbers), joint
+        known, joint = self._joints.get(key, (dict[int, Member](), None))
+        if any(m.seat.number not in known or known[m.seat.number].bound is not m.bound for m in members):
+            present = {number: member for number, member in known.items() if not member.seat.ended}
+            present |= {member.seat.number: member for member in members}
+            # stages that all runs have left are not needed any more, and hold data of all runs
+            self._joints = {k: v for k, v in self._joints.items() if not set(v[0]) <= set(present)}
+            self._joints[key] = present, None
+            joint = Joint.of(list(present.values()))
+            self._joints[key] = present, joint
         return joint
+
+
+class TooEarly(Exception):
+    """Raised where a trial tells nothing: a client took no step, or one of size zero."""
 
 
 def _alone(member: Member, call: Call) -> Any:
@@ -184,12 +190,15 @@ class Joint:
         first = tasks[0]
         if not all(alike(first.data, task.data) for task in tasks) or _stack(members[0].inner) is None:
             return None
+        own = {id(task.data.y): task.data.nbytes for task in tasks}
+        if len(own) > 1 and sum(own.values()) > first.room:
+            return None
         data = joined_data([task.data for task in tasks])
-        if data is None or (data.nbytes > first.data.nbytes and data.nbytes > first.room):
+        if data is None:
             return None
         bounds, method = [member.bound for member in members], members[0].algorithm
-        own = [numbers(member.algorithm) for member in members]
-        differing = tuple([name for name in own[0] if len({each[name] for each in own}) > 1])
+        given = [numbers(member.algorithm) for member in members]
+        differing = tuple([name for name in given[0] if len({each[name] for each in given}) > 1])
         rules_of: dict[str, list[Program]] = {}
 
         def bind(problem: Any, on: FederatedData) -> JointProblem:
@@ -205,8 +214,10 @@ class Joint:
             stacks=True,
         )
         offsets = np.cumsum([0, *[task.data.clients for task in tasks[:-1]]]).tolist()
+        with memory_shared_by(1):  # of all runs, which have a share each
+            runner = make_executor(members[0].executor, task)
         return cls(
-            make_executor(members[0].executor, task),
+            runner,
             tuple([member.seat.number for member in members]),
             tuple(offsets),
             differing,
@@ -226,9 +237,9 @@ class Joint:
         if program.name not in self.tried:
             self._try(members, calls, places)
             self.tried.add(program.name)
-        if program.trains and len(members) == len(self.numbers):  # nobody looks at earlier results
-            self.runner.release([member.kept.get("now") for member in members])
         result = self.runner(*self._joined(members, calls, places))
+        if program.trains:  # nobody knows when all runs are done with it: its memory is not used again
+            self.runner.release(result)
         for member in members:
             member.task.choices.update(self.choices)
         return list(apart(result, [len(call.clients) for call in calls]))
@@ -242,8 +253,8 @@ class Joint:
         return joined(calls, places, [self.offsets[place] for place in places], own)
 
     def _try(self, members: Sequence[Member], calls: Sequence[Call], places: Sequence[int]) -> None:
-        """Fail if the first client of a run ends elsewhere with others than alone."""
-        heads = [_head(call) for call in calls]
+        """Fail if a client of a run ends elsewhere with others than alone; so far if one has not moved."""
+        heads = [_head(member, call) for member, call in zip(members, calls)]
         stack = _stack(self.runner)
         assert stack is not None
         together = list(apart(stack(*self._joined(members, heads, places)), [1] * len(heads)))
@@ -253,6 +264,8 @@ class Joint:
             own = alone(*head)
             if not _close(found, own, HALF_TOLERANCE if half else TOLERANCE):
                 raise ValueError("results of several runs differ from those of each alone")
+            if head.program.trains and not _moved(own, head.states):
+                raise TooEarly
 
 
 def _stack(runner: Any) -> Vmap | None:
@@ -263,17 +276,27 @@ def _stack(runner: Any) -> Vmap | None:
     return None
 
 
-def _head(call: Call) -> Call:
-    """Return the question for the first client, and for few steps."""
-    context = call.context.of(slice(0, 1))
+def _head(member: Member, call: Call) -> Call:
+    """Return the question for the client with most training samples, and for few steps."""
+    place = int(member.task.data.train[call.clients, 1].argmax())
+    head = slice(place, place + 1)
+    context = call.context.of(head)
     work = context.work
     if not isinstance(work.steps, tuple):
         context = context._replace(work=replace(work, steps=TRIAL_STEPS, epochs=None))
     group = call.group
     if group.stacked:
-        shared, extra = tree.rows(group.download[:2], slice(0, 1))
+        shared, extra = tree.rows(group.download[:2], head)
         group = group._replace(download=group.download._replace(shared=shared, extra=extra))
-    return Call(call.program, call.clients[:1], group, tree.rows(call.states, slice(0, 1)), context)
+    return Call(call.program, call.clients[head], group, tree.rows(call.states, head), context)
+
+
+def _moved(result: tuple[Upload, ClientState], before: ClientState) -> bool:
+    """Return whether a client has sent, or kept, anything that is not as it was."""
+    upload, after = result
+    sent = any(bool(x.any()) for tensors in upload.payload for x in tensors.values())
+    pairs = zip(tree.leaves(before), tree.leaves(after))
+    return sent or any(not torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
 
 
 def _close(a: Any, b: Any, tolerance: float) -> bool:

@@ -13,6 +13,7 @@ from partita.core.device import arithmetic
 from partita.core.options import declared, signature
 from partita.core.parts import Algorithm
 from partita.engine.description import configuration, describe
+from partita.engine.execute.task import memory_shared_by
 from partita.engine.lockstep.meeting import Meeting
 from partita.engine.lockstep.member import Together
 from partita.engine.lockstep.numbers import numbers
@@ -36,7 +37,8 @@ def in_lockstep(
     They come to their ends in any order, so what a run sets for the process while it goes on is set before:
     how exactly a GPU computes.
     """
-    with arithmetic(precision, deterministic), warnings.catch_warnings():
+    shared = memory_shared_by(len(runs))
+    with arithmetic(precision, deterministic), warnings.catch_warnings(), shared:
         return Meeting[T](Together(), kin).run(runs)
 
 

@@ -71,14 +71,21 @@ def write(folder: str | Path, round: int, tensors: Tensors, state: dict[str, Any
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read(folder: str | Path, names: Collection[str] | None = None) -> Checkpoint | None:
+def read(
+    folder: str | Path, names: Collection[str] | None = None, latest: int | None = None
+) -> Checkpoint | None:
     """Return the newest valid checkpoint, None if there is none; `names` limits the tensors that are read.
+
+    Those after the round `latest` are left out, as long as there is a valid one before.
 
     Damaged ones are skipped with a warning. It is an error if no valid one is left. A run that resumes from
     what it read calls `drop`, so that the damaged ones do not count among those that `write` keeps.
     """
     problems: list[str] = []
-    for path in _newest_first(Path(folder)):
+    paths = _newest_first(Path(folder))
+    if latest is not None:
+        paths.sort(key=lambda path: int(path.name) > latest)  # the later ones come last
+    for path in paths:
         try:
             return _load(path, names)
         except PermissionError:
