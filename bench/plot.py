@@ -44,7 +44,7 @@ def read(path: Path) -> Bench:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
         raise check.fail("figures", str(path), "at least one line of `partita bench --json`")
-    names = [f.name for f in fields(Row) if f.name != "peers"]
+    names = [f.name for f in fields(Row) if f.name not in ("peers", "one_model")]
     rows = [
         Row(
             **{name: line[name] for name in names},

@@ -65,6 +65,10 @@ def imports(node: ast.AST, at_top: bool = True) -> Iterator[Import]:
         yield from imports(child, at_top and not is_later)
 
 
+BY_TORCH = {"triton"}
+"""What builds of torch for CUDA bring along: kernels are imported where it is found, and nowhere else."""
+
+
 @functools.cache
 def foreign() -> dict[str, list[tuple[str, Import]]]:
     """The imports of the source that neither Python nor Partita has, by distribution."""
@@ -108,7 +112,7 @@ def test_the_finder_finds() -> None:
 def test_every_import_is_declared() -> None:
     """A core dependency may be imported anywhere, one of an extra only when it is used."""
     core, users = requirements(), requirements(*EXTRAS.keys() - {"dev", "docs"})
-    used = foreign()
+    used = {name: where for name, where in foreign().items() if name not in BY_TORCH}
     assert {"torch", "numpy", "scikit-learn", "plotly", "mlflow-skinny", "wandb", "ray", "optuna"} <= set(
         used
     )
@@ -121,6 +125,7 @@ def test_nothing_is_declared_for_nothing() -> None:
     by_others = {"sqlalchemy", "alembic", "tensorboard"}  # needed by mlflow-skinny's store and by torch
     users = requirements(*EXTRAS.keys() - FOR_DEVELOPERS)
     assert set(users) - set(foreign()) == by_others
+    assert not BY_TORCH & set(users)
 
 
 def test_bounds_are_from_below_and_tested() -> None:

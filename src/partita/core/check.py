@@ -7,13 +7,13 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import NoneType
+from types import FrameType, NoneType
 from typing import Any
 
 LARGEST = 2**63 - 1  # whole number in tensors and arrays
@@ -105,10 +105,20 @@ def warn(text: str) -> None:
         if text in said:
             return
         said.add(text)
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__"))):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    frame: FrameType | None = sys._getframe()
+    caller = CALLER.get()
+    while frame is not None and _is_ours(str(frame.f_globals.get("__name__"))):
+        frame = frame.f_back
+        if frame is None and caller is not None:  # a run in lockstep has a stack of its own
+            frame, caller = caller(), None
+    place = sys._getframe() if frame is None else frame
+    known = place.f_globals.setdefault("__warningregistry__", {})
+    module = str(place.f_globals.get("__name__"))
+    warnings.warn_explicit(text, UserWarning, place.f_code.co_filename, place.f_lineno, module, known)
+
+
+CALLER: ContextVar[Callable[[], FrameType | None] | None] = ContextVar("caller", default=None)
+"""Where the stack goes on at whose end a run in lockstep stands."""
 
 
 def _is_ours(module: str) -> bool:

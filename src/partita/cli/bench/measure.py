@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Row:
     phases: dict[str, float]
     flops: float | None = None
     share: float | None = None
-    one_model: float | None = None
+    one_model: float | None = field(default=None, kw_only=True)
 
     @property
     def ratio(self) -> float:

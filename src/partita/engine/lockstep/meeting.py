@@ -48,6 +48,7 @@ class Seat:
 
         def run(*_: Any) -> None:
             _SEAT.set(self)
+            check.CALLER.set(lambda: hub.gr_frame)
             try:
                 self.result = body()
             except BaseException as error:  # it is raised when the others have come to their ends

@@ -110,7 +110,7 @@ def _observe(
                 output, own = _passed(module, forward, x, y)
                 value = own if own is not None else loss.mean(output, y) if i < 2 else output
             _check_parameters(module, versions)
-            buffers |= set(_different(module, start))
+            buffers |= _moved(module, start)
             checkpoints = checkpoints or blocks.used
             if i == 0:
                 recomputes = _recomputes(module, value)
@@ -198,6 +198,18 @@ def _tensors(module: nn.Module, buffers: Tensors, device: torch.device) -> Tenso
 
 def _buffers(module: nn.Module) -> Tensors:
     return {k: v for k, v in module.named_buffers() if k.split(".")[-1] not in (KEY, MASK)}
+
+
+def _moved(module: nn.Module, before: Tensors) -> set[str]:
+    """Return the buffers that a training pass moves.
+
+    A layer that moves one of its buffers and writes to another moves both: what it writes may be what was
+    there, as where spectral_norm's v has come to rest and u has not.
+    """
+    moved = set(_different(module, before))
+    layers = {name.rpartition(".")[0] for name in moved}
+    written = {k for k in before if k.rpartition(".")[0] in layers and module.get_buffer(k)._version}
+    return moved | written
 
 
 def _different(module: nn.Module, before: Tensors) -> list[str]:
