@@ -1,8 +1,8 @@
 """The executor of a run among others: what all of them ask at once, one executor computes for all.
 
 Questions go together where they are about the same program of the same method, on models of the same
-tensors. Before several runs share a program, the first client of each takes two steps of it, with the others
-and alone: what differs stays apart, with the reason.
+tensors. Before several runs share a program, a client of each takes two steps of it, with the others and
+alone: what differs stays apart, with the reason.
 """
 
 from __future__ import annotations
