@@ -22,6 +22,8 @@ AXES = (
     "optim",
     "schedule",
     "theory",
+    "transforms",
+    "privacy",
     "data",
     "models",
     "workers",

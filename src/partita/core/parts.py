@@ -18,6 +18,7 @@ from partita.core.types import (
     Download,
     Inputs,
     Layout,
+    Message,
     Partition,
     RoundContext,
     Scores,
@@ -217,6 +218,88 @@ class Attack(NamedTuple):
     forge: Callable[[Upload, tuple[int, ...], Tensor], Mapping[int, Upload]] | None
     poison: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]] | None
     options: Mapping[str, Any]
+
+
+class Release(NamedTuple):
+    """What the server learns from a round, as a transform sees it before the method does.
+
+    total   sums over the clients that have reported, each counting for at most 1: of their deltas, of their
+            `sums` and `extra`; `weight` is what they count together
+    sent    sums of what the transform itself has sent from every client (the paths that `encode` has added)
+    public  what clients know of the transform, and `secret` what the server alone knows, as the last release
+            left them
+    key     seeds what is random: of (seed, the server's version, the transform)
+    expected  what all who could have reported count together on average
+    """
+
+    total: Upload
+    sent: Tensors
+    public: Tensors
+    secret: Tensors
+    key: Tensor
+    expected: float
+
+
+class Taken(NamedTuple):
+    """What has been released so far, for an account of it.
+
+    releases  how many there were, and `planned` how many the run is to have (None: nobody knows)
+    rate      with what probability a client takes part in each, independently of all others (None: chances
+              are others, so that only `turns` count)
+    turns     in how many releases any client has taken part at most, and `most_turns` in how many any will
+              have by the end (None: nobody knows)
+    apart     the least number of releases from one turn of a client to its next (None: any)
+    clients   N
+    """
+
+    releases: int
+    planned: int | None
+    rate: float | None
+    turns: int
+    most_turns: int | None
+    apart: int | None
+    clients: int
+
+
+class Transform(NamedTuple):
+    """What happens to each client's whole upload on its way, and at the server to what all have sent.
+
+    A transform has any of these. At the client, in the order of `federate(uploads=[...])`, for one client:
+
+    encode  (message, public, key) -> message: pure, so that it runs for many clients at once. `public` is
+            what the server has told of the transform, and `key` seeds what is random, of (seed, round, client)
+    packed  (the message that `encode` was given, for shapes and types) -> the bits that an entry takes of
+            what it has added, by path, where they are fewer than those of its type
+
+    At the server, in reverse order:
+
+    decode  (message, the message that `encode` was given, for shapes and types, key) -> message: for one
+            client. What `encode` has added is gone, and what it has replaced is there again
+    accept  (message, public) -> message: for one client, whatever it has sent; what must hold for the
+            server, since a Byzantine client does what it likes
+    release (Release) -> (total, public, secret): what is done to the sums of a round, once
+
+    begin       (an upload) -> public, secret: what the server knows of the transform before the first round
+    lossy       whether what `decode` returns differs from what `encode` was given
+    feedback    whether a client keeps what the encoding has lost, and adds it to its next upload
+    weight_cap  how much a client may count at most where it counts by samples (None: as it does)
+    for_sums    why it needs a method that adds up what clients send ('': it does not)
+    account     (Taken) -> numbers for metrics.jsonl, progress and report, such as {"epsilon": 1.3}
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    encode: Callable[[Message, Tensors, Tensor], Message] | None = None
+    decode: Callable[[Message, Message, Tensor], Message] | None = None
+    packed: Callable[[Message], Mapping[str, int]] | None = None
+    accept: Callable[[Message, Tensors], Message] | None = None
+    release: Callable[[Release], tuple[Upload, Tensors, Tensors]] | None = None
+    begin: Callable[[Upload], tuple[Tensors, Tensors]] | None = None
+    lossy: bool = False
+    feedback: bool = False
+    weight_cap: float | None = None
+    for_sums: str = ""
+    account: Callable[[Taken], Mapping[str, float]] | None = None
 
 
 class Share(NamedTuple):

@@ -74,6 +74,18 @@ class Upload(NamedTuple):
         return self.delta, self.extra, self.sums
 
 
+class Message(NamedTuple):
+    """What a client uploads, on its way: its tensors by path, such as 'delta.fc.weight' or 'sums.fc.weight'.
+
+    `numbers` are those that transforms may change: directions, of which the server takes means or sums.
+    `rest` travels as it is: counters, BatchNorm statistics, what a method sends beside ('extra.NAME'), and
+    what transforms have packed, such as the indices and the levels of 'delta.fc.weight'.
+    """
+
+    numbers: Tensors
+    rest: Tensors
+
+
 class ServerState(NamedTuple):
     """What the server knows. `version` counts its steps."""
 

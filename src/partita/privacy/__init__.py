@@ -1,0 +1,1 @@
+"""Differential privacy at the level of the client: `partita.privacy`."""
