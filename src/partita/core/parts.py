@@ -267,7 +267,7 @@ class Transform(NamedTuple):
     A transform has any of these. At the client, in the order of `federate(uploads=[...])`, for one client:
 
     encode  (message, public, key) -> message: pure, so that it runs for many clients at once. `public` is
-            what the server has told of the transform, and `key` seeds what is random, of (seed, round, client)
+            what the server has told of the transform, `key` seeds what is random: of (seed, round, client)
     packed  (the message that `encode` was given, for shapes and types) -> the bits that an entry takes of
             what it has added, by path, where they are fewer than those of its type
 
