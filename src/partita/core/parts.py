@@ -280,6 +280,7 @@ class Transform(NamedTuple):
     release (Release) -> (total, public, secret): what is done to the sums of a round, once
 
     begin       (an upload) -> public, secret: what the server knows of the transform before the first round
+    draws       whether `encode` uses its key
     lossy       whether what `decode` returns differs from what `encode` was given
     feedback    whether a client keeps what the encoding has lost, and adds it to its next upload
     weight_cap  how much a client may count at most where it counts by samples (None: as it does)
@@ -295,6 +296,7 @@ class Transform(NamedTuple):
     accept: Callable[[Message, Tensors], Message] | None = None
     release: Callable[[Release], tuple[Upload, Tensors, Tensors]] | None = None
     begin: Callable[[Upload], tuple[Tensors, Tensors]] | None = None
+    draws: bool = False
     lossy: bool = False
     feedback: bool = False
     weight_cap: float | None = None

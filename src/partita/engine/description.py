@@ -14,7 +14,16 @@ import torch
 
 from partita.algorithms.psi import Penalty
 from partita.core.options import called
-from partita.core.parts import Aggregation, Aggregator, Algorithm, Attack, Capacity, Measure, Optimizer
+from partita.core.parts import (
+    Aggregation,
+    Aggregator,
+    Algorithm,
+    Attack,
+    Capacity,
+    Measure,
+    Optimizer,
+    Transform,
+)
 from partita.engine import digest as code
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices
@@ -22,7 +31,8 @@ from partita.engine.stage import Choices
 
 def describe(value: Any) -> Any:
     """Return a description of a value in JSON's types: what is needed to write it down again."""
-    if isinstance(value, Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | Optimizer):
+    parts = Algorithm | Aggregator | Attack | Capacity | Measure | Penalty | Optimizer | Transform
+    if isinstance(value, parts):
         return {"name": value.name, **describe(value.options), **_own_code(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {} if code.is_installed(type(value)) else {"code": code.digest(type(value))}
@@ -84,6 +94,8 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
         "augment": describe(settings.augment),
         "attack": describe(settings.attack),
         "capacity": describe(settings.capacity),
+        "uploads": describe(settings.uploads),
+        "downloads": describe(settings.downloads),
         "measures": describe(settings.measures),
         "loss": setup.profile.loss.name,
         "metric": setup.profile.metric.name,

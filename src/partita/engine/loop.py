@@ -69,8 +69,8 @@ def one_round(stage: Stage, state: State) -> Round:
     """Let a cohort train, and the server act on what it sends."""
     begin = time.perf_counter()
     stage.release(state.server)  # what the last round computed is used up
-    with state.timer("cohort"):
-        cohort = state.schedule.next(state.server)  # who reports now, and what each had downloaded
+    with state.timer("cohort"):  # who reports now, and what each had downloaded
+        cohort = stage.channel.downloaded(state.schedule.next(state.server))
     if len(set(cohort.clients)) < len(cohort.clients):
         refuse_twice(cohort, stage.setup.data.names)
     if cohort.late:
@@ -115,9 +115,7 @@ def _train_chunk(stage: Stage, state: State, cohort: Cohort, quorum: int, chunk:
     With a quorum, their new states wait until all have trained: too many uploads may yet be set aside.
     """
     uploads, states, rejections = _arriving(stage, state, cohort)
-    devices = stage.setup.devices
-    sent = uploads.delta, uploads.extra, uploads.sums
-    bytes_up = tree.nbytes(sent) if devices.alike else devices.bytes_sent(uploads)
+    bytes_up = stage.bytes_sent(uploads)
     result = _keep(stage, state, cohort, quorum, Chunk(uploads, rejections, bytes_up), states)
     if chunk is None:
         return result
@@ -165,7 +163,7 @@ def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
     """Return what these clients send now; whoever is in flight trains with those who have not yet."""
     pending = state.pending
     if any(client not in pending for client in cohort.clients):
-        in_flight = state.schedule.in_flight()
+        in_flight = stage.channel.downloaded(state.schedule.in_flight())
         if not pending and not in_flight.clients:  # synchronous: nobody else is at work
             return _trained(stage, state, cohort)
         for chunk in _chunks(stage, pending.untrained(cohort, in_flight)):
@@ -283,7 +281,8 @@ def _aggregate(stage: Stage, state: State, uploads: Upload, chunk: int | None = 
     if uploads.weight is None or not len(uploads.weight):
         return None
     with state.timer("aggregation"):
-        return stage.aggregate(uploads, _aggregation_key(stage, state, chunk))
+        accepted = stage.channel.accepted(uploads, state.server.extra)
+        return stage.aggregate(accepted, _aggregation_key(stage, state, chunk))
 
 
 def _aggregation_key(stage: Stage, state: State, chunk: int | None) -> Tensor:
@@ -296,11 +295,14 @@ def _server_step(
     stage: Stage, state: State, uploads: Upload, combined: Upload | None
 ) -> tuple[ServerState, Tensors]:
     """Let the server act on what was accepted; without any upload only the version goes on."""
-    server, devices = state.server, stage.setup.devices
+    server, devices, releases = state.server, stage.setup.devices, stage.releases
+    if combined is None and releases is not None:
+        combined = releases.nothing()  # what is released must not tell whether anybody came
     if combined is None:
         return server._replace(version=server.version + 1), {}
-    if sent := uploads.delta or combined.delta:  # fine-tuning sends nothing: the server's model stays
+    if sent := stage.upload_like.delta:  # fine-tuning sends nothing: the server's model stays
         state.server_is_complete = set(stage.setup.names) <= set(sent)
     with state.timer("server"):
         moved = stage.server_rule.step(server, combined)
-        return moved if devices.alike else devices.settled(server, moved, uploads), combined.metrics
+        settled = moved if devices.alike or releases else devices.settled(server, moved, uploads)
+        return settled, combined.metrics

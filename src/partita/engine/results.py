@@ -440,7 +440,7 @@ def _classes(stage: Stage, rows: Table, scores: Columns) -> dict[str, Any] | Non
             "memory": size,
             "parameters": devices.parameters(kind),
             "bytes_down": stage.bytes_down[kind],
-            "bytes_up": devices.bytes_up(kind, stage.upload_like),
+            "bytes_up": stage.bytes_up[kind],
             "reports": int(rows.numbers("reports")[mine].sum()),
             "delay": sum(delays) / len(delays) if delays else None,
             "test": {model: mean_score(scores[model], weight) for model in MODELS},

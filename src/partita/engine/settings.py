@@ -23,6 +23,7 @@ from partita.core.parts import (
     Capacity,
     Measure,
     StagePlan,
+    Transform,
 )
 from partita.core.types import Work
 from partita.engine.callbacks import Callback
@@ -32,6 +33,7 @@ from partita.engine.placement import PLACES
 from partita.engine.record import Record
 from partita.engine.store import Store
 from partita.schedule import Schedule, preferred, synchronous
+from partita.transforms.order import in_order
 from partita.workers import Workers
 from partita.workers import requested as workers_requested
 
@@ -125,6 +127,30 @@ def _measures(field: str, measures: Any) -> Sequence[Measure]:
     if len(set(names)) < len(names):
         raise check.fail(field, names, "each measure once")
     return tuple(measures)
+
+
+def _transforms(field: str, transforms: Any) -> tuple[Transform, ...]:
+    """Return a list of transforms; a single one is a list of one."""
+    listed = (transforms,) if isinstance(transforms, Transform) else transforms
+    of = isinstance(listed, Sequence) and not isinstance(listed, str)
+    if not of or not all(isinstance(t, Transform) for t in listed):
+        raise check.fail(field, transforms, "a list such as [partita.transforms.topk(0.01)]")
+    return tuple(listed)
+
+
+def _uploads(field: str, uploads: Any) -> tuple[Transform, ...]:
+    """Return the transforms of uploads, in an order in which none undoes what one before it has done."""
+    return in_order(_transforms(field, uploads))
+
+
+def _downloads(field: str, downloads: Any) -> tuple[Transform, ...]:
+    """Return the transforms of downloads, which are the same for all clients and need no draws."""
+    transforms = _transforms(field, downloads)
+    for number, transform in enumerate(transforms):
+        if transform.encode is None or transform.draws or transform.feedback or transform.release:
+            allowed = "transforms that draw nothing and remember nothing, such as partita.transforms.half()"
+            raise check.fail(f"{field}[{number}]", transform.name, allowed)
+    return transforms
 
 
 def _callbacks(field: str, callbacks: Any) -> Sequence[Callback]:
@@ -338,6 +364,23 @@ class Parts:
             allowed="partita.capacity.depth(...), width(...) or fjord(...)",
         ),
     ] = None
+    uploads: Annotated[
+        Sequence[Transform],
+        Option(
+            "what happens to each client's whole upload on its way, in this order, such as "
+            "`[partita.transforms.topk(0.01), partita.transforms.quantize(8)]` or "
+            "`[partita.privacy.gaussian(epsilon=4)]` (default: nothing)",
+            check=_uploads,
+        ),
+    ] = ()
+    downloads: Annotated[
+        Sequence[Transform],
+        Option(
+            "what happens to what clients receive of the model, such as `[partita.transforms.half()]`; only "
+            "transforms that draw nothing (default: nothing)",
+            check=_downloads,
+        ),
+    ] = ()
     measures: Annotated[
         Sequence[Measure],
         Option(

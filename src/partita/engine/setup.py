@@ -17,7 +17,7 @@ from partita.core import check
 from partita.core.asks import asked_by
 from partita.core.criterion import LOSSES, Criterion
 from partita.core.frozen import lean_copy, note
-from partita.core.parts import Algorithm, StagePlan
+from partita.core.parts import Algorithm, StagePlan, Transform
 from partita.core.types import ClientState, Partition, Tensors
 from partita.data import FederatedData
 from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_about_scale
@@ -74,6 +74,7 @@ class Setup:
     names       the tensors that are trained or tracked, and `initial` their values at the start
     origin      digests of what the run starts from, which a resumed run must bring again
     plans       the stages of the run, with nothing left open
+    uploads     what happens to uploads, with nothing left open
     newcomers   clients that come after training
     crew        the workers that compute, while the run goes on
     """
@@ -90,6 +91,7 @@ class Setup:
     origin: Origin
     plans: tuple[StagePlan, ...]
     devices: Devices
+    uploads: tuple[Transform, ...] = ()
     newcomers: FederatedData | None = None
     crew: Team | None = None
 
@@ -145,6 +147,7 @@ class Setup:
             origin=origin or Origin.of(module, names, computed, trial),
             plans=plans,
             devices=Devices.of(settings.capacity, module, names, data, settings.seed, batch),
+            uploads=tuple(settings.uploads),
         )
         refuse_with(settings.augment, setup.devices.shares)
         setup._check_plans()
@@ -240,6 +243,12 @@ class Setup:
     def schedules(self) -> list[Schedule]:
         """The schedule of each stage."""
         return [schedule_of(plan, self.settings.schedule) for plan in self.plans]
+
+    def rate(self, stage: int) -> float:
+        """What share of the clients reports in a round of this stage on average."""
+        plan, schedule = self.plans[stage], self.schedules[stage]
+        reporting = getattr(schedule, "buffer", None) or plan.cohort or self.data.clients
+        return float(reporting / self.data.clients)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -27,10 +27,12 @@ from partita.core.parts import (
 )
 from partita.core.types import PASS_BATCH, ClientState, Download, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
+from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
 from partita.engine.model.problem import ModelProblem
+from partita.engine.release import Releases, releases_of, serving
 from partita.engine.settings import stage_work
 from partita.engine.setup import Setup
 from partita.engine.workers.messages import StageBlob
@@ -78,6 +80,8 @@ class Stage:
     spread       the executor, where it cuts a cohort into shares for workers
     release      lets the executor use the memory of earlier results again, but for what is kept
     aggregate    (stacked uploads, key) -> one upload
+    channel      what happens to uploads and downloads on their way
+    releases     what is released of sums, where a transform does so: then `aggregate` sums up
     """
 
     setup: Setup
@@ -98,6 +102,8 @@ class Stage:
     limits: Limits
     work: Work
     is_global: bool
+    channel: Channel
+    releases: Releases | None = None
     spread: Spread | None = None
 
     @property
@@ -146,8 +152,8 @@ class Stage:
         """Whether deltas may be added up as they come: the method allows it, and nobody looks at one."""
         settings = self.setup.settings
         looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
-        able = getattr(self.algorithm.aggregate, "adds_up", False)
-        return able and self.setup.devices.alike and not looked_at
+        able = getattr(self.algorithm.aggregate, "adds_up", False) and self.setup.devices.alike
+        return (able or self.releases is not None) and not looked_at
 
     @functools.cached_property
     def in_this_process(self) -> Stage:
@@ -167,14 +173,26 @@ class Stage:
     def bytes_down(self) -> dict[int, int]:
         """By class of devices, the bytes that a client downloads in a turn."""
         server = self.server_rule.init(tree.pick(self.initial, self.partition.shared))
-        return {k: self.setup.devices.bytes_down(k, server) for k in self.setup.devices.used}
+        devices = self.setup.devices
+        return {k: self.channel.bytes_down(devices, k, server) for k in devices.used}
 
     @functools.cached_property
+    def bytes_up(self) -> dict[int, int]:
+        """By class of devices, the bytes that a client uploads in a turn."""
+        return {k: self.channel.bytes_up(self.setup.devices, k) for k in self.setup.devices.used}
+
+    def bytes_sent(self, uploads: Upload) -> int:
+        """Return the bytes that these clients have uploaded."""
+        devices = self.setup.devices
+        if not self.channel.uploads.transforms:
+            return devices.bytes_sent(uploads)
+        assert uploads.client is not None
+        return sum(self.bytes_up[int(devices.class_of[c])] for c in uploads.client.tolist())
+
+    @property
     def upload_like(self) -> Upload:
         """What a client would send that holds the whole model, for its names and shapes."""
-        return _upload_like(
-            self.algorithm, self.problem, self.initial, self.partition, self.setup.settings.device
-        )
+        return self.channel.like
 
 
 def programs(
@@ -269,19 +287,23 @@ def bind(
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
     executor: Executor = whole
+    upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
     if not devices.uniform:
-        upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
         executor = devices.executor(settings.executor, whole, task, upload_like)
+    channel = Channel.of(setup.uploads, settings.downloads, problem.buffers, upload_like)
+    releases = releases_of(setup, number, algorithm, problem, channel)
+    sending = channel.around(algorithm)
     personalize = algorithm.personalize
     if static and (partition.personal or personalize(problem).phases):
         personalize = with_own_statistics(personalize)
-    is_global, new_client = setup.is_global(number), setup.new_client(algorithm, initial)
+    is_global = setup.is_global(number)
+    new_client = channel.new_client(setup.new_client(algorithm, initial))
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
     scoring = evaluations(personalize, setup.profile.kept, data, limits.pass_batch)
     if (place := seat()) is not None and devices.uniform and setup.crew is None and joins(settings.executor):
         scored = frozenset(program.name for program in scoring)
         kind, plain = place.kin(setup, number), personalize is as_is
-        executor = Member(whole, task, settings.executor, place, kind, algorithm, scored, plain)
+        executor = Member(whole, task, settings.executor, place, kind, sending, scored, plain)
     spread = None
     if setup.crew is not None:
         executor = spread = _spread(setup, number, initial, executor, whole, choices)
@@ -298,13 +320,15 @@ def bind(
         problem=problem,
         rule=algorithm.local(problem),
         personalize=personalize,
-        programs=programs(algorithm, personalize, is_global, splits, scoring),
+        programs=programs(sending, personalize, is_global, splits, scoring),
         executor=executor,
         whole=whole,
         spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
-        aggregate=devices.aggregate(algorithm.aggregate(problem)),
-        server_rule=algorithm.server(problem),
+        aggregate=releases.totals if releases else devices.aggregate(algorithm.aggregate(problem)),
+        server_rule=serving(algorithm.server(problem), setup.uploads, channel.like, releases),
+        channel=channel,
+        releases=releases,
         limits=limits,
         work=stage_work(plan),
         is_global=is_global,

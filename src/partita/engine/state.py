@@ -248,6 +248,10 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         folder=_states_folder(stage),
         device=stage.limits.store_device,
     )
+
+    def received(client: int) -> int:
+        return stage.bytes_down[int(devices.class_of[client])]
+
     spec = StageSpec(
         clients=clients,
         cohort=stage.cohort,
@@ -256,7 +260,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         seed=settings.seed,
         time=time,
         steps=lambda client: client_steps(stage.rule, np.array([client]), setup.data, state.context(stage)),
-        received=None if devices.alike else lambda client: stage.bytes_down[int(devices.class_of[client])],
+        received=received if stage.channel.downloads.transforms or not devices.alike else None,
         facts=lambda: facts_of(setup.data.train[:, 1], counters.clock.turns),
         ask=lambda clients, samples: questions(clients, samples),
     )

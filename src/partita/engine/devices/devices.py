@@ -273,11 +273,23 @@ class Devices:
 
     # ---- what it costs
 
-    def bytes_down(self, kind: int, server: ServerState) -> int:
-        """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
+    def held(self, kind: int, tensors: Tensors) -> Tensors:
+        """Return what a client of this class holds of these tensors, and what is no tensor of the model."""
+        shapes = self.shapes[kind]
+        return {
+            k: v[tuple(slice(0, n) for n in shapes[k])] if k in shapes else v
+            for k, v in tensors.items()
+            if k in shapes or k not in self.full
+        }
+
+    def received(self, kind: int, shared: Tensors) -> Tensors:
+        """Return what a client of this class downloads of the model: its part, and its frozen blocks."""
         frozen = [k for piece in self.shares[kind].pieces for k, _ in named(piece)]
-        pieces = {k: server.shared[k] for k in frozen if k in server.shared and k not in self.shapes[kind]}
-        return self._bytes(kind, server.shared) + self._bytes(kind, server.extra) + tree.nbytes(pieces)
+        return {**{k: shared[k] for k in frozen if k in shared}, **self.held(kind, shared)}
+
+    def bytes_down(self, kind: int, server: ServerState) -> int:
+        """Return the bytes that a client of this class downloads."""
+        return tree.nbytes(self.received(kind, server.shared)) + self._bytes(kind, server.extra)
 
     def bytes_up(self, kind: int, upload: Upload) -> int:
         """Return the bytes that a client of this class uploads of what `upload` is of the whole model."""

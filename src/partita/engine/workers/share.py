@@ -67,11 +67,12 @@ def _summed(stage: Stage, assignment: Assignment, key: Tensor) -> Summed:
     samples, device = stage.setup.data.train[:, 1], stage.setup.settings.device
     uploads = tree.with_sender(uploads, assignment.clients, samples, device)
     rejections = tree.faults(uploads, (uploads.metrics, states), n)
-    bytes_up = tree.nbytes(uploads.payload)
+    bytes_up = stage.bytes_sent(uploads)
     usable = uploads
     if any(rejections):
         usable = tree.rows(uploads, [i for i, rejection in enumerate(rejections) if not rejection])
-    combined = stage.aggregate(usable, key) if rejections.count("") else None
+    accepted = stage.channel.accepted(usable, assignment.group.download.extra)
+    combined = stage.aggregate(accepted, key) if rejections.count("") else None
     kept = uploads._replace(delta={}, extra={}, sums={})
     stage.release((combined, kept, states))
     return Summed(Trained(kept, states, rejections), bytes_up, combined)

@@ -1,0 +1,335 @@
+"""What lies between the clients and the server: what happens to uploads and downloads on their way.
+
+    client   message → encode, one transform after another → what is sent
+    server   what is sent → decode, in reverse order → accept → aggregate, or sum up and release
+
+A simulation encodes and decodes inside the executor, as the last thing that a client's rule does: a stack of
+clients does it as one, and all that follows sees what a server would see. Where compression has `feedback`,
+clients keep what it has lost and add it to what they send next:
+
+    sent = decode(encode(x + e)),   e ← x + e − sent
+
+What releases is in `partita.engine.release`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partita.core import draws, tree
+from partita.core.parts import Algorithm, LocalRule, Problem, Transform
+from partita.core.types import (
+    ClientState,
+    Cohort,
+    Download,
+    Group,
+    Message,
+    ServerState,
+    Tensors,
+    Upload,
+)
+from partita.engine.devices.devices import Devices
+
+OWN = "uploads."
+"""What begins the names, in `extra`, of what transforms send and of what they tell clients."""
+RESIDUAL = "residual."
+"""What begins the names, in a client's memory, of what compression has lost so far."""
+
+
+# ---- an upload as a message
+
+
+def message_of(upload: Upload, statistics: frozenset[str]) -> Message:
+    """Return what a client sends by path; counters and BatchNorm's `statistics` are no directions."""
+    numbers: Tensors = {}
+    rest: Tensors = {}
+    for part, tensors in (("delta", upload.delta), ("sums", upload.sums), ("extra", upload.extra)):
+        for name, value in tensors.items():
+            moves = part != "extra" and value.is_floating_point() and name not in statistics
+            (numbers if moves else rest)[f"{part}.{name}"] = value
+    return Message(numbers, rest)
+
+
+def upload_of(message: Message, before: Upload) -> tuple[Upload, Tensors]:
+    """Return the upload that a message was made of, in the order of its names, and what else was sent."""
+    paths = {**message.rest, **message.numbers}
+    delta, sums, extra = (
+        {name: paths.pop(f"{part}.{name}") for name in tensors}
+        for part, tensors in (("delta", before.delta), ("sums", before.sums), ("extra", before.extra))
+    )
+    return before._replace(delta=delta, sums=sums, extra=extra), paths
+
+
+def own_name(number: int, name: str) -> str:
+    """Return what `extra` calls something of the transform of this number."""
+    return f"{OWN}{number}.{name}"
+
+
+def told(number: int, extra: Tensors) -> Tensors:
+    """Return what is the transform's of what travels beside the model, by its own names."""
+    prefix = own_name(number, "")
+    return {k.removeprefix(prefix): v for k, v in extra.items() if k.startswith(prefix)}
+
+
+def without_own(tensors: Tensors) -> Tensors:
+    """Return what is the method's own of what travels beside the model."""
+    return {k: v for k, v in tensors.items() if not k.startswith(OWN)}
+
+
+# ---- the way of one upload
+
+
+class Way:
+    """The transforms that an upload passes: `lossless` ones, then those that compress it."""
+
+    def __init__(self, transforms: Sequence[Transform]) -> None:
+        self.transforms = tuple(transforms)
+        lossy = [i for i, t in enumerate(self.transforms) if t.lossy]
+        self.lossless = lossy[0] if lossy else len(self.transforms)
+        self.feedback = any(t.feedback for t in self.transforms)
+
+    def encode(
+        self, message: Message, publics: Sequence[Tensors], key: Tensor, numbers: range
+    ) -> tuple[Message, list[Message]]:
+        """Return what some of the transforms make of a message, and what each of them was given."""
+        given = []
+        for i in numbers:
+            given.append(message)
+            encode = self.transforms[i].encode
+            if encode is not None:
+                message = encode(message, publics[i], draws.branch(key, "upload", i))
+        return message, given
+
+    def decode(self, message: Message, given: Sequence[Message], key: Tensor) -> Message:
+        """Return what the server makes of a message; of `given` only shapes and types are looked at."""
+        for i in reversed(range(len(given))):
+            decode = self.transforms[i].decode
+            if decode is not None:
+                message = decode(message, given[i], draws.branch(key, "upload", i))
+        return message
+
+    def __call__(
+        self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
+    ) -> tuple[Message, Tensors]:
+        """Return what arrives at the server, and what compression has lost so far."""
+        n = len(self.transforms)
+        whole, given = self.encode(message, publics, key, range(self.lossless))
+        if residual:
+            whole = whole._replace(numbers={k: v + residual[k] for k, v in whole.numbers.items()})
+        sent, then = self.encode(whole, publics, key, range(self.lossless, n))
+        arrived = self.decode(sent, [*given, *then], key)
+        return arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
+
+    def size(self, message: Message, publics: Sequence[Tensors]) -> int:
+        """Return the bytes of what is sent of such a message."""
+        sent, given = self.encode(message, publics, _trial_key(message), range(len(self.transforms)))
+        entries = {**sent.numbers, **sent.rest}
+        bits = {path: 8 * value.element_size() for path, value in entries.items()}
+        for transform, before in zip(self.transforms, given):
+            bits |= {} if transform.packed is None else transform.packed(before)
+        return sum(-(-value.numel() * bits[path] // 8) for path, value in entries.items())
+
+    def tried(self, message: Message, publics: Sequence[Tensors]) -> tuple[Message, list[set[str]]]:
+        """Return what arrives of a message, and what of it each transform has added."""
+        key = _trial_key(message)
+        sent, given = self.encode(message, publics, key, range(len(self.transforms)))
+        arrived, steps = self.decode(sent, given, key), [*given, sent]
+        kept = set(arrived.rest) - set(message.rest)
+        paths = [set(step.numbers) | set(step.rest) for step in steps]
+        return arrived, [(after - before) & kept for before, after in itertools.pairwise(paths)]
+
+
+def _trial_key(message: Message) -> Tensor:
+    device = next((x.device for part in message for x in part.values()), "cpu")
+    return draws.key(0, "trial", device=device)
+
+
+# ---- bound to a stage
+
+
+@dataclass(frozen=True, eq=False)
+class Channel:
+    """The transforms of a stage, bound to what its clients send.
+
+    uploads     what happens to uploads, and `downloads` to what clients receive
+    statistics  the names of what is no direction: BatchNorm statistics
+    like        what arrives of a client that holds the whole model, with what transforms send beside it
+    added       by path, the number of the transform that has added what it sends beside the upload
+    """
+
+    uploads: Way
+    downloads: Way
+    statistics: frozenset[str]
+    like: Upload
+    added: dict[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        uploads: Sequence[Transform],
+        downloads: Sequence[Transform],
+        statistics: Sequence[str],
+        like: Upload,
+    ) -> Channel:
+        """Try the transforms on what a client sends that has taken no step."""
+        way, names = Way(uploads), frozenset(statistics)
+        publics = [{} if t.begin is None else t.begin(like)[0] for t in uploads]
+        message = message_of(like, names)
+        arrived, found = way.tried(message, publics) if uploads else (message, [])
+        added = {path: number for number, paths in enumerate(found) for path in sorted(paths)}
+        sent = {own_name(number, path): arrived.rest[path] for path, number in added.items()}
+        like = like._replace(extra={**like.extra, **sent})
+        return cls(way, Way(downloads), names, like, added)
+
+    def _publics(self, like: Upload) -> list[Tensors]:
+        """Return what transforms tell clients at first."""
+        return [{} if t.begin is None else t.begin(like)[0] for t in self.uploads.transforms]
+
+    @property
+    def sends(self) -> bool:
+        """Whether clients send anything at all."""
+        return any(tensors for tensors in self.like.payload)
+
+    # ---- the client's side
+
+    def around(self, algorithm: Algorithm) -> Algorithm:
+        """Return the method whose clients send their uploads this way; who comes later sends nothing."""
+        if not self.uploads.transforms or not self.sends:
+            return algorithm
+        later = algorithm.newcomer or algorithm.local
+        return replace(algorithm, local=self._sending(algorithm.local), newcomer=_silent(later))
+
+    def new_client(self, state: ClientState) -> ClientState:
+        """Return the state of a client that was never seen, with nothing lost so far."""
+        if not self.uploads.feedback or not self.sends:
+            return state
+        lost = tree.zeros_like(message_of(self.like, self.statistics).numbers)
+        return state._replace(memory={**state.memory, **{RESIDUAL + k: v for k, v in lost.items()}})
+
+    def _sending(self, build: Callable[[Problem], LocalRule]) -> Callable[[Problem], LocalRule]:
+        way, feedback = self.uploads, self.uploads.feedback
+
+        def bind(problem: Problem) -> LocalRule:
+            rule = build(problem)
+
+            def finish(carry: Any, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+                upload, new = rule.finish(carry, _own(download), _without_residual(state))
+                publics = [told(i, download.extra) for i in range(len(way.transforms))]
+                message, residual = message_of(upload, self.statistics), _residual(state)
+                assert download.key is not None
+                arrived, lost = way(message, publics, download.key, residual)
+                upload, beside = upload_of(arrived, upload)
+                sent = {own_name(self.added[path], path): value for path, value in beside.items()}
+                memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
+                upload = upload._replace(extra={**upload.extra, **sent})
+                return upload, new._replace(memory=memory) if feedback else new
+
+            return _with_own(rule)._replace(finish=finish)
+
+        return bind
+
+    # ---- what it costs
+
+    def bytes_up(self, devices: Devices, kind: int) -> int:
+        """Return the bytes that a client of this class of devices uploads: those of what is really sent."""
+        if not self.uploads.transforms:
+            return devices.bytes_up(kind, self.like)
+        own = self.like._replace(extra=without_own(self.like.extra))
+        held = own._replace(delta=devices.held(kind, own.delta), sums=devices.held(kind, own.sums))
+        return self.uploads.size(message_of(held, self.statistics), self._publics(self.like))
+
+    def bytes_down(self, devices: Devices, kind: int, server: ServerState) -> int:
+        """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
+        whole = devices.bytes_down(kind, server)
+        if not self.downloads.transforms:
+            return whole
+        shared = devices.received(kind, server.shared)
+        message = message_of(Upload(shared), self.statistics)
+        return (
+            whole - tree.nbytes(shared) + self.downloads.size(message, [{}] * len(self.downloads.transforms))
+        )
+
+    # ---- the server's side
+
+    def accepted(self, uploads: Upload, extra: Tensors) -> Upload:
+        """Return stacked uploads as the server takes them: what must hold of each is enforced.
+
+        extra  what the server tells clients beside the model
+        """
+        accepting = [(i, t.accept) for i, t in enumerate(self.uploads.transforms) if t.accept is not None]
+        caps = [t.weight_cap for t in self.uploads.transforms if t.weight_cap is not None]
+        if caps and uploads.weight is not None:
+            uploads = uploads._replace(weight=uploads.weight.clamp(max=min(caps)))
+        if not accepting or not any(uploads.payload):
+            return uploads
+        own = uploads._replace(extra=without_own(uploads.extra))
+        beside = [told(i, uploads.extra) for i in range(len(self.uploads.transforms))]
+        message = message_of(own, self.statistics)
+        for i, accept in reversed(accepting):
+            given = message._replace(rest={**message.rest, **beside[i]})
+            public = told(i, extra)
+            taken = torch.func.vmap(lambda m, accept=accept, public=public: accept(m, public))(given)
+            beside[i] = {path: taken.rest[path] for path in beside[i]}
+            rest = {k: v for k, v in taken.rest.items() if k not in beside[i]}
+            message = Message(taken.numbers, rest)
+        own, _ = upload_of(message, own)
+        sent = {own_name(i, path): v for i, paths in enumerate(beside) for path, v in paths.items()}
+        return own._replace(extra={**own.extra, **sent})
+
+    def downloaded(self, cohort: Cohort) -> Cohort:
+        """Return a cohort whose clients have received what the server has sent them."""
+        if not self.downloads.transforms:
+            return cohort
+        return cohort._replace(groups=tuple(map(self._received, cohort.groups)))
+
+    def _received(self, group: Group) -> Group:
+        shared = group.download.shared
+        message = message_of(Upload(shared), self.statistics)
+        key = draws.key(0, "download", group.download.version, device=next(iter(shared.values())).device)
+        arrived, _ = self.downloads(message, [{}] * len(self.downloads.transforms), key, {})
+        received, _ = upload_of(arrived, Upload(shared))
+        return group._replace(download=group.download._replace(shared=received.delta))
+
+
+def _own(download: Download) -> Download:
+    """Return what the method itself knows of a download."""
+    return download._replace(extra=without_own(download.extra))
+
+
+def _residual(state: ClientState) -> Tensors:
+    return {k.removeprefix(RESIDUAL): v for k, v in state.memory.items() if k.startswith(RESIDUAL)}
+
+
+def _without_residual(state: ClientState) -> ClientState:
+    return state._replace(memory={k: v for k, v in state.memory.items() if not k.startswith(RESIDUAL)})
+
+
+def _with_own(rule: LocalRule) -> LocalRule:
+    """Return the rule, which sees what is the method's own."""
+
+    def start(download: Download, state: ClientState) -> Any:
+        return rule.start(_own(download), _without_residual(state))
+
+    return rule._replace(start=start)
+
+
+def _silent(build: Callable[[Problem], LocalRule]) -> Callable[[Problem], LocalRule]:
+    """Return the rule of clients that send nothing, and so lose nothing."""
+
+    def bind(problem: Problem) -> LocalRule:
+        rule = build(problem)
+
+        def finish(carry: Any, download: Download, state: ClientState) -> tuple[Upload, ClientState]:
+            upload, new = rule.finish(carry, _own(download), _without_residual(state))
+            lost = {RESIDUAL + k: v for k, v in _residual(state).items()}
+            return upload, new._replace(memory={**new.memory, **lost})
+
+        return _with_own(rule)._replace(finish=finish)
+
+    return bind
