@@ -90,10 +90,10 @@ class Timing:
         default_factory=lambda: dict.fromkeys(("time", "activity", "age", "uploads"), 0)
     )
 
-    def count(self, cohort: Cohort, usable: int) -> None:
-        """One more round, with so many usable uploads."""
+    def count(self, cohort: Cohort, abandoned: bool) -> None:
+        """One more round; in one that was abandoned, the server has taken no step."""
         row = self.row
-        self.abandoned += usable < max(1, cohort.quorum)
+        self.abandoned += abandoned
         row["time"] += cohort.time - self.time
         row["activity"] += cohort.activity
         row["age"] += sum(cohort.staleness)

@@ -39,6 +39,7 @@ class Round(NamedTuple):
     rejections  for each of them, why its upload was set aside ('': it was not)
     bytes_up    bytes that they uploaded
     notes       what the aggregator says
+    abandoned   whether the server took no step, for want of usable uploads
     """
 
     cohort: Cohort
@@ -47,6 +48,7 @@ class Round(NamedTuple):
     bytes_up: int
     notes: Tensors
     seconds: float
+    abandoned: bool
 
 
 class Chunk(NamedTuple):
@@ -94,10 +96,12 @@ def one_round(stage: Stage, state: State) -> Round:
         combined = merged(sums) if adds_up else _aggregate(stage, state, usable)
         for states in [c.states for c in chunks if c.states is not None]:
             state.save(*states)
+    if combined is None and stage.releases is not None:
+        combined = stage.releases.nothing()  # what is released must not tell whether anybody came
     state.server, notes = _server_step(stage, state, usable, combined)
     bytes_up = sum([c.bytes_up for c in chunks]) + ANSWER_BYTES * cohort.asked
-    seconds = time.perf_counter() - begin
-    return Round(cohort, uploads, rejections, bytes_up, notes, seconds)
+    seconds, abandoned = time.perf_counter() - begin, combined is None
+    return Round(cohort, uploads, rejections, bytes_up, notes, seconds, abandoned)
 
 
 def _chunks(stage: Stage, cohort: Cohort, adds_up: bool = False) -> Iterable[Cohort]:
@@ -295,14 +299,12 @@ def _server_step(
     stage: Stage, state: State, uploads: Upload, combined: Upload | None
 ) -> tuple[ServerState, Tensors]:
     """Let the server act on what was accepted; without any upload only the version goes on."""
-    server, devices, releases = state.server, stage.setup.devices, stage.releases
-    if combined is None and releases is not None:
-        combined = releases.nothing()  # what is released must not tell whether anybody came
+    server, devices = state.server, stage.setup.devices
     if combined is None:
         return server._replace(version=server.version + 1), {}
     if sent := stage.upload_like.delta:  # fine-tuning sends nothing: the server's model stays
         state.server_is_complete = set(stage.setup.names) <= set(sent)
     with state.timer("server"):
         moved = stage.server_rule.step(server, combined)
-        settled = moved if devices.alike or releases else devices.settled(server, moved, uploads)
-        return settled, combined.metrics
+        all_moved = devices.alike or stage.releases is not None  # noise moves what nobody holds, too
+        return moved if all_moved else devices.settled(server, moved, uploads), combined.metrics

@@ -223,7 +223,7 @@ class Monitor:
         clients = np.asarray(cohort.clients, dtype=np.int64)
         context = state.context(stage)._replace(progress=progress_of(cohort))
         counters.client_steps += client_steps(stage.rule, clients, self.setup.data, context)
-        counters.clock.count(cohort, done.rejections.count(""))
+        counters.clock.count(cohort, done.abandoned)
         epochs = epochs_of(stage.rule, clients, self.setup.data, context)
         np.add.at(counters.clock.turns.epochs, clients, epochs)
         diverged_before = self.diverged(state)
