@@ -250,6 +250,7 @@ class Taken(NamedTuple):
               have by the end (None: nobody knows)
     apart     the least number of releases from one turn of a client to its next (None: any)
     clients   N
+    cohort    how many clients take part in each on average
     """
 
     releases: int
@@ -259,6 +260,7 @@ class Taken(NamedTuple):
     most_turns: int | None
     apart: int | None
     clients: int
+    cohort: float
 
 
 class Transform(NamedTuple):
@@ -285,6 +287,8 @@ class Transform(NamedTuple):
     feedback    whether a client keeps what the encoding has lost, and adds it to its next upload
     weight_cap  how much a client may count at most where it counts by samples (None: as it does)
     for_sums    why it needs a method that adds up what clients send ('': it does not)
+    bind        (Taken, as the run plans it) -> the transform of this run: what a bound asked for takes, such
+                as the noise of an epsilon, is found before the first round
     account     (Taken) -> numbers for metrics.jsonl, progress and report, such as {"epsilon": 1.3}
     """
 
@@ -301,6 +305,7 @@ class Transform(NamedTuple):
     feedback: bool = False
     weight_cap: float | None = None
     for_sums: str = ""
+    bind: Callable[[Taken], Transform] | None = None
     account: Callable[[Taken], Mapping[str, float]] | None = None
 
 
