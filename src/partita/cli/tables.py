@@ -41,6 +41,7 @@ def scores(run: Record, summary: Summary) -> Table:
         caption=(f"personal: {escape(part)}\n" if part else "") + f"{summary['seconds']:.1f} s, "
         f"{summary['client_steps_per_second']:,.0f} client steps per second{_byzantine(summary)}"
         + "".join(f";{line[1:]}" for line in summary.abandoned())
+        + "".join(f"\n{line.strip()}" for line in summary.privacy())
         + _newcomers(summary)
         + "".join(f"\n{escape(words)}" for words in undefined(summary)),
         box=SIMPLE_HEAD,

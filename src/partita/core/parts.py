@@ -286,6 +286,7 @@ class Transform(NamedTuple):
     lossy       whether what `decode` returns differs from what `encode` was given
     feedback    whether a client keeps what the encoding has lost, and adds it to its next upload
     weight_cap  how much a client may count at most where it counts by samples (None: as it does)
+    order       the order of clients that its account is best with, where a run has no schedule ('': any)
     for_sums    why it needs a method that adds up what clients send ('': it does not)
     bind        (Taken, as the run plans it) -> the transform of this run: what a bound asked for takes, such
                 as the noise of an epsilon, is found before the first round
@@ -304,6 +305,7 @@ class Transform(NamedTuple):
     lossy: bool = False
     feedback: bool = False
     weight_cap: float | None = None
+    order: str = ""
     for_sums: str = ""
     bind: Callable[[Taken], Transform] | None = None
     account: Callable[[Taken], Mapping[str, float]] | None = None

@@ -22,7 +22,8 @@ class Event(NamedTuple):
     `excluded` names the clients whose uploads were set aside in this round; `phases` are the seconds of the
     run so far by what they were spent on, as in summary.json; `diverged` counts the honest clients so far
     whose training diverged; `abandoned` counts the rounds so far in which the server took no step, for want
-    of usable uploads; `workers` is the share of time that each worker was at work since the event before.
+    of usable uploads; `workers` is the share of time that each worker was at work since the event before;
+    `privacy` is what the transforms of uploads accounted for at the last evaluation, such as epsilon.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Event(NamedTuple):
     diverged: int = 0
     abandoned: int = 0
     workers: tuple[float, ...] = ()
+    privacy: Mapping[str, float] = MappingProxyType({})
 
 
 class Callback:
@@ -129,6 +131,7 @@ class ProgressBar(Callback):
         loss = "-" if event.train_loss is None else f"{event.train_loss:.4f}"
         gone = f", [red]{event.diverged} diverged[/red]" if event.diverged else ""
         gone += f", {event.abandoned} abandoned" if event.abandoned else ""
+        gone += f", ε {event.privacy['epsilon']:.2f}" if "epsilon" in event.privacy else ""
         gone += _busy(event.workers)
         self._progress.update(self._tasks[event.what], completed=event.round, note=f"loss {loss}{gone}")
 

@@ -177,7 +177,8 @@ class Channel:
         statistics: Sequence[str],
         like: Upload,
     ) -> Channel:
-        """Try the transforms on what a client sends that has taken no step."""
+        """Try the transforms on what a client sends that has taken no step; if that is nothing, none acts."""
+        uploads = uploads if any(like.payload) else ()
         way, names = Way(uploads), frozenset(statistics)
         publics = [{} if t.begin is None else t.begin(like)[0] for t in uploads]
         message = message_of(like, names)
@@ -191,23 +192,18 @@ class Channel:
         """Return what transforms tell clients at first."""
         return [{} if t.begin is None else t.begin(like)[0] for t in self.uploads.transforms]
 
-    @property
-    def sends(self) -> bool:
-        """Whether clients send anything at all."""
-        return any(tensors for tensors in self.like.payload)
-
     # ---- the client's side
 
     def around(self, algorithm: Algorithm) -> Algorithm:
         """Return the method whose clients send their uploads this way; who comes later sends nothing."""
-        if not self.uploads.transforms or not self.sends:
+        if not self.uploads.transforms:
             return algorithm
         later = algorithm.newcomer or algorithm.local
         return replace(algorithm, local=self._sending(algorithm.local), newcomer=_silent(later))
 
     def new_client(self, state: ClientState) -> ClientState:
         """Return the state of a client that was never seen, with nothing lost so far."""
-        if not self.uploads.feedback or not self.sends:
+        if not self.uploads.feedback:
             return state
         lost = tree.zeros_like(message_of(self.like, self.statistics).numbers)
         return state._replace(memory={**state.memory, **{RESIDUAL + k: v for k, v in lost.items()}})

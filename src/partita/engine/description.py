@@ -94,7 +94,7 @@ def configuration(setup: Setup, name: str, choices: Choices) -> dict[str, Any]:
         "augment": describe(settings.augment),
         "attack": describe(settings.attack),
         "capacity": describe(settings.capacity),
-        "uploads": describe(settings.uploads),
+        "uploads": describe(setup.uploads),
         "downloads": describe(settings.downloads),
         "measures": describe(settings.measures),
         "loss": setup.profile.loss.name,

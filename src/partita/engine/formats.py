@@ -58,6 +58,7 @@ SUMMARY: dict[str, Any] = {
     "byzantine": {"clients": NUMBER, "attack": TEXT, "test": _SCORES, "excluded": [TEXT]},
     "newcomers": {"clients": NUMBER, "scored": NUMBER, "test": _SCORES, "hurt": {ANY: NUMBER}},
     "parameters": {ANY: NUMBER},
+    "privacy": {ANY: NUMBER},
     "personal_part": {"names": [TEXT], "parameters": NUMBER, "of": NUMBER},
     "classes": {ANY: {ANY: NUMBER, "test": _SCORES}},
     "diverged": {**_DIVERGED, "baselines": {"local": _DIVERGED, "global": _DIVERGED}},

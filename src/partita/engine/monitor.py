@@ -10,6 +10,7 @@ import numpy as np
 
 from partita.core import check
 from partita.core.types import Upload
+from partita.engine.account import account
 from partita.engine.callbacks import Callback, Event
 from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
@@ -164,6 +165,8 @@ class Monitor:
             "bytes_up": counters.bytes_up,
             "bytes_down": counters.bytes_down,
         }
+        if figures := account(stage, state):
+            row["privacy"] = figures
         if counters.share_unsolved is not None:
             row["unsolved"] = counters.share_unsolved
         if done.notes:
@@ -296,6 +299,7 @@ class Monitor:
             len(self.diverged(state)),
             state.counters.clock.abandoned,
             () if self.setup.crew is None else self.setup.crew.loads(),
+            state.counters.rows[-1].get("privacy", {}) if state.counters.rows else {},
         )
         self._call(lambda callback: callback.round(event))
 

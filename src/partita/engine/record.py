@@ -149,7 +149,7 @@ class Summary(dict[str, Any]):
                 lines.append(f"  {hurt[key]} of {self['scored']} clients do worse than {other} (sample)")
         lines += [f"  {words}" for words in of_summary(self)]
         lines += self._training()
-        lines += [*self._clock(), *self.abandoned(), *self._classes()]
+        lines += [*self._clock(), *self.abandoned(), *self.privacy(), *self._classes()]
         if byzantine := self.get("byzantine"):
             count, attack = byzantine["clients"], byzantine["attack"]
             lines.append(f"  {count} Byzantine clients ({attack}); scores are those of the honest clients")
@@ -211,6 +211,14 @@ class Summary(dict[str, Any]):
         """Say in how many rounds the server took no step, if there were any."""
         count = lookup(self, "clock", "abandoned")
         return [f"  {count} of {self['rounds']} rounds abandoned: too few usable uploads"] if count else []
+
+    def privacy(self) -> list[str]:
+        """Say what a client risks by its uploads, where that was accounted for."""
+        epsilon, delta, noise = (number(lookup(self, "privacy", k)) for k in ("epsilon", "delta", "noise"))
+        if epsilon is None or delta is None:
+            return []
+        noises = "" if noise is None else f", noise {noise:.3g} times the clip"
+        return [f"  (ε, δ) = ({epsilon:.3g}, {delta:.1g}) for each client's uploads{noises}"]
 
     def _classes(self) -> list[str]:
         return [

@@ -221,9 +221,9 @@ def _kept(tensors: Tensors) -> Tensors:
 def releases_of(
     setup: Setup, number: int, algorithm: Algorithm, problem: Problem, channel: Channel
 ) -> Releases | None:
-    """Return what is released of the sums in a stage; None where no transform releases, or nobody sends."""
+    """Return what is released of the sums in a stage; None where no transform releases."""
     found = [(i, t) for i, t in enumerate(channel.uploads.transforms) if t.release is not None]
-    if not found or not channel.sends:
+    if not found:
         return None
     place, transform = found[0]
     if algorithm.mixes:

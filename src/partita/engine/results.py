@@ -13,6 +13,7 @@ from partita.capacity.client_memory import client_memory
 from partita.core import tree
 from partita.core.types import Tensors
 from partita.data import FederatedData
+from partita.engine.account import account
 from partita.engine.chance import Chance, changes, intervals, no_changes
 from partita.engine.chance import of as chance_of
 from partita.engine.counters import Ending
@@ -374,6 +375,7 @@ def _summary(stage: Stage, state: State, scores: Columns) -> Summary:
         },
         client_memory=client_memory(tree.nbytes(shared), tree.nbytes(personal), setup.profile.sample_bytes),
         peak_memory=_peak_memory(setup.settings.device),
+        privacy=account(stage, state) or None,
     )
 
 

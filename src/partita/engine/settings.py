@@ -650,9 +650,11 @@ def as_alone(
     return {**whole, "rounds": rounds, "cohort": None, **evaluations}
 
 
-def schedule_of(stage: StagePlan, schedule: Schedule | None) -> Schedule:
-    """Return the schedule of a stage: its own, the run's, or what its method prefers."""
-    chosen: Schedule = stage.schedule or schedule or preferred()
+def schedule_of(stage: StagePlan, schedule: Schedule | None, uploads: Sequence[Transform] = ()) -> Schedule:
+    """Return the schedule of a stage: its own, the run's, or what its uploads or its method prefer."""
+    order = next((t.order for t in uploads if t.order), "")
+    wanted = synchronous(order=order) if order and stage.algorithm.asynchronous is None else preferred()
+    chosen: Schedule = stage.schedule or schedule or wanted
     return chosen.of(stage.algorithm)
 
 

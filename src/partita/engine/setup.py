@@ -20,6 +20,7 @@ from partita.core.frozen import lean_copy, note
 from partita.core.parts import Algorithm, StagePlan, Transform
 from partita.core.types import ClientState, Partition, Tensors
 from partita.data import FederatedData
+from partita.engine.account import settled
 from partita.engine.cautions import warn_about_buffers, warn_about_reset, warn_about_scale
 from partita.engine.devices.devices import Devices
 from partita.engine.execute.informed import remembering
@@ -74,7 +75,7 @@ class Setup:
     names       the tensors that are trained or tracked, and `initial` their values at the start
     origin      digests of what the run starts from, which a resumed run must bring again
     plans       the stages of the run, with nothing left open
-    uploads     what happens to uploads, with nothing left open
+    uploads     what happens to uploads, with nothing left open, and `sending` the stages that have any
     newcomers   clients that come after training
     crew        the workers that compute, while the run goes on
     """
@@ -92,6 +93,7 @@ class Setup:
     plans: tuple[StagePlan, ...]
     devices: Devices
     uploads: tuple[Transform, ...] = ()
+    sending: tuple[int, ...] = ()
     newcomers: FederatedData | None = None
     crew: Team | None = None
 
@@ -153,7 +155,7 @@ class Setup:
         setup._check_plans()
         if origin is None:  # not for each baseline again
             warn_about_scale(clean)
-        return setup
+        return settled(setup)
 
     def _check_plans(self) -> None:
         clients = self.data.clients
@@ -242,7 +244,7 @@ class Setup:
     @functools.cached_property
     def schedules(self) -> list[Schedule]:
         """The schedule of each stage."""
-        return [schedule_of(plan, self.settings.schedule) for plan in self.plans]
+        return [schedule_of(plan, self.settings.schedule, self.settings.uploads) for plan in self.plans]
 
     def rate(self, stage: int) -> float:
         """What share of the clients reports in a round of this stage on average."""

@@ -14,7 +14,7 @@ from partita.algorithms.base import as_is
 from partita.algorithms.local.batchnorm import statistics_of, with_own_statistics
 from partita.algorithms.local.evaluation import deployment, evaluation, global_model
 from partita.algorithms.local.measuring import measure_program, measured_split
-from partita.core import draws, tree
+from partita.core import tree
 from partita.core.parts import (
     Algorithm,
     LocalRule,
@@ -25,8 +25,9 @@ from partita.core.parts import (
     ServerRule,
     StagePlan,
 )
-from partita.core.types import PASS_BATCH, ClientState, Download, Partition, Tensors, Upload, Work
+from partita.core.types import PASS_BATCH, ClientState, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
+from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.lockstep import seat
@@ -287,10 +288,10 @@ def bind(
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
     executor: Executor = whole
-    upload_like = _upload_like(algorithm, problem, initial, partition, settings.device)
+    like = upload_like(algorithm, problem, initial, partition, settings.device)
     if not devices.uniform:
-        executor = devices.executor(settings.executor, whole, task, upload_like)
-    channel = Channel.of(setup.uploads, settings.downloads, problem.buffers, upload_like)
+        executor = devices.executor(settings.executor, whole, task, like)
+    channel = Channel.of(setup.uploads, settings.downloads, problem.buffers, like)
     releases = releases_of(setup, number, algorithm, problem, channel)
     sending = channel.around(algorithm)
     personalize = algorithm.personalize
@@ -326,7 +327,7 @@ def bind(
         spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
         aggregate=releases.totals if releases else devices.aggregate(algorithm.aggregate(problem)),
-        server_rule=serving(algorithm.server(problem), setup.uploads, channel.like, releases),
+        server_rule=serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases),
         channel=channel,
         releases=releases,
         limits=limits,
@@ -397,15 +398,3 @@ def _pass_batch(setup: Setup, batch: int | None) -> int:
     little = (PASS_BYTES if device.type == "cpu" else GPU_PASS_BYTES) // sample
     fits = budget(_memory(setup), device) // sample
     return max(1, min(PASS_BATCH, max(little, batch or 1), fits))
-
-
-def _upload_like(
-    algorithm: Algorithm, problem: ModelProblem, initial: Tensors, partition: Partition, device: str
-) -> Upload:
-    """What a client sends that has taken no step."""
-    shared = tree.pick(initial, partition.shared)
-    extra = algorithm.server(problem).init(shared).extra
-    download = Download(shared, extra, 0, draws.key(0, "start", 0, device=device))
-    state = algorithm.init_client(initial, partition)
-    rule = algorithm.local(replace(problem, owns_gradients=False))
-    return rule.finish(rule.start(download, state), download, state)[0]

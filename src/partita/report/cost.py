@@ -9,7 +9,7 @@ from partita.engine.record import Record, lookup, mean, number
 from partita.report.histograms import uploads
 from partita.report.html import Safe, note, section, table, tag, tiles
 from partita.report.rows import Runs, several_seeds
-from partita.report.words import MISSING, bytes_, count, rounded, seconds, share, units
+from partita.report.words import MISSING, bytes_, count, precise, rounded, seconds, share, units
 
 Read = Callable[[Record], Any]
 
@@ -75,6 +75,9 @@ LINES: list[tuple[str, Read, Callable[[object], str]]] = [
     ("down per client and round", _per_visit("bytes_down"), bytes_),
     ("peak memory", _fact("peak_memory"), bytes_),
     ("memory a client needs", _fact("client_memory"), bytes_),
+    ("privacy ε of each client", _fact("privacy", "epsilon"), precise),
+    ("with probability 1 − δ, δ =", _fact("privacy", "delta"), precise),
+    ("noise, in units of the clip", _fact("privacy", "noise"), precise),
     ("shared parameters", _fact("parameters", "shared"), count),
     ("personal parameters", _fact("parameters", "personal"), count),
 ]

@@ -69,6 +69,12 @@ def rounded(x: float) -> str:
 
 
 @_of_any
+def precise(x: float) -> str:
+    """Write a number with three digits: 1.23, 1e-05."""
+    return f"{x:.3g}"
+
+
+@_of_any
 def bytes_(x: float) -> str:
     """Write 12.3 MB."""
     return human_bytes(x)

@@ -1,0 +1,149 @@
+"""What is released over a run, and what that amounts to by the account of its transforms, such as an ε.
+
+A round of a stage whose clients send something is a release; so is one in which nobody has come. What a
+client sends in a stage that is over, or in a round that was computed again after an interruption, is counted
+once: the noise of a release depends on the seed, the round and nothing else, and so it is the same release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partita.core import check, draws, tree
+from partita.core.parts import Algorithm, Taken, Transform
+from partita.core.types import Download, Partition, Tensors, Upload
+from partita.engine.execute.task import Task
+from partita.engine.model.problem import ModelProblem
+
+if TYPE_CHECKING:
+    from partita.engine.setup import Setup
+    from partita.engine.stage import Stage
+    from partita.engine.state import State
+
+
+def upload_like(
+    algorithm: Algorithm, problem: ModelProblem, initial: Tensors, partition: Partition, device: str
+) -> Upload:
+    """Return what a client sends that has taken no step."""
+    shared = tree.pick(initial, partition.shared)
+    extra = algorithm.server(problem).init(shared).extra
+    download = Download(shared, extra, 0, draws.key(0, "start", 0, device=device))
+    state = algorithm.init_client(initial, partition)
+    rule = algorithm.local(replace(problem, owns_gradients=False))
+    return rule.finish(rule.start(download, state), download, state)[0]
+
+
+# ---- before the first round
+
+
+def settled(setup: Setup) -> Setup:
+    """Return the run whose transforms are calibrated for what it plans; refuse what they cannot stand for."""
+    if not setup.settings.uploads:
+        return setup
+    setup = replace(setup, sending=tuple(i for i in range(len(setup.plans)) if _sends(setup, i)))
+    if not setup.sending:  # nothing leaves a client
+        return replace(setup, uploads=())
+    for number in setup.sending:
+        _check_memory(setup, number)
+    releasing = [t for t in setup.uploads if t.release is not None]
+    if releasing:
+        _check_releases(setup, releasing[0])
+    plan = _planned(setup)
+    return replace(setup, uploads=tuple(t if t.bind is None else t.bind(plan) for t in setup.uploads))
+
+
+def _sends(setup: Setup, number: int) -> bool:
+    """Return whether the clients of a stage send anything."""
+    algorithm = setup.plans[number].algorithm
+    partition = setup.partition_of(algorithm)
+    task = Task(setup.model, setup.data, partition, setup.profile, setup.initial, method_loss=algorithm.loss)
+    like = upload_like(algorithm, task.alone, setup.initial, partition, setup.settings.device)
+    return any(like.payload)
+
+
+def _check_memory(setup: Setup, number: int) -> None:
+    """Refuse compression with feedback where clients remember nothing between rounds."""
+    plan = setup.plans[number]
+    lossy = next((t.name for t in setup.uploads if t.feedback), "")
+    if lossy and (plan.state == "reset" or not plan.algorithm.stateful):
+        why = "state='reset'" if plan.state == "reset" else f"{plan.algorithm.name} keeps nothing"
+        reason = f"what it has lost is added to the next upload, and clients forget it ({why})"
+        raise check.fail("uploads", lossy, f"{lossy}(feedback=False)", reason)
+
+
+def _check_releases(setup: Setup, transform: Transform) -> None:
+    """Refuse what would release more than the sums that a transform is made for."""
+    name, settings = transform.name, setup.settings
+    if settings.norm == "static" and setup.profile.buffers:
+        reason = f"{name} does not cover statistics that are measured over all clients"
+        raise check.fail("norm", settings.norm, "'personal', or a model with GroupNorm or LayerNorm", reason)
+    for schedule in setup.schedules:
+        choice = getattr(schedule, "choose", None)
+        if choice is not None:
+            reason = f"{name} does not cover who is chosen by what clients have told"
+            raise check.fail("choose", choice, "None: cohorts by chance", reason)
+        quorum = getattr(schedule, "quorum", 1)
+        if not (isinstance(quorum, int) and quorum <= 1):
+            reason = f"{name}: whether a round counts would depend on a single client"
+            raise check.fail("quorum", quorum, "1", reason)
+
+
+def _planned(setup: Setup) -> Taken:
+    """Return what will have been released by the end of the run."""
+    return _taken(setup, {i: setup.plans[i].rounds or 0 for i in setup.sending}, None)
+
+
+# ---- while it goes on
+
+
+def account(stage: Stage, state: State) -> dict[str, float]:
+    """Return what the transforms of a run say of all that has been released so far."""
+    setup, version = stage.setup, state.server.version
+    accounts = [t.account for t in setup.uploads if t.account is not None]
+    if not accounts or not setup.sending:
+        return {}
+    rounds = {e.stage: e.last - e.first for e in state.counters.endings}
+    rounds[stage.number] = version - state.stage_start
+    turns = int(state.counters.clock.turns.reports.max(initial=0))
+    taken = _taken(setup, {i: rounds.get(i, 0) for i in setup.sending}, turns)
+    return {name: value for of in accounts for name, value in of(taken).items()}
+
+
+def _taken(setup: Setup, rounds: dict[int, int], turns: int | None) -> Taken:
+    """Return what so many rounds of each stage release; `turns` is the most of a client, where it is known.
+
+    Where stages differ, the largest rate holds for all of them; where one follows another, nothing is known
+    of how long a client rests between them.
+    """
+    clients, numbers = setup.data.clients, setup.sending
+    parts = [_participation(setup, i, setup.plans[i].rounds or 0) for i in numbers]
+    now = [_participation(setup, i, rounds[i]) for i in numbers]
+    rates = [rate for rate, _, _ in parts]
+    known = [most for _, most, _ in now]
+    bound = None if any(most is None for most in known) else sum(most or 0 for most in known)
+    ends = [most for _, most, _ in parts]
+    apart = parts[0][2] if len(parts) == 1 else None
+    found = [n for n in (bound, turns, sum(rounds.values())) if n is not None]
+    return Taken(
+        releases=sum(rounds.values()),
+        planned=sum(setup.plans[i].rounds or 0 for i in numbers),
+        rate=None if any(rate is None for rate in rates) else max((r or 0.0 for r in rates), default=None),
+        turns=min(found),
+        most_turns=None if any(most is None for most in ends) else sum(most or 0 for most in ends),
+        apart=apart,
+        clients=clients,
+        cohort=min((setup.rate(i) * clients for i in numbers), default=0.0),
+    )
+
+
+def _participation(setup: Setup, number: int, rounds: int) -> tuple[float | None, int | None, int | None]:
+    """Return what a stage's schedule promises of so many rounds: chance, most turns, rounds between two."""
+    clients = setup.data.clients
+    promise = getattr(setup.schedules[number], "participation", None)
+    if promise is None:  # a user's schedule: anyone may come each time
+        return None, rounds, None
+    found: tuple[float | None, int | None, int | None] = promise(
+        clients, setup.plans[number].cohort or clients, rounds
+    )
+    return found
