@@ -272,6 +272,8 @@ class Transform(NamedTuple):
             what the server has told of the transform, `key` seeds what is random: of (seed, round, client)
     packed  (the message that `encode` was given, for shapes and types) -> the bits that an entry takes of
             what it has added, by path, where they are fewer than those of its type
+    below   (the message that `encode` was given) -> what each entry of what it has added is less than, by
+            path, where that is less than its bits allow: a server refuses what is not
 
     At the server, in reverse order:
 
@@ -309,6 +311,7 @@ class Transform(NamedTuple):
     for_sums: str = ""
     bind: Callable[[Taken], Transform] | None = None
     account: Callable[[Taken], Mapping[str, float]] | None = None
+    below: Callable[[Message], Mapping[str, int]] | None = None
 
 
 class Share(NamedTuple):

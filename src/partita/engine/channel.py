@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita.core import draws, tree
+from partita.core import check, codec, draws, tree
 from partita.core.parts import Algorithm, LocalRule, Problem, Transform
 from partita.core.types import (
     ClientState,
@@ -126,20 +126,35 @@ class Way:
         arrived = self.decode(sent, [*given, *then], key)
         return arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
 
-    def size(self, message: Message, publics: Sequence[Tensors]) -> int:
-        """Return the bytes of what is sent of such a message."""
+    def layout(self, message: Message, publics: Sequence[Tensors]) -> codec.Entries:
+        """Return the layout of the bytes of what is sent of such a message, which both sides know."""
         sent, given = self.encode(message, publics, _trial_key(message), range(len(self.transforms)))
-        entries = {**sent.numbers, **sent.rest}
-        bits = {path: 8 * value.element_size() for path, value in entries.items()}
+        bits: dict[str, int] = {}
+        below: dict[str, int] = {}
         for transform, before in zip(self.transforms, given):
             bits |= {} if transform.packed is None else transform.packed(before)
-        return sum(-(-value.numel() * bits[path] // 8) for path, value in entries.items())
+            below |= {} if transform.below is None else transform.below(before)
+        return codec.layout_of(sent, bits, below)
+
+    def size(self, message: Message, publics: Sequence[Tensors]) -> int:
+        """Return the bytes of what is sent of such a message."""
+        return codec.size(self.layout(message, publics))
 
     def tried(self, message: Message, publics: Sequence[Tensors]) -> tuple[Message, list[set[str]]]:
-        """Return what arrives of a message, and what of it each transform has added."""
+        """Return what arrives of a message, and what of it each transform has added.
+
+        Compression that finds nothing left to compress is refused.
+        """
         key = _trial_key(message)
         sent, given = self.encode(message, publics, key, range(len(self.transforms)))
         arrived, steps = self.decode(sent, given, key), [*given, sent]
+        for i, transform in enumerate(self.transforms):
+            if transform.lossy and message.numbers and not given[i].numbers:
+                last = self.transforms[i - 1].name
+                reason = f"{last!r} leaves no numbers to compress"
+                raise check.fail(
+                    f"uploads[{i}]", transform.name, f"{transform.name!r} before {last!r}", reason
+                )
         kept = set(arrived.rest) - set(message.rest)
         paths = [set(step.numbers) | set(step.rest) for step in steps]
         return arrived, [(after - before) & kept for before, after in itertools.pairwise(paths)]
