@@ -65,11 +65,12 @@ def _sends(setup: Setup, number: int) -> bool:
 def _check_memory(setup: Setup, number: int) -> None:
     """Refuse compression with feedback where clients remember nothing between rounds."""
     plan = setup.plans[number]
-    lossy = next((t.name for t in setup.uploads if t.feedback), "")
-    if lossy and (plan.state == "reset" or not plan.algorithm.stateful):
-        why = "state='reset'" if plan.state == "reset" else f"{plan.algorithm.name} keeps nothing"
-        reason = f"what it has lost is added to the next upload, and clients forget it ({why})"
-        raise check.fail("uploads", lossy, f"{lossy}(feedback=False)", reason)
+    name = next((t.name for t in setup.uploads if t.feedback), "")
+    if not name or (plan.state == "keep" and plan.algorithm.stateful):
+        return
+    forgets = f"{plan.algorithm.name} keeps no state" if plan.state == "keep" else "state='reset' forgets"
+    reason = f"clients add what {name} has lost to what they send next, and {forgets}"
+    raise check.fail("uploads", name, f"{name}(..., feedback=False)", reason)
 
 
 def _check_releases(setup: Setup, transform: Transform) -> None:

@@ -164,7 +164,6 @@ class Setup:
             for measure in self.settings.measures:
                 measured_split(measure, partition, self.model, self.names)
             steps_of(plan.steps, clients)
-            self._check_feedback(plan)
             if plan.cohort is not None:
                 check.integer("cohort", plan.cohort, low=1, high=clients)
             together = plan.algorithm.options.get("accumulate", 1)
@@ -186,15 +185,6 @@ class Setup:
         for plan, schedule in zip(self.plans, self.schedules):
             schedule.check(clients, plan.cohort or clients)
         self.devices.check(self.plans, splits, self.settings, bool(self.profile.buffers))
-
-    def _check_feedback(self, plan: StagePlan) -> None:
-        """Refuse compression whose losses clients would have to remember, where they remember nothing."""
-        remembering = [transform.name for transform in self.uploads if transform.feedback]
-        if not remembering or (plan.state == "keep" and plan.algorithm.stateful):
-            return
-        forgets = f"{plan.algorithm.name} keeps no state" if plan.state == "keep" else "state='reset' forgets"
-        reason = f"clients add what {remembering[0]} has lost to what they send next, and {forgets}"
-        raise check.fail("uploads", remembering[0], f"{remembering[0]}(..., feedback=False)", reason)
 
     def like(self, algorithm: Algorithm, folder: Path | None, *, alone: bool) -> Setup:
         """Return another method under the same conditions: data, initial weights, work, schedule and seed.
