@@ -25,7 +25,9 @@ from partita import (
     measures,
     models,
     optim,
+    privacy,
     schedule,
+    transforms,
 )
 from partita.algorithms import METHODS, finetune, psi, stage, tuned
 from partita.algorithms.base import ABOUT
@@ -71,6 +73,8 @@ ATTACKED = _program(
     "pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())", "attack={}, byzantine=0.2"
 )
 MEASURED = _program(FEDALT, "measures=[{}]", 'run.metrics[-1]["measures"]')
+SENT = _program(FEDALT, "uploads=[{}]", 'run.summary()["bytes_up"]')
+PRIVATE = _program("pt.fedavg(lr=0.1)", "cohort=5, uploads=[{}]", 'run.summary()["privacy"]')
 WEAK = _program(FEDALT, "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]')
 RANKED = _program(
     "pt.fedavg(lr=0.1)", "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]', model=LORA
@@ -267,6 +271,20 @@ KINDS = {
         MEASURED,
         "pt.measures.{}",
         "measures=[{}]",
+    ),
+    "transforms": Kind(
+        "compressors",
+        lambda: _public(transforms),
+        SENT,
+        "pt.transforms.{}",
+        "uploads=[{}]",
+    ),
+    "privacy": Kind(
+        "privacy mechanisms",
+        lambda: _public(privacy),
+        PRIVATE,
+        "pt.privacy.{}",
+        "cohort=5' --set 'uploads=[{}]",
     ),
 }
 

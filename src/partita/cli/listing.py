@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from partita import attack, augment
+from partita import attack, augment, privacy, transforms
 from partita.algorithms import METHODS
 from partita.cli import catalogue, screen
 from partita.cli.catalogue import KINDS, Facts
@@ -48,6 +48,8 @@ def complete_set(incomplete: str) -> list[str]:
         "augment": augment.__all__,
         "schedule": SCHEDULES,
         "capacity": CAPACITIES,
+        "uploads": [*transforms.__all__, *privacy.__all__],
+        "downloads": ["half"],
     }
     fields = [f.name for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]
     of_recipes = [k for recipe in RECIPES.values() for k in inspect.signature(recipe).parameters]

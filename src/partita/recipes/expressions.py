@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from partita import aggregate, attack, augment, capacity, measures, optim, schedule
+from partita import aggregate, attack, augment, capacity, measures, optim, privacy, schedule, transforms
 from partita.algorithms import known, psi
 from partita.algorithms.local import solvers
 from partita.core import check
@@ -31,6 +31,8 @@ MODULES = {
     "capacity": {n: f for n, f in constructors(capacity).items() if n in CAPACITIES},
     "measures": constructors(measures),
     "schedule": {n: f for n, f in constructors(schedule).items() if f is not schedule.activity},
+    "transforms": constructors(transforms),
+    "privacy": constructors(privacy),
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
 TAKES = {
@@ -38,6 +40,12 @@ TAKES = {
     "optimizer": "optim",
     "evaluate": "solver",
 }  # options whose functions are those of another word
+FIELDS = {word: (word,) for word in MODULES} | {
+    "uploads": ("transforms", "privacy"),
+    "downloads": ("transforms",),
+}
+"""The words of the functions that a field of an experiment may be."""
+LISTS = ("measures", "uploads", "downloads")
 DEEPEST = 50  # nesting of what is written on the command line
 
 
@@ -74,7 +82,7 @@ def expression(field: str, text: str) -> ast.expr | None:
 
 def part(field: str, value: Any) -> Any:
     """Return a field of an experiment from its text: `sign_flip`, `sign_flip(scale=2)`, or a list of such."""
-    if field not in MODULES or not isinstance(value, str):
+    if field not in FIELDS or not isinstance(value, str):
         return value
     node = expression(field, value)
     if node is None:
@@ -82,7 +90,7 @@ def part(field: str, value: Any) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_named_call(n, field) for n in node.elts]
     made = _named_call(node, field)
-    return [made] if field == "measures" else made
+    return [made] if field in LISTS else made
 
 
 def literal(node: ast.expr, option: str) -> Any:
@@ -138,7 +146,7 @@ def _named_call(node: ast.expr, field: str) -> Any:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name | ast.Attribute):
         raise check.fail(field, ast.unparse(node), _call_of(field))
-    name = re.sub(rf"^((partita|pt)\.)?({field}\.)?", "", ast.unparse(call.func))
+    name = re.sub(rf"^((partita|pt)\.)?(({'|'.join(FIELDS[field])})\.)?", "", ast.unparse(call.func))
     check.choice(field, name, _names(field))
     try:
         return _call(call, field)
@@ -152,7 +160,7 @@ def _call_of(field: str) -> str:
 
 def _names(field: str) -> Sequence[str]:
     """Return the functions that a field may be: a schedule, but no delay."""
-    return SCHEDULES if field == "schedule" else [*MODULES[field]]
+    return SCHEDULES if field == "schedule" else [name for word in FIELDS[field] for name in MODULES[word]]
 
 
 def _call(node: ast.Call, option: str, prefix: str = "") -> Any:
