@@ -20,8 +20,10 @@ import partita as pt
 from partita.cli.bench.workloads import METHODS
 from partita.core.device import HostCopy, arithmetic
 from partita.core.types import RoundContext, Work
+from partita.engine.execute.cuda.captured import CAPTURED, IMPLICIT, Captured
 from partita.engine.execute.cuda.compiled import compiled
 from partita.engine.execute.cuda.implicit import Implicit, implicit_count
+from partita.engine.execute.graph import Graph
 from partita.engine.execute.plan import draw
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.model.functions.attention import FASTER_FROM
@@ -403,6 +405,26 @@ def test_a_step_with_implicit_products_computes_the_same() -> None:
     for name, value in alone.shared.items():
         change, wanted = found.shared[name].cpu() - start[name], value - start[name]
         assert (change - wanted).abs().max() <= 0.03 * wanted.abs().max() + 1e-6, name
+
+
+def test_implicit_products_that_are_recorded_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form that short runs have computes the same as the operations recorded as they are."""
+    data, model = make_data((3, 8, 8)), pt.models.resnet20(4, norm="group")
+    options = {**OPTIONS, "precision": "tf32", "rounds": 1, "epochs": None, "steps": 2}
+    monkeypatch.setattr("partita.engine.execute.graph.COMPILED_SAVING", 1e6)
+    monkeypatch.setattr(Captured, "seconds", lambda recording: {CAPTURED: 1.0, IMPLICIT: 0.5}[recording.form])
+
+    def run(form: str) -> pt.Run:
+        monkeypatch.setattr(Graph, "_forms", lambda *_: [form])
+        found = pt.federate(model, data, METHOD, executor="graph", device="cuda", **options)
+        assert found.config["executor"]["picks"]["steps of training, stage 0"]["picked"] == form
+        return found
+
+    start = {k: v.detach().clone() for k, v in model.named_parameters()}
+    plain, products = run(CAPTURED), run(IMPLICIT)
+    for name, value in plain.shared.items():
+        change, wanted = products.shared[name].cpu() - start[name], value.cpu() - start[name]
+        assert (change - wanted).abs().max() <= 0.06 * wanted.abs().max() + 1e-6, name
 
 
 # ---- runs in lockstep

@@ -5,9 +5,10 @@ the clients' tensors, the plan of the phase (which samples in which step), and a
 on the device. A step looks its samples up by the counter, changes the tensors in place and counts on; the
 host only asks for the next step, and waits for nothing.
 
-The operations of a step may also be compiled (inductor), which fuses what is memory-bound, and convolutions
-may then be products of matrices (`cuda/unrolled.py`, `cuda/implicit.py`). Compiling takes from seconds to a
-minute, and is done where the work that is left pays for it; the fastest form is kept.
+Convolutions may be products of matrices (`cuda/implicit.py`), whose few kernels take seconds to compile. The
+operations of a step may also be compiled as a whole (inductor), which fuses what is memory-bound, with either
+form of products (`cuda/unrolled.py` is the other); that takes up to a minute. Each is done where the work
+that is left pays for it, cheap ones first; the fastest form is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from partita.core.device import put
 from partita.core.parts import Phase, Program
 from partita.core.types import ClientState, Group, RoundContext, Upload
 from partita.data import FederatedData
-from partita.engine.execute.cuda.captured import CAPTURED, COMPILED, IMPLICIT, UNROLLED, Captured, Shape
+from partita.engine.execute.cuda.captured import (
+    CAPTURED,
+    COMPILED,
+    COMPILED_IMPLICIT,
+    IMPLICIT,
+    UNROLLED,
+    Captured,
+    Shape,
+)
 from partita.engine.execute.feed import Feed
 from partita.engine.execute.plan import Plan, count_steps, rounds_left, work_of
 from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
@@ -33,9 +42,10 @@ from partita.engine.execute.vmap import Vmap
 
 FORM_LABELS = {
     CAPTURED: "",
+    IMPLICIT: "with implicit products",
     COMPILED: "compiled",
-    UNROLLED: "with convolutions as products",
-    IMPLICIT: "with convolutions as implicit products",
+    UNROLLED: "compiled, with convolutions as products",
+    COMPILED_IMPLICIT: "compiled, with convolutions as implicit products",
 }
 EXACT_CHUNKS = 8  # of a cohort, up to which the size of a chunk is recorded as it is
 COMPILED_SAVING = 0.35  # of a step's time that compiling saves, as a rule at least
@@ -176,8 +186,8 @@ class Graph(Vmap):
         for form in self._forms(recording):
             left, cost = min(seconds.values()) * steps_left, recording.cost(form)
             if not self.always and left * COMPILED_SAVING < cost:
-                reasons.append(f"{left:.0f} s in all; to compile takes about {cost:.0f} s")
-                break
+                reasons.append(f"{left:.0f} s in all; {form} takes about {cost:.0f} s to compile")
+                continue
             if reason := self._switch(recording, form):
                 reasons.append(f"{form}: {reason}")
                 continue
@@ -194,7 +204,8 @@ class Graph(Vmap):
         if torch.are_deterministic_algorithms_enabled():
             return [COMPILED] if self.always else []
         if recording.implicit:  # faster than with patches wherever it was measured
-            return [IMPLICIT, COMPILED]
+            compiled = [COMPILED_IMPLICIT, COMPILED]
+            return compiled if self.always else [IMPLICIT, *compiled]
         fits = 0 < recording.patches <= self.budget  # in addition to what the chunk takes
         return [COMPILED, UNROLLED] if fits else [COMPILED]
 
@@ -205,7 +216,7 @@ class Graph(Vmap):
         if form == CAPTURED:
             recording.plainly()
             return ""
-        self.notify(f"compiling (about {recording.cost(form):.0f} s)")
+        self.notify(f"compiling {form} (about {recording.cost(form):.0f} s)")
         try:
             recording.compile(form)
         except Exception as error:

@@ -97,7 +97,8 @@ def times(monkeypatch) -> dict[str, float]:
         captured.CAPTURED: 3.0,
         captured.COMPILED: 2.0,
         captured.UNROLLED: 1.0,
-        captured.IMPLICIT: 1.0,
+        captured.IMPLICIT: 1.5,
+        captured.COMPILED_IMPLICIT: 1.0,
     }
     monkeypatch.setattr(captured, "compiled", lambda graph, given: graph)  # noqa: ARG005
     monkeypatch.setattr(captured, "note_compiled", lambda graph, given, form: None)  # noqa: ARG005
@@ -121,18 +122,55 @@ def test_the_fastest_form_is_kept_and_computes_the_same(best, times, monkeypatch
         torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
 
 
-def test_implicit_products_where_a_device_has_them(times, monkeypatch) -> None:  # noqa: ARG001
-    """On a CPU the same operations are torch's own convolutions."""
-    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
-    monkeypatch.setattr(captured, "missing", lambda device: "")  # noqa: ARG005
+def wide_cnn() -> nn.Module:
+    """One whose convolutions have channels enough for implicit products."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.Flatten(), nn.Linear(32, 3))
-    loop, found = federate("loop", model), federate("graph", model)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.Flatten(), nn.Linear(32, 3))
+
+
+@pytest.fixture
+def products(monkeypatch) -> None:
+    """A device that has implicit products; on a CPU the same operations are torch's own convolutions."""
+    monkeypatch.setattr(captured, "missing", lambda device: "")  # noqa: ARG005
+
+
+@pytest.mark.parametrize("best", [captured.IMPLICIT, captured.COMPILED_IMPLICIT])
+def test_implicit_products_where_a_device_has_them(best, products, times, monkeypatch) -> None:  # noqa: ARG001
+    """They compute the same, compiled as a whole or not."""
+    monkeypatch.setattr(graph, "COMPILED_SAVING", 1e6)
+    times[best] = 0.5
+    loop, found = federate("loop", wide_cnn()), federate("graph", wide_cnn())
     pick = found.config["executor"]["picks"]["steps of training, stage 0"]
-    assert pick["picked"] == captured.IMPLICIT
-    assert "with convolutions as implicit products" in pick["why"]
+    assert pick["picked"] == best
+    assert "1500.00 ms a step with implicit products" in pick["why"] or best == captured.IMPLICIT
     for name, value in loop.shared.items():
         torch.testing.assert_close(found.shared[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_a_short_run_has_implicit_products_without_a_compiler(products, times, monkeypatch) -> None:  # noqa: ARG001
+    """Two convolutions cost two seconds, fused kernels more than ten: these few steps pay for the first."""
+    monkeypatch.setattr(captured, "compiled", None)  # nobody calls it
+    pick = federate("graph", wide_cnn()).config["executor"]["picks"]["steps of training, stage 0"]
+    assert pick["picked"] == captured.IMPLICIT
+    assert "to compile" in pick["why"]
+
+
+def test_what_was_compiled_before_costs_less(products, monkeypatch) -> None:  # noqa: ARG001
+    """The kernels of convolutions are the same in both forms that have them."""
+    made, known = [], set()
+    record = captured.Captured.record
+    monkeypatch.setattr(captured.Captured, "record", lambda self: made.append(self) or record(self))
+    monkeypatch.setattr(captured, "was_compiled", lambda graph, given, form: form in known)  # noqa: ARG005
+    federate("graph", wide_cnn())
+    first = {form: made[0].cost(form) for form in (captured.IMPLICIT, captured.COMPILED_IMPLICIT)}
+    known.add(captured.IMPLICIT)
+    assert made[0].cost(captured.IMPLICIT) == pytest.approx(captured.CACHED_SHARE * 2)
+    saved = first[captured.COMPILED_IMPLICIT] - made[0].cost(captured.COMPILED_IMPLICIT)
+    assert saved == pytest.approx((1 - captured.CACHED_SHARE) * first[captured.IMPLICIT])
+    known.add(captured.COMPILED_IMPLICIT)
+    assert made[0].cost(captured.COMPILED_IMPLICIT) == pytest.approx(
+        captured.CACHED_SHARE * first[captured.COMPILED_IMPLICIT]
+    )
 
 
 def test_nothing_is_compiled_for_a_short_run(times) -> None:

@@ -27,10 +27,11 @@ WARM_UP_RUNS = 3  # before a recording: libraries choose their kernels and take 
 COMPILE_SECONDS, COMPILE_SECONDS_PER_OPERATION = 10.0, 0.015  # as measured
 IMPLICIT_SECONDS = 1.0  # of a convolution and its gradients, as implicit products
 CACHED_SHARE = 0.15  # of that time, where the same was compiled before
-CAPTURED, COMPILED = "graph", "graph, compiled"
-UNROLLED, IMPLICIT = "graph, compiled, unrolled", "graph, compiled, implicit"
-"""Forms of a step: its operations as they are, fused, and fused with convolutions as products of matrices, of
-patches that are written out or only read on the way."""
+CAPTURED, IMPLICIT = "graph", "graph, implicit"
+COMPILED = "graph, compiled"
+UNROLLED, COMPILED_IMPLICIT = "graph, compiled, unrolled", "graph, compiled, implicit"
+"""Forms of a step: its operations as they are, or with convolutions as products of matrices whose patches are
+only read on the way; both fused; and fused with patches that are written out."""
 
 
 class Shape(NamedTuple):
@@ -165,14 +166,20 @@ class Captured:
         self.replay = graph.replay
 
     def compile(self, form: str) -> None:
-        """Fuse the operations into inductor's kernels, instead of one for each of them."""
+        """Record other operations: implicit products, inductor's kernels, or those of both."""
         inputs, graph = tensors(*self._inputs()), self.traced.graph
-        operations = {UNROLLED: Unrolled(graph).run, IMPLICIT: Implicit(graph).run}.get(form, graph)
-        with torch.no_grad():
-            self.run_step = compiled(make_fx(_in_place(operations, self.carry))(*inputs), inputs)
+        operations: Callable[..., Any] = graph
+        if form in (IMPLICIT, COMPILED_IMPLICIT):
+            operations = Implicit(graph).run
+        elif form == UNROLLED:
+            operations = Unrolled(graph).run
+        self.run_step = _in_place(operations, self.carry)
+        if form != IMPLICIT:
+            with torch.no_grad():
+                self.run_step = compiled(make_fx(self.run_step)(*inputs), inputs)
         self.record()
         self.form = form
-        note_compiled(self.traced.graph, inputs, self.form)
+        note_compiled(graph, inputs, form)
 
     def plainly(self) -> None:
         """Record the operations as they are, not compiled."""
@@ -180,11 +187,19 @@ class Captured:
         self.record()
 
     def cost(self, form: str) -> float:
-        """Return about how many seconds compiling takes."""
-        graph = self.traced.graph
-        seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_OPERATION * len(graph.graph.nodes)
-        seconds += IMPLICIT_SECONDS * self.implicit if form == IMPLICIT else 0.0
-        return seconds * CACHED_SHARE if was_compiled(graph, tensors(*self._inputs()), form) else seconds
+        """Return about how many seconds compiling takes: kernels of convolutions, and fused ones."""
+        graph, inputs = self.traced.graph, tensors(*self._inputs())
+
+        def share(form: str) -> float:
+            return CACHED_SHARE if was_compiled(graph, inputs, form) else 1.0
+
+        products = IMPLICIT_SECONDS * self.implicit
+        if form == IMPLICIT:
+            return products * share(form)
+        fused = COMPILE_SECONDS + COMPILE_SECONDS_PER_OPERATION * len(graph.graph.nodes)
+        if form == COMPILED_IMPLICIT:  # which has the same kernels of convolutions
+            return fused * share(form) + products * min(share(form), share(IMPLICIT))
+        return fused * share(form)
 
     def seconds(self, times: int = 4) -> float:
         """Return how long a recorded step takes."""

@@ -43,12 +43,12 @@ class Implicit(Interpreter):
         self._taps: dict[int, tuple[Tensor, Tensor]] = {}
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """Return the results; weights are put in order once."""
+        """Return the results; weights are put in order once, and nothing is held when it is done."""
         self._taps = {}
         try:
             return super().run(*args, **options)
         finally:
-            self._taps = {}
+            self._taps, self.env = {}, {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""
