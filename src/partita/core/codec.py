@@ -46,14 +46,14 @@ class Entry(NamedTuple):
     below: int | None = None
 
     @property
-    def count(self) -> int:
+    def entries(self) -> int:
         """How many entries the tensor has."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """The bytes that it takes."""
-        return -(-self.count * self.bits // 8)
+        return -(-self.entries * self.bits // 8)
 
     @property
     def packed(self) -> bool:
@@ -155,7 +155,7 @@ def _bytes_of(value: Tensor, entry: Entry) -> bytes:
 
 def _tensor_of(data: memoryview, entry: Entry) -> Tensor:
     """Return the tensor of its bytes."""
-    if not entry.count:
+    if not entry.entries:
         return torch.empty(entry.shape, dtype=entry.dtype)
     raw = np.frombuffer(data, dtype=np.uint8)
     if entry.packed:
@@ -197,9 +197,9 @@ def _squeezed(values: np.ndarray, bits: int) -> bytes:
 
 def _widened(raw: np.ndarray, entry: Entry) -> np.ndarray:
     """Return the whole numbers of a stream of bits."""
-    values = np.zeros(entry.count, dtype=np.uint64)
-    for start in range(0, entry.count if entry.bits else 0, CHUNK):
-        count = min(CHUNK, entry.count - start)
+    values = np.zeros(entry.entries, dtype=np.uint64)
+    for start in range(0, entry.entries if entry.bits else 0, CHUNK):
+        count = min(CHUNK, entry.entries - start)
         begin = start * entry.bits // 8
         some = np.unpackbits(raw[begin : begin + -(-count * entry.bits // 8)], bitorder="little")
         if some[count * entry.bits :].any():

@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from partita.core import draws, tree
-from partita.core.device import HostCopy
 from partita.core.types import ClientState, Cohort, Group, RoundContext, ServerState, Tensors, Upload
 from partita.engine.cohorts import (
     as_one_group,
@@ -21,6 +20,7 @@ from partita.engine.cohorts import (
     refuse_twice,
 )
 from partita.engine.execute.plan import progress_of
+from partita.engine.look import kept
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
 from partita.engine.stage import Stage
@@ -179,17 +179,16 @@ def _arriving(stage: Stage, state: State, cohort: Cohort) -> Trained:
 
 def _trained(stage: Stage, state: State, cohort: Cohort) -> Trained:
     """Train these clients, and find out whose result is unusable."""
-    n = len(cohort.clients)
     uploads, states = execute(stage, state, cohort)
-    names, kept = list(uploads.metrics), (uploads.metrics, states)
     with state.timer("screening"):
-        copy = HostCopy([*uploads.metrics.values(), *tree.lengths(uploads, kept)])
+        look = stage.look(uploads, states)
     _prefetch(stage, state, cohort)
     with state.timer("steps"):  # a device may still be at work on them
-        on_host = copy.read()
+        seen = look.read()
     with state.timer("screening"):
-        rejections = [""] * n if tree.sound(on_host[len(names) :]) else tree.examined(uploads, kept, n)
-    return Trained(uploads._replace(metrics=dict(zip(names, on_host))), states, rejections)
+        n = len(cohort.clients)
+        rejections = [""] * n if seen.sound else tree.examined(uploads, kept(uploads, states), n)
+    return Trained(uploads._replace(metrics=seen.metrics), states, rejections)
 
 
 def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientState]:
@@ -199,7 +198,9 @@ def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientS
     with state.timer("steps"):
         training, clients = stage.programs["training"], np.asarray(cohort.clients)
         uploads, states = stage.executor(training, clients, group, states, context)
-    return _with_sender(stage, uploads, cohort.clients), states
+    if uploads.client is None:  # else the executor has told already
+        uploads = _with_sender(stage, uploads, cohort.clients)
+    return uploads, states
 
 
 def _received(stage: Stage, state: State, cohort: Cohort) -> tuple[Group, RoundContext]:
@@ -238,7 +239,7 @@ def _prefetch(stage: Stage, state: State, cohort: Cohort) -> None:
     last = version >= state.stage_start + (stage.plan.rounds or 0)
     straggling = any(group.progress for group in cohort.groups)
     data = stage.setup.data
-    if last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
+    if stage.in_lockstep or last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
         return
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)

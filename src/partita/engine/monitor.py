@@ -16,7 +16,7 @@ from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
 from partita.engine.evaluate import mean_score, measures, scored
-from partita.engine.execute.plan import client_steps, epochs_of, progress_of
+from partita.engine.execute.plan import progress_of, worked
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
 from partita.engine.record import Record
@@ -225,17 +225,19 @@ class Monitor:
         counters.training_seconds += done.seconds
         clients = np.asarray(cohort.clients, dtype=np.int64)
         context = state.context(stage)._replace(progress=progress_of(cohort))
-        counters.client_steps += client_steps(stage.rule, clients, self.setup.data, context)
+        steps, epochs = worked(stage.rule, clients, self.setup.data, context)
+        counters.client_steps += steps
         counters.clock.count(cohort, done.abandoned)
-        epochs = epochs_of(stage.rule, clients, self.setup.data, context)
-        np.add.at(counters.clock.turns.epochs, clients, epochs)
+        counters.clock.turns.epochs[clients] += epochs  # none of them is there twice
         diverged_before = self.diverged(state)
-        for client, rejection in zip(cohort.clients, done.rejections):
-            if rejection:
-                counters.excluded.count(client, state.server.version, rejection)
-        arrived = [i for i, c in enumerate(cohort.clients) if honest[c]]
+        arrived = np.flatnonzero(honest[clients]).tolist()
         counters.uploads += len(arrived)
-        usable = [i for i in arrived if not done.rejections[i]]
+        usable = arrived
+        if any(done.rejections):
+            for client, rejection in zip(cohort.clients, done.rejections):
+                if rejection:
+                    counters.excluded.count(client, state.server.version, rejection)
+            usable = [i for i in arrived if not done.rejections[i]]
         self._count_steps(state, cohort.clients, done.uploads, usable)
         self._see(state, done)
         if not diverged_before and self.diverged(state):  # who looks on need not wait for the end

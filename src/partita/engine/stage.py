@@ -32,6 +32,7 @@ from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
+from partita.engine.look import Look, LookAtSome
 from partita.engine.model.problem import ModelProblem
 from partita.engine.release import Releases, releases_of, serving
 from partita.engine.settings import stage_work
@@ -80,6 +81,7 @@ class Stage:
     whole        the executor, in this process, of clients that hold the whole model
     spread       the executor, where it cuts a cohort into shares for workers
     release      lets the executor use the memory of earlier results again, but for what is kept
+    look         (uploads, states) -> a first look at what the executor has computed last
     aggregate    (stacked uploads, key) -> one upload
     channel      what happens to uploads and downloads on their way
     releases     what is released of sums, where a transform does so: then `aggregate` sums up
@@ -98,6 +100,7 @@ class Stage:
     executor: Executor
     whole: Runner
     release: Callable[[Any], None]
+    look: Callable[[Upload, ClientState], Look | LookAtSome]
     aggregate: Callable[[Upload, Tensor], Upload]
     server_rule: ServerRule
     limits: Limits
@@ -155,6 +158,11 @@ class Stage:
         looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
         able = getattr(self.algorithm.aggregate, "adds_up", False) and self.setup.devices.alike
         return (able or self.releases is not None) and not looked_at
+
+    @functools.cached_property
+    def in_lockstep(self) -> bool:
+        """Whether clients train together with those of other runs."""
+        return isinstance(self.executor, Member)
 
     @functools.cached_property
     def in_this_process(self) -> Stage:
@@ -297,6 +305,8 @@ def bind(
     personalize = algorithm.personalize
     if static and (partition.personal or personalize(problem).phases):
         personalize = with_own_statistics(personalize)
+    aggregate = releases.totals if releases else devices.aggregate(algorithm.aggregate(problem))
+    server_rule = serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases)
     is_global = setup.is_global(number)
     new_client = channel.new_client(setup.new_client(algorithm, initial))
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
@@ -304,7 +314,9 @@ def bind(
     if (place := seat()) is not None and devices.uniform and setup.crew is None and joins(settings.executor):
         scored = frozenset(program.name for program in scoring)
         kind, plain = place.kin(setup, number), personalize is as_is
-        executor = Member(whole, task, settings.executor, place, kind, sending, scored, plain)
+        executor = member = Member(whole, task, settings.executor, place, kind, sending, scored, plain)
+        if not channel.uploads.transforms:  # which have draws and accounts of their own in each run
+            aggregate, server_rule = member.aggregating(aggregate), member.serving(server_rule)
     spread = None
     if setup.crew is not None:
         executor = spread = _spread(setup, number, initial, executor, whole, choices)
@@ -326,8 +338,9 @@ def bind(
         whole=whole,
         spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
-        aggregate=releases.totals if releases else devices.aggregate(algorithm.aggregate(problem)),
-        server_rule=serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases),
+        look=getattr(executor, "look", Look),
+        aggregate=aggregate,
+        server_rule=server_rule,
         channel=channel,
         releases=releases,
         limits=limits,

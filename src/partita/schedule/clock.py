@@ -196,6 +196,40 @@ class Clock:
         self.sent += 1
         return Flight(self.now + length, self.sent, client, version, repeat, self.now, lost)
 
+    def there_and_back(self, server: ServerState, clients: Sequence[int]) -> Cohort:
+        """Send the server's model to these clients while nobody else is at work, and return them all.
+
+        It is what `send`, `land_until`, `free` and `cohort` come to where every turn takes the same time.
+        """
+        assert self.delays.fixed is not None
+        n, begin, model = len(clients), self.now, (server.shared, server.extra)
+        self.newest, self.fills, self.again = server.version, 1, dict.fromkeys(clients, 1)
+        self.sent, self.back = self.sent + n, list(clients)
+        self.now = begin + self.delays.fixed
+        took = self.now - begin
+        cohort = Cohort(
+            clients=tuple(clients),
+            groups=(
+                Group(
+                    tuple(range(n)),
+                    Download(*model, server.version),
+                    event=Event(server.version).number,
+                ),
+            ),
+            staleness=(0,) * n,
+            time=self.now,
+            delays=(took,) * n,
+            activity=self.activity + took * n,
+            bytes_down=self.traffic + self.download_bytes(model, clients),
+        )
+        self.activity, self.traffic = 0.0, 0
+        return cohort
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody is at work, and all who leave now come back together."""
+        return self.delays.fixed is not None and self.presence is None and not (self.busy or self.asked)
+
     # ---- who arrives
 
     def next_end(self) -> float:

@@ -143,6 +143,8 @@ class Rounds(ClockedSchedule[Synchronous]):
             asked = self.clock.asked
             clients = self._cohort(server, server.version)
             questions += self.clock.asked > asked  # in vain, if all have left before they could be sent
+        if clients and self._is_plain and self.clock.is_plain and server.version != self.clock.newest:
+            return self.clock.there_and_back(server, clients)
         sent = self.clock.send(server, clients, self.informed)
         quorum = self._quorum(server.version, len(sent))
         arrived = self.clock.land_until(self._end(sent, quorum))
@@ -157,6 +159,12 @@ class Rounds(ClockedSchedule[Synchronous]):
         if progress and self.options.late == "partial":
             cohort = cohort._replace(groups=_with_progress(cohort, progress))
         return cohort._replace(quorum=quorum)
+
+    @functools.cached_property
+    def _is_plain(self) -> bool:
+        """Whether the server waits for all of a cohort, whoever they are."""
+        options = self.options
+        return options.deadline is None and options.choose is None and not options.stragglers
 
     def upcoming(self, server: ServerState) -> Sequence[int]:
         """Return the next cohort, unless some of it are late until then."""

@@ -36,7 +36,7 @@ def joined(tensors: Tensors) -> Tensor:
 
 def parted(vector: Tensor, like: Tensors) -> Tensors:
     """Return a vector as the tensors that it was joined from."""
-    pieces = vector.split([x.numel() for x in like.values()])
+    pieces = torch.split(vector, [x.numel() for x in like.values()])
     return {k: narrowed(piece, x.dtype).reshape(x.shape) for piece, (k, x) in zip(pieces, like.items())}
 
 

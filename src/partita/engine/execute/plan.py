@@ -125,12 +125,23 @@ def work_of(phase: Phase, context: RoundContext) -> Work:
 
 def client_steps(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
     """Return how many steps these clients take in all phases of a rule."""
-    total = 0
+    return worked(rule, clients, data, context)[0]
+
+
+def worked(
+    rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext
+) -> tuple[int, np.ndarray]:
+    """Return how many steps these clients take in all phases of a rule, and how often each of them passes
+    over its training samples."""
+    total, epochs = 0, np.zeros(len(clients))
     for phase in rule.phases:
         work = work_of(phase, context)
         n = data.ranges(work.split)[clients, 1]
-        total += int(count_steps(n, clients, work, context).sum())
-    return total
+        steps = count_steps(n, clients, work, context)
+        total += int(steps.sum())
+        if work.split == "train":
+            epochs += steps / np.maximum(_batches(n, work), 1)
+    return total, epochs
 
 
 def most_steps(rule: LocalRule, data: FederatedData, context: RoundContext) -> int:
@@ -141,17 +152,6 @@ def most_steps(rule: LocalRule, data: FederatedData, context: RoundContext) -> i
         n = data.ranges(work.split)[:, 1]
         most = max(most, int(count_steps(n, clients, work, context).max(initial=0)))
     return most
-
-
-def epochs_of(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> np.ndarray:
-    """Return how often each of these clients passes over its training samples in all phases of a rule."""
-    total = np.zeros(len(clients))
-    for phase in rule.phases:
-        work = work_of(phase, context)
-        if work.split == "train":
-            n = data.train[clients, 1]
-            total += count_steps(n, clients, work, context) / np.maximum(_batches(n, work), 1)
-    return total
 
 
 def rounds_left(context: RoundContext) -> int:

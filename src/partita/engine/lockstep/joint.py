@@ -21,6 +21,7 @@ from partita.core.types import ClientState, Download, Group, RoundContext, Tenso
 from partita.data import FederatedData, columns
 from partita.data.population import Numbered
 from partita.engine.execute.plan import BoundProblem, Plan
+from partita.engine.execute.stack import flatten, unflatten
 from partita.engine.lockstep.numbers import PREFIX, remade, with_numbers
 from partita.engine.model.problem import ModelProblem
 
@@ -93,9 +94,15 @@ class JointProblem(BoundProblem):
             return super().rate_values(phase, plan, context)
         name, number = self.places[id(phase)]
         n, steps = len(context.run), plan.size.shape[1]
-        runs = np.unique(context.run).tolist()
+        present, row = np.unique(context.run, return_inverse=True)
+        runs = present.tolist()
         phases = [self.members[run].bind(self.rules_of[name][run]).phases[number] for run in runs]
         by_step = [any(isinstance(rate, StepRate) for rate in own.lr) for own in phases]
+        if isinstance(at := context.stage_round, int) and not any(by_step):  # a number for each run
+            rates = np.array([[rate(at, context.stage_rounds) for rate in own.lr] for own in phases]).T
+            if all((own == own[0]).all() for own in rates):
+                return [own[0] for own in rates], False
+            return [own[row] for own in rates], True
         each: list[tuple[np.ndarray, list[np.ndarray]]] = []
         for run, own, has_steps in zip(runs, phases, by_step):
             rows = np.flatnonzero(context.run == run)
@@ -241,7 +248,21 @@ def _numbered(
 
 def apart(result: tuple[Upload, ClientState], sizes: Sequence[int]) -> Iterator[tuple[Upload, ClientState]]:
     """Yield what the clients of each run have computed."""
-    end = 0
-    for size in sizes:
-        begin, end = end, end + size
-        yield tree.rows(result, slice(begin, end))
+    leaves: list[Any] = []
+    spec = flatten(result, leaves)
+    columns = [torch.split(x, list(sizes)) if isinstance(x, Tensor) else [x] * len(sizes) for x in leaves]
+    for own in zip(*columns):
+        yield unflatten(spec, iter(own))
+
+
+def close(a: Any, b: Any, tolerance: float) -> bool:
+    """Return whether two results differ by no more than this share of their largest entries."""
+    pairs = zip(tree.leaves(a), tree.leaves(b))
+    return all(_near(x, y, tolerance) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor))
+
+
+def _near(x: Tensor, y: Tensor, tolerance: float) -> bool:
+    if not x.is_floating_point():
+        return bool(torch.equal(x, y))
+    scale = y.abs().max() if y.numel() else y.new_zeros(())
+    return bool(((x - y).abs() <= tolerance * scale + 1e-6).all() | ~torch.isfinite(y).all())

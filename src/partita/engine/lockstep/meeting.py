@@ -87,7 +87,7 @@ class Failure:
 class Meeting(Generic[T]):
     """Lets runs go on together, and answers what they ask.
 
-    answer  ({seat: question} of all that wait) -> {seat: answer}
+    answer  ({seat: question} of all that wait) -> {seat: answer}, of some of them at least
     kin     see `Seat`
     """
 
@@ -107,9 +107,10 @@ class Meeting(Generic[T]):
             for place, body in zip(seats, bodies):
                 place.begin(body, hub)
             answers: dict[Seat, Any] = dict.fromkeys(seats)
+            waiting: dict[Seat, Any] = {}
             while answers:
-                waiting = {}
                 for place, answer in answers.items():
+                    waiting.pop(place, None)
                     question = place.turn(answer)
                     if interrupt.insisted and place.error is not None:  # at once: the others write nothing
                         raise place.error

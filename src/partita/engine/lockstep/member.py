@@ -8,26 +8,28 @@ alone: what differs stays apart, with the reason.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from partita.core import check, tree
-from partita.core.parts import Algorithm, Program
-from partita.core.types import ClientState, Group, RoundContext, Upload
+from partita.core.parts import Algorithm, Program, ServerRule
+from partita.core.types import ClientState, Group, RoundContext, ServerState, Upload
 from partita.data import FederatedData
 from partita.engine.execute import make_executor
 from partita.engine.execute.base import Runner
 from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
-from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
+from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, close, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
 from partita.engine.lockstep.numbers import numbers
+from partita.engine.lockstep.servers import AGGREGATION, SERVER, Act, Servers, each_alone
+from partita.engine.look import Look, LookAtSome, looks_at
 
 LOG = logging.getLogger("partita")
 
@@ -49,6 +51,7 @@ class Member:
     algorithm    the method of the stage
     evaluations  the programs, beside training, that several runs may share
     plain        whether clients are evaluated with the models that they hold, without a further step
+    looks        the look at what was computed last, where it is one of all runs
     """
 
     inner: Runner
@@ -59,6 +62,7 @@ class Member:
     algorithm: Algorithm
     evaluations: frozenset[str]
     plain: bool
+    looks: list[Any] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -80,13 +84,34 @@ class Member:
         """Compute with those who ask for the same now."""
         if not len(clients) or not (program.trains or program.name in self.evaluations):
             return self.inner(program, clients, group, states, context)
-        answer: tuple[Upload, ClientState] = self.seat.ask(
-            (self, Call(program, clients, group, states, context))
-        )
-        return answer
+        answer: Answer = self.seat.ask((self, Call(program, clients, group, states, context)))
+        self.looks[:] = [answer.look]
+        return answer.uploads, answer.states
+
+    def look(self, uploads: Upload, states: ClientState) -> Look | LookAtSome:
+        """Look at what was computed last; where all runs are looked at together, that look is on its way."""
+        return (self.looks.pop() if self.looks else None) or Look(uploads, states)
+
+    def aggregating(self, alone: Callable[[Upload, Tensor], Upload]) -> Callable[[Upload, Tensor], Upload]:
+        """Return an aggregation that is asked for together with other runs."""
+
+        def aggregate(uploads: Upload, key: Tensor) -> Upload:
+            combined: Upload = self.seat.ask((self, Act(AGGREGATION, alone, uploads, key)))
+            return combined
+
+        return aggregate
+
+    def serving(self, rule: ServerRule) -> ServerRule:
+        """Return a server's rule whose steps are asked for together with other runs."""
+
+        def step(server: ServerState, upload: Upload) -> ServerState:
+            moved: ServerState = self.seat.ask((self, Act(SERVER, rule.step, server, upload)))
+            return moved
+
+        return rule._replace(step=step)
 
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Do nothing: who comes next is known when all ask."""
+        """Do nothing: what comes next is drawn for all, when all ask."""
 
     def release(self, kept: Any = ()) -> None:
         """Let the run's own executor use the memory of earlier results again."""
@@ -101,15 +126,26 @@ class Together:
         self._refused: dict[tuple[str, str], str] = {}
 
     def __call__(self, asked: dict[Seat, Any]) -> dict[Seat, Any]:
-        """Answer all questions: those that go together at once, the others one by one."""
-        groups: dict[Any, list[tuple[Seat, Member, Call]]] = {}
-        for place, (member, call) in asked.items():
-            groups.setdefault(_kind(member, call), []).append((place, member, call))
+        """Answer what servers ask, if any does, so that their runs catch up with the others; else all.
+
+        What goes together is answered at once, the rest one by one.
+        """
+        acts = {place: asking for place, asking in asked.items() if isinstance(asking[1], Act)}
+        groups: dict[Any, list[tuple[Seat, Member, Any]]] = {}
+        for place, (member, question) in (acts or asked).items():
+            same = question.kind if acts else _kind(question)
+            groups.setdefault((member.key, same), []).append((place, member, question))
         answers: dict[Seat, Any] = {}
-        for same in groups.values():
-            places, members, calls = zip(*same)
-            answers.update(zip(places, self._answers(members, calls)))
+        for group in groups.values():
+            places, members, questions = zip(*group)
+            answer = self._acts if acts else self._answers
+            answers.update(zip(places, answer(members, questions)))
         return answers
+
+    def _acts(self, members: Sequence[Member], acts: Sequence[Act]) -> Sequence[Any]:
+        """Answer what servers ask, together where clients already compute so."""
+        _, joint = self._joints.get(members[0].key, (None, None))
+        return each_alone(acts) if joint is None else joint.servers(acts)
 
     def _answers(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Any]:
         what = members[0].key, calls[0].program.name
@@ -139,18 +175,26 @@ class Together:
         return joint
 
 
+class Answer(NamedTuple):
+    """What the clients of a run have computed, and the look at what those of all have."""
+
+    uploads: Upload
+    states: ClientState
+    look: LookAtSome | None = None
+
+
 class TooEarly(Exception):
     """Raised where a trial tells nothing: a client took no step, or one of size zero."""
 
 
 def _alone(member: Member, call: Call) -> Any:
     try:
-        return member.inner(*call)
+        return Answer(*member.inner(*call))
     except Exception as error:
         return Failure(error)
 
 
-def _kind(member: Member, call: Call) -> Any:
+def _kind(call: Call) -> Any:
     """Return what questions have in common that go together."""
     context, download = call.context, call.group.download
     shapes = [
@@ -160,7 +204,7 @@ def _kind(member: Member, call: Call) -> Any:
         for k, v in tensors.items()
     ]
     now = context.stage, context.stage_rounds, context.work, context.pass_batch, bool(call.group.statistics)
-    return member.key, call.program.name, now, tuple(shapes)
+    return call.program.name, now, tuple(shapes)
 
 
 def _pays(members: Sequence[Member], calls: Sequence[Call]) -> bool:
@@ -181,6 +225,7 @@ class Joint:
     differing: tuple[str, ...]
     rules_of: dict[str, list[Program]]
     choices: dict[str, dict[str, str]]
+    servers: Servers
     tried: set[str] = field(default_factory=set)
 
     @classmethod
@@ -216,6 +261,7 @@ class Joint:
         offsets = np.cumsum([0, *[task.data.clients for task in tasks[:-1]]]).tolist()
         with memory_shared_by(1):  # of all runs, which have a share each
             runner = make_executor(members[0].executor, task)
+        servers = Servers([member.algorithm for member in members], runner.bound.problem)
         return cls(
             runner,
             tuple([member.seat.number for member in members]),
@@ -223,11 +269,10 @@ class Joint:
             differing,
             rules_of,
             task.choices,
+            servers,
         )
 
-    def __call__(
-        self, members: Sequence[Member], calls: Sequence[Call]
-    ) -> Sequence[tuple[Upload, ClientState]]:
+    def __call__(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Answer]:
         """Compute what some of the runs ask, as one batch."""
         program = calls[0].program
         places = [self.numbers.index(member.seat.number) for member in members]
@@ -237,12 +282,21 @@ class Joint:
         if program.name not in self.tried:
             self._try(members, calls, places)
             self.tried.add(program.name)
-        result = self.runner(*self._joined(members, calls, places))
+        together, sizes = self._joined(members, calls, places), [len(call.clients) for call in calls]
+        uploads, states = self.runner(*together)
+        looks: Sequence[LookAtSome | None] = [None] * len(calls)
         if program.trains:  # nobody knows when all runs are done with it: its memory is not used again
-            self.runner.release(result)
+            self.runner.release((uploads, states))
+            uploads, looks = self._with_sender(uploads, together), looks_at(uploads, states, sizes)
         for member in members:
             member.task.choices.update(self.choices)
-        return list(apart(result, [len(call.clients) for call in calls]))
+        return [Answer(*own, look) for own, look in zip(apart((uploads, states), sizes), looks)]
+
+    def _with_sender(self, uploads: Upload, call: Call) -> Upload:
+        """Add to what clients send how much they count, and what their runs call them."""
+        data = self.runner.bound.data
+        uploads = tree.with_sender(uploads, call.clients, data.train[:, 1], data.device)
+        return uploads._replace(client=torch.from_numpy(call.context.number))
 
     def _joined(self, members: Sequence[Member], calls: Sequence[Call], places: Sequence[int]) -> Call:
         """Return what these runs ask as one question."""
@@ -262,7 +316,7 @@ class Joint:
         for member, head, found in zip(members, heads, together):
             alone = _stack(member.inner) or member.inner
             own = alone(*head)
-            if not _close(found, own, HALF_TOLERANCE if half else TOLERANCE):
+            if not close(found, own, HALF_TOLERANCE if half else TOLERANCE):
                 raise ValueError("results of several runs differ from those of each alone")
             if head.program.trains and not _moved(own, head.states):
                 raise TooEarly
@@ -297,18 +351,6 @@ def _moved(result: tuple[Upload, ClientState], before: ClientState) -> bool:
     sent = any(bool(x.any()) for tensors in upload.payload for x in tensors.values())
     pairs = zip(tree.leaves(before), tree.leaves(after))
     return sent or any(not torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
-
-
-def _close(a: Any, b: Any, tolerance: float) -> bool:
-    pairs = zip(tree.leaves(a), tree.leaves(b))
-    return all(_near(x, y, tolerance) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor))
-
-
-def _near(x: Tensor, y: Tensor, tolerance: float) -> bool:
-    if not x.is_floating_point():
-        return bool(torch.equal(x, y))
-    scale = y.abs().max() if y.numel() else y.new_zeros(())
-    return bool(((x - y).abs() <= tolerance * scale + 1e-6).all() | ~torch.isfinite(y).all())
 
 
 def joins(executor: Any) -> bool:
