@@ -6,7 +6,11 @@ import pytest
 import torch
 
 import partita as pt
+from partita.core.types import Cohort, ServerState
 from partita.engine.store import DiskStore
+from partita.schedule.base import StageSpec
+from partita.schedule.clock import Clock
+from support import each
 
 
 @pytest.mark.parametrize("order", ["random", "turns"])
@@ -43,3 +47,22 @@ def test_states_of_the_next_cohort_are_read_ahead(order, tmp_path, monkeypatch) 
         assert expected == [c for c in soon if c not in now]
     memory = pt.federate(model, data, method, store="memory", **options)
     assert all(torch.equal(found.shared[k], v) for k, v in memory.shared.items())
+
+
+@each("order", ["random", "turns"])
+@each("cohort", [3, 7])
+def test_cohorts_that_come_back_together_need_no_queue(order, cohort, monkeypatch) -> None:
+    """The shorter way of a plain round has the results, and leaves the state, of the long one."""
+
+    def rounds() -> tuple[list[Cohort], dict]:
+        spec = StageSpec(7, cohort, 0, 9, 0, 1.5, lambda client: 1)  # noqa: ARG005
+        schedule = pt.schedule.synchronous(order, delays=pt.schedule.delays(upload=0.1)).begin(spec)
+        server = ServerState({"w": torch.zeros(3)}, {}, {}, 0)
+        cohorts = [schedule.next(server._replace(version=i // 2)) for i in range(9)]  # some versions twice
+        return cohorts, {k: v for k, v in vars(schedule.clock).items() if not callable(v)}
+
+    short = rounds()
+    monkeypatch.setattr(Clock, "is_plain", False)
+    long = rounds()
+    assert str(short) == str(long)
+    assert short[0][1].staleness == (0,) * len(short[0][1].clients)
