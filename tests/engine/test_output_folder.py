@@ -82,6 +82,7 @@ SUMMARY = [
     "excluded",
     "excluded_why",
     "byzantine",
+    "privacy",
     "chance",
     "intervals",
     "unusual",

@@ -194,7 +194,8 @@ class Stage:
         """Return the bytes that these clients have uploaded."""
         devices = self.setup.devices
         if not self.channel.uploads.transforms:
-            return devices.bytes_sent(uploads)
+            delta, extra, sums = uploads.delta, uploads.extra, uploads.sums
+            return tree.nbytes((delta, extra, sums)) if devices.alike else devices.bytes_sent(uploads)
         assert uploads.client is not None
         return sum(self.bytes_up[int(devices.class_of[c])] for c in uploads.client.tolist())
 
