@@ -59,7 +59,11 @@ def partial_splits(
 
 
 @checked()
-def partial_harm(seed: int = 0, **options: Unpack[TaskOptions]) -> Study:
+def partial_harm(
+    every_part: Annotated[bool, Option("also a personal input part, and each part by FedSim")] = False,
+    seed: int = 0,
+    **options: Unpack[TaskOptions],
+) -> Study:
     """Whom does personalization hurt? Each client's change on its training and its test data.
 
     Full fine-tuning, a personal output part and adapters; adapters also with a pull (μ/2)‖v_i − v⁰‖² on the
@@ -70,15 +74,17 @@ def partial_harm(seed: int = 0, **options: Unpack[TaskOptions]) -> Study:
         "fedavg": Variant(first_stage(t, seed)),
         "finetune": later(t, seed, "all", tuned(t, "all")),
     }
-    for part in ("output", "adapter"):
-        variants[f"fedalt-{part}"] = later(t, seed, part, trained(t, "fedalt", part))
+    for part in SPLITS if every_part else ("output", "adapter"):
+        for method in ("fedalt", "fedsim") if every_part else ("fedalt",):
+            variants[f"{method}-{part}"] = later(t, seed, part, trained(t, method, part))
     for mu in PULLS:
-        method = trained(t, "fedalt", "adapter", personal_l2=mu)
-        variants[f"fedalt-adapter-l2-{mu:g}"] = later(t, seed, "adapter", method)
+        pulled = trained(t, "fedalt", "adapter", personal_l2=mu)
+        variants[f"fedalt-adapter-l2-{mu:g}"] = later(t, seed, "adapter", pulled)
     for p in DROPOUTS:
         dropped = replace(t, model=with_dropout(t.model, p))
-        method = trained(t, "fedalt", "output")
-        variants[f"fedalt-output-dropout-{p:g}"] = later(dropped, seed, "output", method)
+        variants[f"fedalt-output-dropout-{p:g}"] = later(
+            dropped, seed, "output", trained(t, "fedalt", "output")
+        )
     return Study(variants, tables=harm_tables, charts=harm_charts)
 
 
