@@ -472,6 +472,31 @@ def test_the_recipes_run(recipe: str, data: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "s" / "study.json").read_text())["variants"] == list(runs)
 
 
+def test_clients_that_choose_by_validation_have_a_table() -> None:
+    """Appendix C.3: the share that takes the global model, and the mean score of what each deploys."""
+
+    def trained(validation: float) -> pt.Run:
+        data = pt.data.digits(clients=6, partition=pt.data.iid(), validation=validation, seed=0)
+        method = pt.pipeline(
+            pt.stage(pt.fedavg(lr=0.3), rounds=20), pt.stage(pt.finetune("output", lr=0.5), epochs=2)
+        )
+        model, options = pt.models.mlp(64, 8, 10), {"steps": 3, "batch": 8, "train_scores": True}
+        return pt.federate(model, data, method, rounds=None, progress=False, **options)
+
+    run, without = trained(0.3), trained(0.0)
+    assert len(harm_tables({"fedavg": [without], "tuned": [without]})) == 1
+    _, table = harm_tables({"fedavg": [run], "tuned": [run]})
+    (row,) = table.rows
+    chosen = [c == "global" for c in run.better()]
+    weight = run.table.numbers("n_test")
+    score = np.where(chosen, run.scores("global"), run.scores("personal"))
+    assert row[0] == "tuned"
+    assert row[1] == f"{100 * np.mean(chosen):.1f}"
+    assert row[3] == f"{100 * (score * weight).sum() / weight.sum():.2f}"
+    assert row[4] == f"{100 * np.mean(score < run.scores('global') - 1e-9):.1f}"
+    assert 0 < sum(chosen) < 6  # else it would tell nothing
+
+
 # ---- what a first look found
 
 

@@ -7,7 +7,8 @@ clients spread far more than the two methods differ.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,39 @@ def harm_tables(runs: Runs) -> list[Table]:
         "Changes are against the global model of stage (a), in percentage points, each client counting once. "
         "The last column (Figure 11) takes at least two seeds."
     )
-    return [Table("Each client's change by personalization (Figures 5, 7-11)", columns, rows, note)]
+    tables = [Table("Each client's change by personalization (Figures 5, 7-11)", columns, rows, note)]
+    chosen = {name: [run.choice() for run in seeds] for name, seeds in runs.items() if name != "fedavg"}
+    if any(all(choices) for choices in chosen.values()):
+        tables.append(_choice_table(chosen, runs))
+    return tables
+
+
+def _choice_table(chosen: Mapping[str, Sequence[dict[str, Any] | None]], runs: Runs) -> Table:
+    """Return what comes of it if each client deploys the model that is better on its validation samples."""
+    rows: list[tuple[str, ...]] = []
+    for name, choices in chosen.items():
+        known = [choice for choice in choices if choice is not None]
+        rows.append(
+            (
+                name,
+                mean_std((choice["global"] / choice["of"] for choice in known), 100, 1),
+                score(runs[name], digits=2),
+                mean_std((choice["test"] for choice in known), 100),
+                mean_std((choice["worse"] / choice["of"] for choice in known), 100, 1),
+            )
+        )
+    return Table(
+        "Each client deploys whichever model is better on its validation samples (appendix C.3)",
+        (
+            "variant",
+            "clients that choose the global model, %",
+            "test, personal, %",
+            "test, chosen, %",
+            "worse on test than with the global model, %",
+        ),
+        rows,
+        "Choices are made without test samples, so a client may still do worse than with the global model.",
+    )
 
 
 def _harm(seeds: Sequence[Record]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, TypedDict, Unpack
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -42,6 +42,16 @@ class TaskOptions(TypedDict, total=False):
         int, Option("draws the clients and their splits, the same for all seeds of a study", low=0, default=0)
     ]
     clients: Annotated[int | None, Option("number of clients; default: that of the task", low=1)]
+    validation: Annotated[
+        float,
+        Option(
+            "the share of its training samples by which each client chooses between the global and its "
+            "personal model (appendix C.3); 0: none, and nobody chooses",
+            low=0,
+            high=0.5,
+            default=0.0,
+        ),
+    ]
     rounds: Annotated[int | None, Option("rounds of stage (a); default: those of the task", low=1)]
     personal_rounds: Annotated[int | None, Option("rounds of stage (b); default: those of the task", low=1)]
     epochs: Annotated[int | None, Option("epochs of stage (c); default: those of the task", low=1)]
@@ -70,6 +80,18 @@ class Task:
     pfedme: float = 0.1
 
 
+class Samples(NamedTuple):
+    """Which samples of a data set a task has: of how many clients, drawn and split by a seed."""
+
+    clients: int | None
+    data_seed: int
+    validation: float
+
+    def of(self, name: str, clients: int | None, **options: Any) -> FederatedData:
+        """Return them, for so many clients."""
+        return data.real(name, clients=clients, seed=self.data_seed, validation=self.validation, **options)
+
+
 def with_dropout(model: Blocks, p: float) -> Blocks:
     """Return a copy with dropout p in its output part, and nowhere else.
 
@@ -94,7 +116,8 @@ def _drop_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
 @checked()
 def task(seed: int = 0, **options: Unpack[TaskOptions]) -> Task:
     """Return a task; its number of clients, rounds and epochs may be replaced."""
-    made = TASKS[options["data"]](options["size"], seed, options["clients"], options["data_seed"])
+    samples = Samples(options["clients"], options["data_seed"], options["validation"])
+    made = TASKS[options["data"]](options["size"], seed, samples)
     first, second = made.rounds
     return replace(
         made,
@@ -115,20 +138,20 @@ def network(name: str, size: str, seed: int) -> Blocks:
     return models.transformer(76, length=80, width=width, hidden=4 * width, depth=depth, seed=seed)
 
 
-def _femnist(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
+def _femnist(size: str, seed: int, samples: Samples) -> Task:
     """Characters by writer. Paper: 2000 + 500 rounds of 10 writers, lr 0.5 halved every 500, then 0.01.
 
     At size paper all writers take part, the smallest with one image to learn from and one to be tested on.
     """
     least = by_size(size, 100, 100, 0)
-    clients = clients or by_size(size, 30, 100, None)
+    clients = samples.clients or by_size(size, 30, 100, None)
     rates: tuple[Rate, ...] = (
         optim.constant(0.2),
         optim.halving(0.5, every=100),
         optim.halving(0.5, every=500),
     )
     return Task(
-        data=data.real("femnist", min_samples=least, validation=0, clients=clients, seed=data_seed),
+        data=samples.of("femnist", clients, min_samples=least),
         model=network("femnist", size, seed),
         adapters=ADAPTERS["femnist"],
         rounds=by_size(size, (50, 10), (400, 100), (2000, 500)),
@@ -140,14 +163,14 @@ def _femnist(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
     )
 
 
-def _shakespeare(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
+def _shakespeare(size: str, seed: int, samples: Samples) -> Task:
     """Characters by role. Paper: 1000 + 500 rounds of 50, FedAdam, clipped gradients, warm-up and decay.
 
     Its server rates are those of Adam with bias correction and ε = 1e-8.
     """
-    clients = clients or by_size(size, 30, 100, None)
+    clients = samples.clients or by_size(size, 30, 100, None)
     return Task(
-        data=data.real("shakespeare", min_characters=5000, validation=0, clients=clients, seed=data_seed),
+        data=samples.of("shakespeare", clients, min_characters=5000),
         model=network("shakespeare", size, seed),
         adapters=ADAPTERS["shakespeare"],
         rounds=by_size(size, (50, 10), (300, 100), (1000, 500)),
@@ -162,10 +185,10 @@ def _shakespeare(size: str, seed: int, clients: int | None, data_seed: int) -> T
     )
 
 
-def _free_spoken_digits(size: str, seed: int, clients: int | None, data_seed: int) -> Task:
+def _free_spoken_digits(size: str, seed: int, samples: Samples) -> Task:
     """Spoken digits by speaker: 6 clients, all of them in every round."""
     return Task(
-        data=data.real("free_spoken_digits", validation=0, clients=clients, seed=data_seed),
+        data=samples.of("free_spoken_digits", samples.clients),
         model=network("free_spoken_digits", size, seed),
         adapters=ADAPTERS["free_spoken_digits"],
         rounds=by_size(size, (15, 8), (60, 20), (200, 100)),
@@ -177,7 +200,7 @@ def _free_spoken_digits(size: str, seed: int, clients: int | None, data_seed: in
     )
 
 
-TASKS: dict[str, Callable[[str, int, int | None, int], Task]] = {
+TASKS: dict[str, Callable[[str, int, Samples], Task]] = {
     "femnist": _femnist,
     "shakespeare": _shakespeare,
     "free_spoken_digits": _free_spoken_digits,
