@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -293,6 +294,7 @@ def bind(
         notify=notify,
         method_loss=algorithm.loss,
         augment=settings.augment,
+        steps=_steps(plan, data),
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
@@ -398,6 +400,18 @@ def _limits(setup: Setup, new_client: ClientState, shared: Tensors, batch: int |
         states_fit=all_fit,
         pass_batch=_pass_batch(setup, batch),
     )
+
+
+def _steps(plan: StagePlan, data: FederatedData) -> float:
+    """Return about how many steps clients take in a stage."""
+    if plan.rounds is None:
+        return math.inf
+    work, n = stage_work(plan), data.train[:, 1]
+    if work.steps is not None:
+        each = float(np.mean(work.steps))
+    else:
+        each = float(np.ceil(n / (work.batch or n.max())).mean()) * (work.epochs or 1)
+    return plan.rounds * (plan.cohort or data.clients) * each
 
 
 def _pass_batch(setup: Setup, batch: int | None) -> int:

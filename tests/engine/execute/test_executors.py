@@ -610,6 +610,29 @@ def test_trials_of_auto_are_small_where_they_are_much_of_the_work(step, left, mo
 
 
 @pytest.mark.usefixtures("measured")
+def test_nothing_is_tried_where_slow_steps_are_few(monkeypatch) -> None:
+    """Trials would take as long as 25 steps: they are for runs of 250 and more, and for quick steps."""
+
+    def picks(rounds: int) -> dict[str, dict[str, str]]:
+        found = run("auto", models.mlp(6, 5, 4), numbers(6), ALT, rounds=rounds, evaluate_every=100)
+        return found.config["executor"]["picks"]
+
+    tried, names = [], {"training, stage 0", "all programs"}
+    examined = trial.not_stackable
+    monkeypatch.setattr(
+        "partita.engine.execute.task.not_stackable", lambda *given: tried.append(1) or examined(*given)
+    )
+    assert names & set(picks(2)) == {"training, stage 0"}  # quick steps
+    assert tried
+    monkeypatch.setattr("partita.engine.execute.task.SLOW_BYTES", 0)
+    assert names & set(picks(60)) == {"training, stage 0"}  # many: 5 clients with 1.6 on average
+    tried.clear()
+    short = picks(2)["all programs"]
+    assert short["picked"] in ("loop", "pool")
+    assert "about 16 slow steps in all" in short["why"]
+    assert not tried
+
+
 def test_auto_picks_for_every_stage(tmp_path) -> None:
     out = tmp_path / "run"
     method = pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=1), pt.stage(ALT, rounds=1))

@@ -49,6 +49,9 @@ def _auto(task: Task) -> Runner:
         candidates = (stack, task.pool) if on_cpu else (_recorded(task, bound), stack, task.loop)
         return Auto(candidates, task.choices, label=task.label)
 
+    if task.too_short and not task.stacks:
+        task.choices[f"{task.label}all programs"] = {"picked": task.pool.name, "why": task.too_short}
+        return task.pool
     return task.stacked("auto", measured)
 
 

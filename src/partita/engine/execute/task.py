@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from partita.engine.model.probe import ModelProfile
 from partita.engine.model.problem import Change, ModelProblem, make_problem
 from partita.engine.model.seeding import OwnDraws
 
+TRIALS, TRIALS_SHARE = 25, 0.1  # steps that it takes to try executors, and the share of the work they may be
+SLOW_BYTES = 8e6  # that autograd saves in a step: above this, steps of a CPU take tens of milliseconds
+
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -48,6 +52,7 @@ class Task:
     augment       is what happens to each training sample before the model sees it
     bind          binds a problem to data
     stacks        says that the model can be stacked, where that is known
+    steps         is about how many steps clients will take (infinite: nobody knows)
     """
 
     model: nn.Module
@@ -68,6 +73,7 @@ class Task:
     augment: Augmentation | None = None
     bind: Callable[[ModelProblem, FederatedData], BoundProblem] = BoundProblem
     stacks: bool = False
+    steps: float = math.inf
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
@@ -130,6 +136,19 @@ class Task:
     def sample_bytes(self) -> int:
         """Bytes of each of its samples: what autograd saves, and as much again on the way back."""
         return 3 * self.profile.sample_bytes
+
+    @property
+    def too_short(self) -> str:
+        """Why it does not pay to find out whether clients can be stacked, and what is fastest ('': it does).
+
+        That takes the time of some dozen steps: on a CPU where steps are slow and few, it is most of a run.
+        Numbers alone decide, so that a run does the same however busy its machine is.
+        """
+        largest = int(self.data.train[:, 1].max())
+        slow = min(self.batch or largest, largest) * self.profile.sample_bytes > SLOW_BYTES
+        if self.data.device.type != "cpu" or not slow or self.steps * TRIALS_SHARE > TRIALS:
+            return ""
+        return f"about {self.steps:.0f} slow steps in all; to try others takes as long as {TRIALS} of them"
 
     def stacked(self, name: str, make: Callable[[BoundProblem], Runner]) -> Runner:
         """Return an executor that stacks clients; where the model cannot be stacked, each trains alone."""
