@@ -85,7 +85,6 @@ def test_nothing_released_costs_nothing() -> None:
 @each(
     "make, field",
     [
-        (lambda: pt.privacy.gaussian(), "privacy epsilon"),
         (lambda: pt.privacy.gaussian(epsilon=1, noise=1), "privacy epsilon"),
         (lambda: pt.privacy.gaussian(epsilon=0), "privacy epsilon"),
         (lambda: pt.privacy.gaussian(noise=-1), "privacy noise"),

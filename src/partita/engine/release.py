@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
 PARTS = ("delta", "extra", "sums")
 
-TRIED = (1.0, 0.5, 0.25)
+TRIED = (1.0, 0.5, 0.25, 0.75, 0.3, 0.9, 0.6, 0.4)
 """Weights of the made-up uploads that show how a method adds up what it is sent."""
+LONG = 100.0
+"""How much longer than the others the first of them is: what sets outliers aside takes no mean."""
 
 
 def counts_by_samples(algorithm: Algorithm, problem: Problem, like: Upload, why: str) -> bool:
     """Return whether a method's clients count by samples, or each alike; refuse one that does not add up.
 
-    What it makes of three random uploads must be the mean of their deltas and the sums of the rest.
+    What it makes of some random uploads, one of them much longer, must be the mean of their deltas and the
+    sums of the rest.
     """
     weight = torch.tensor(TRIED, dtype=torch.float64, device=_device(like))
     stacks = [{k: _random(number, k, v) for k, v in part.items()} for number, part in enumerate(like.payload)]
@@ -59,7 +62,9 @@ def counts_by_samples(algorithm: Algorithm, problem: Problem, like: Upload, why:
 def _random(number: int, name: str, like: Tensor) -> Tensor:
     shape = (len(TRIED), *like.shape)
     key = draws.branch(draws.key(number, "trial", device=like.device), name)
-    return draws.normal(draws.places(key, shape)).to(like.dtype)
+    stack = draws.normal(draws.places(key, shape))
+    stack[0] *= LONG
+    return stack.to(like.dtype)
 
 
 def _weighted(stack: Tensor, weight: Tensor) -> Tensor:

@@ -1,14 +1,15 @@
-"""Differential privacy of clients without sampling: banded matrix factorization (Choquette-Choo et al., *(Amplified)
-banded matrix factorization*, 2023), with the square root of Kalinin & Lampert, *Banded square root matrix
-factorization* (2024).
+"""Differential privacy of clients without sampling: banded matrix factorization.
 
-    releases  x_t + (C⁻¹ z)_t                                      C: lower triangular, b diagonals, each c_j
-    c_j       = c_{j−1} (2j − 1)/(2j),  c_0 = 1, then divided by their length        (1 − x)^(−1/2) up to x^(b−1)
-    account   k turns of a client, b or more releases apart: as k Gaussian releases with noise z
+Choquette-Choo et al., *(Amplified) Banded Matrix Factorization* (2023), with the square root of Kalinin &
+Lampert, *Banded Square Root Matrix Factorization* (2024).
 
-The server's model is a running sum of releases. Noise of one release is taken back, in part, by later ones, so
-that the sum of many has less of it than the sum of as many independent ones. One who comes again within b
-releases would see through that, which is why clients come in a fixed order.
+    releases  x_t + (C⁻¹ ξ)_t                              C: lower triangular, with diagonals c_0 … c_{b−1}
+    c_j       = c_{j−1} (2j − 1)/(2j),  c_0 = 1, then divided by their length       (1 − x)^(−1/2) cut off
+    account   k turns of a client, at least b releases apart: as k Gaussian releases with noise z
+
+The server's model is a running sum of releases. The noise of one release is taken back, in part, by later
+ones, so that the sum of many has less of it than the sum of as many independent ones. What a client sends in
+turns less than b releases apart would add up in C x, which is why clients come in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from partita.core import check
 from partita.core.options import Option, checked
 from partita.core.parts import Taken, Transform
 from partita.privacy.accounting import DELTA
-from partita.privacy.gaussian import Cap, Clip, ClipRate, Epsilon, Noise, Quantile, Rounds, only_one
+from partita.privacy.gaussian import Cap, Clip, ClipRate, Epsilon, Noise, Quantile, Rounds, target
 from partita.privacy.mechanism import Mechanism
 
 MOST_BANDS = 16
@@ -35,7 +36,9 @@ def banded(
     clip: Clip = 1.0,
     bands: Annotated[
         int | None,
-        Option("b, the releases over which noise is taken back (None: as long as clients rest, up to 16)", low=1),
+        Option(
+            "b, the releases over which noise is taken back (None: as long as clients rest, up to 16)", low=1
+        ),
     ] = None,
     quantile: Quantile = None,
     clip_lr: ClipRate = 0.2,
@@ -47,7 +50,7 @@ def banded(
     Use it where cohorts cannot be drawn by chance, or nobody would believe that they were: clients take part
     in a fixed order (`schedule.synchronous("cyclic")`, as without a schedule of its own).
     """
-    only_one(epsilon, noise)
+    epsilon = target(epsilon, noise)
     options = {
         "epsilon": epsilon,
         "noise": noise,
@@ -64,7 +67,9 @@ def banded(
         rest = plan.apart or 1
         if bands is not None and bands > rest:
             reason = f"a client may come again after {rest} release{'s' * (rest > 1)}"
-            allowed = f"at most {rest}; schedule=partita.schedule.synchronous('cyclic') lets clients rest longest"
+            allowed = (
+                f"at most {rest}; schedule=partita.schedule.synchronous('cyclic') lets clients rest longest"
+            )
             raise check.fail("privacy bands", bands, allowed, reason)
         return min(rest, MOST_BANDS) if bands is None else bands
 

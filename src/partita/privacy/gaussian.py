@@ -1,6 +1,7 @@
-"""Differential privacy of clients by Poisson sampling: McMahan et al., *Learning differentially private
-recurrent language models* (2018); the clip by a quantile: Andrew et al., *Differentially private learning with
-adaptive clipping* (2021).
+"""Differential privacy of clients by Poisson sampling.
+
+McMahan et al., *Learning Differentially Private Recurrent Language Models* (2018); the clip by a quantile:
+Andrew et al., *Differentially Private Learning with Adaptive Clipping* (2021).
 
     cohort  each client by a chance q of its own
     client  x_i ← x_i min(1, C/|x_i|)
@@ -19,13 +20,23 @@ from partita.core.parts import Taken, Transform
 from partita.privacy.accounting import DELTA
 from partita.privacy.mechanism import Mechanism
 
+EPSILON = 8.0
 Epsilon = Annotated[
     float | None,
-    Option("ε, what all releases of the run together may amount to; the noise is found", low=0, open_low=True),
+    Option(
+        "ε, what all releases of the run together may amount to; the noise is found (None: 8, or what "
+        "`noise` comes to)",
+        low=0,
+        open_low=True,
+    ),
 ]
 Noise = Annotated[
     float | None,
-    Option("z, the standard deviation of the noise in units of the clip, in place of epsilon", low=0, open_low=True),
+    Option(
+        "z, the standard deviation of the noise in units of the clip, in place of epsilon",
+        low=0,
+        open_low=True,
+    ),
 ]
 Clip = Annotated[
     float,
@@ -37,14 +48,20 @@ Clip = Annotated[
     ),
 ]
 Rounds = Annotated[
-    int | None, Option("the releases for which the noise of an epsilon is found (None: those of the run)", low=1)
+    int | None,
+    Option("the releases for which the noise of an epsilon is found (None: those of the run)", low=1),
 ]
 Quantile = Annotated[
     float | None,
-    Option("γ, the share of uploads that are to be no longer than the clip, which follows them (None: it stays)",
-           low=0, high=1),
+    Option(
+        "γ, the share of uploads that are to be no longer than the clip, which follows them (None: it stays)",
+        low=0,
+        high=1,
+    ),
 ]
-ClipRate = Annotated[float, Option("η, the step with which the clip follows a quantile", low=0, open_low=True)]
+ClipRate = Annotated[
+    float, Option("η, the step with which the clip follows a quantile", low=0, open_low=True)
+]
 Cap = Annotated[
     int | None,
     Option(
@@ -71,7 +88,7 @@ def gaussian(
     Use it where the server can draw cohorts by chance: without a schedule of its own, a run does so
     (`schedule.synchronous("poisson")`). Only what leaves a client has noise: a personal part has none.
     """
-    only_one(epsilon, noise)
+    epsilon = target(epsilon, noise)
     options = {
         "epsilon": epsilon,
         "noise": noise,
@@ -99,11 +116,11 @@ def gaussian(
     ).transform()
 
 
-def only_one(epsilon: float | None, noise: float | None) -> None:
-    """Refuse a mechanism that was given both, or neither."""
-    if (epsilon is None) == (noise is None):
-        value = None if noise is None else (epsilon, noise)
-        raise check.fail("privacy epsilon", value, "either epsilon=, such as 4, or noise=, such as 1.0")
+def target(epsilon: float | None, noise: float | None) -> float | None:
+    """Return the ε for which noise is found, if it is not given; refuse a mechanism that was given both."""
+    if epsilon is not None and noise is not None:
+        raise check.fail("privacy epsilon", epsilon, f"None with noise={noise:g}, or no noise=")
+    return EPSILON if epsilon is None and noise is None else epsilon
 
 
 def _new_each_time(plan: Taken) -> int:  # noqa: ARG001

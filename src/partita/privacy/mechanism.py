@@ -103,7 +103,7 @@ class Mechanism:
             {**self.options, **noise},
             encode=self._encode,
             accept=self._accept,
-            release=None if bound is None else lambda release: self._release(release, bound),
+            release=lambda release: self._release(release, bound),
             begin=lambda like: self._begin(like, bound),
             order=self.order,
             for_sums=f"{self.name} adds noise to a sum",
@@ -136,7 +136,8 @@ class Mechanism:
         secret = {f"{i}.{path}": torch.zeros_like(x) for i in lags for path, x in released(like).items()}
         return {"clip": torch.tensor(self.clip, dtype=torch.float64, device=device)}, secret
 
-    def _release(self, release: Release, bound: Bound) -> tuple[Upload, Tensors, Tensors]:
+    def _release(self, release: Release, bound: Bound | None) -> tuple[Upload, Tensors, Tensors]:
+        assert bound is not None, "a run binds its transforms before it releases anything"
         clip, c = release.public["clip"], bound.diagonals
         scale = (bound.noise if self.quantile is None else bound.noise_of_sums) * clip
         noisy: Tensors = {}
@@ -151,10 +152,9 @@ class Mechanism:
             for lag in range(1, len(c)):
                 secret[f"{lag}.{path}"], before = before, release.secret[f"{lag}.{path}"]
         delta, sums = ({k: noisy[f"{part}.{k}"] for k in tensors} for part, tensors in _parts(release.total))
-        total = release.total._replace(delta=delta, sums=sums)
-        if self.quantile is None:
-            return total, {"clip": clip}, secret
-        return total, {"clip": self._moved(clip, release, bound)}, secret
+        blurred = release.total._replace(delta=delta, sums=sums)
+        new_clip = clip if self.quantile is None else self._moved(clip, release, bound)
+        return blurred, {"clip": new_clip}, secret
 
     def _moved(self, clip: Tensor, release: Release, bound: Bound) -> Tensor:
         """C ← C exp(−η (β − γ))"""

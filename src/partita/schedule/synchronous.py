@@ -54,9 +54,9 @@ class Synchronous:
     order: Annotated[
         str,
         Option(
-            "cohorts by chance; or so that all had a turn before any has a second one, in a new order each time "
-            "('turns') or always in the same one ('cyclic'); or each client by a chance of its own, so that "
-            "cohorts differ in size ('poisson': what accounts of privacy count with)",
+            "cohorts by chance; or so that all had a turn before any has a second one, in a new order each "
+            "time ('turns') or always in the same one ('cyclic'); or each client by a chance of its own, so "
+            "that cohorts differ in size ('poisson': what accounts of privacy count with)",
             choices=ORDERS,
         ),
     ] = "random"
