@@ -69,6 +69,7 @@ from partita.algorithms import (
 )
 from partita.algorithms.alone import local
 from partita.algorithms.base import Common, Lr, Part, compose, method, settings
+from partita.algorithms.known import written as _written
 from partita.algorithms.local.solvers import Solver, adam, cg, exact, gd
 from partita.algorithms.psi import Penalty
 from partita.api import Personalized, Run, federate, load
@@ -276,7 +277,9 @@ _LATER = {  # names of modules that load when they are used
 
 def __getattr__(name: str) -> object:
     if name not in _LATER:
-        raise AttributeError(f"module 'partita' has no attribute {name!r}")
+        advice = "" if name.startswith("_") else _written(name)  # of a method that has no name of its own here
+        use = f"; use {advice}" if advice else ""
+        raise AttributeError(f"module 'partita' has no attribute {name!r}{use}")
     return getattr(_import_module(_LATER[name]), name)
 
 

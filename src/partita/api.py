@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from partita.algorithms.known import written
 from partita.core import check, tree
 from partita.core.compiled import uncompiled
 from partita.core.device import arithmetic
@@ -75,7 +76,9 @@ class Arguments(Settings):
                 "data", self.data, "a FederatedData, made by partita.data.from_arrays(...) or the like"
             )
         if not isinstance(self.algorithm, Algorithm):
-            raise check.fail("algorithm", self.algorithm, "a method such as partita.fedavg(lr=0.1)")
+            elsewhere = written(self.algorithm) if isinstance(self.algorithm, str) else ""
+            allowed = elsewhere or "a method such as partita.fedavg(lr=0.1)"
+            raise check.fail("algorithm", self.algorithm, allowed)
         held_out = newcomers(self.newcomers, self.data.names, self.seed)
         absent = set(held_out)
         others = [i for i in range(self.data.clients) if i not in absent]

@@ -312,6 +312,16 @@ def test_methods_of_the_literature_are_found_by_their_names(name: str, full: str
     assert KNOWN[full].expression in partita("show", name)
     with pytest.raises(ValueError, match=rf"algorithm='{name}': expected {re.escape(KNOWN[full].here)}"):
         method("algorithm", name)
+    with pytest.raises(pt.Refused, match=re.escape(KNOWN[full].here)):
+        pt.federate(pt.models.mlp(64, 10), pt.data.digits(clients=3), name, rounds=1)
+    with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; use {KNOWN[full].here}")):
+        getattr(pt, name)
+
+
+def test_a_name_of_nothing_has_no_advice() -> None:
+    for name in ("fedeverything", "_embracing"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'$"):
+            getattr(pt, name)
 
 
 @each("name", [name for name in KNOWN if facts(name)[0]["command"]])

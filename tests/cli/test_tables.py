@@ -76,6 +76,13 @@ def test_no_score_of_a_comparison_is_cut(width: int) -> None:
     assert ("1234.5" in text) == (width >= 200)
 
 
+def test_methods_by_other_names_lose_nothing_on_80_columns() -> None:
+    """An expression such as that of FFA-LoRA is longer than a line."""
+    table = listing._table(catalogue.known(), catalogue.ELSEWHERE, 28)
+    narrow, wide = (sorted("".join(printed(table, width=w).split())) for w in (80, 1000))
+    assert narrow == wide
+
+
 def test_pages_of_the_catalogue_lose_nothing_on_80_columns() -> None:
     for kind, chapter in catalogue.KINDS.items():
         entries = catalogue.entries(kind)

@@ -126,10 +126,17 @@ def find(name: Any) -> str | None:
     return next((known for known in KNOWN if _letters(known) == text), close[0] if close else None)
 
 
+def written(name: Any) -> str:
+    """Return how a method of the literature is written here; '' for what is none of them."""
+    known = find(name)
+    if known is None:
+        return ""
+    return f"{KNOWN[known].here} for {known} ({KNOWN[known].note}); see `partita show {known}`"
+
+
 def method(field: str, name: Any) -> str:
     """Return the name of a method; the error for one of the literature says how that is written here."""
-    if name not in METHODS and (known := find(name)) is not None:
-        allowed = f"{KNOWN[known].here} for {known} ({KNOWN[known].note}); see `partita show {known}`"
+    if name not in METHODS and (allowed := written(name)):
         raise check.fail(field, name, allowed)
     return str(check.choice(field, name, METHODS))
 

@@ -111,7 +111,7 @@ def show(
 def _table(entries: list[Facts], title: str, width: int) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(min_width=width, no_wrap=True, style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")  # an expression may be longer than a line
     for entry in entries:
         needed = (
             f" Data: {', '.join(entry['data'])}." if entry.get("data") and entry["kind"] == "recipes" else ""
