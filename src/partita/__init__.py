@@ -277,7 +277,7 @@ _LATER = {  # names of modules that load when they are used
 
 def __getattr__(name: str) -> object:
     if name not in _LATER:
-        advice = "" if name.startswith("_") else _written(name)  # of a method that has no name of its own here
+        advice = "" if name.startswith("_") else _written(name)  # a method of the literature
         use = f"; use {advice}" if advice else ""
         raise AttributeError(f"module 'partita' has no attribute {name!r}{use}")
     return getattr(_import_module(_LATER[name]), name)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from partita.cli import catalogue, listing, tables
+import partita as pt
+from partita.cli import catalogue, listing, split, tables, workers
+from partita.cli.bench import command
+from partita.cli.bench.measure import Row
+from partita.engine.workers.messages import Facts
 from partita.recipes import Table
 from partita.recipes.embracing import capacity_tables
 
@@ -74,6 +79,36 @@ def test_no_score_of_a_comparison_is_cut(width: int) -> None:
     assert "…" not in text
     assert text.count("0.9123 ± 0.0123") >= 2
     assert ("1234.5" in text) == (width >= 200)
+
+
+def letters(*parts: Any, width: int) -> str:
+    """Return all that is printed, without what a frame and a broken line add; cells may change places."""
+    return "".join(sorted(c for c in printed(*parts, width=width) if c.isalnum() or c in "+-.%_…"))
+
+
+NAMES = tuple(f"THE_TRAGEDY_OF_KING_RICHARD_THE_SECOND_BOLINGBROKE_{i}" for i in range(4))
+
+
+@pytest.mark.usefixtures("brief_baselines")
+def test_long_names_of_clients_and_metrics_are_not_cut_on_80_columns() -> None:
+    data = replace(pt.data.digits(clients=4, test=0.4, validation=0), names=NAMES)
+    work = {"rounds": 1, "steps": 1, "batch": 8, "metric": ["balanced_accuracy", "accuracy"]}
+    run = pt.federate(pt.models.mlp(64, 8, 10), data, pt.fedalt("output", lr=0.1), **work)
+    summary = run.summary()
+    for table in (tables.scores(run, summary), tables.further(summary), tables.gains(run)):
+        assert letters(table, width=80) == letters(table, width=400)
+
+
+def test_parts_machines_and_speeds_are_not_cut_on_80_columns() -> None:
+    versions = {"python": "3.12.7", "torch": "2.6.0+cu124", "partita": "0.1.0"}
+    facts = Facts("gpu-node-017.cluster.example.org", 64, 2**39, ("NVIDIA H100 80GB HBM3",), versions)
+    row = Row("transformer", 1733.0, 202_321.0, "compiled graph", {"steps": 0.6}, 1.2e13, 0.03, one_model=1e4)
+    cells = ("→ input+norm+classifier.fc2.weight", *(f"{x}.1234" for x in range(5)), "12.5%", "1.25 GB")
+    names = ("part", "score", "worst tenth", "hurt vs global", "hurt vs alone", "epochs", "share", "memory")
+    figure = Table("Candidate splits", names, [cells])
+    shown = (workers._table([facts]), command.table([row], "cpu", "textbook loop"), split._table(figure, 80))
+    for table in shown:
+        assert letters(table, width=80) == letters(table, width=400)
 
 
 def test_methods_by_other_names_lose_nothing_on_80_columns() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -102,7 +103,8 @@ def _table(figure: Figure, width: int) -> Table:
     """Return a table as narrow as possible, with deviations where there is room for them."""
     shown = Table(title=escape(figure.title), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for i, column in enumerate(figure.columns):
-        shown.add_column(escape(column.replace(" ", "\n")), justify="right" if i else "left", no_wrap=i > 0)
+        justify: JustifyMethod = "right" if i else "left"
+        shown.add_column(escape(column.replace(" ", "\n")), justify=justify, no_wrap=i > 0, overflow="fold")
     for cells in figure.rows:
         shown.add_row(*(escape(cell if width >= 90 else cell.partition(" ±")[0]) for cell in cells))
     return shown

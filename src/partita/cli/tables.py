@@ -47,9 +47,10 @@ def scores(run: Record, summary: Summary) -> Table:
         box=SIMPLE_HEAD,
     )
     table.add_column("model", no_wrap=True)
-    for name in (f"test\n{summary['metric']}", "95 % interval", "worst\ntenth", "local\nepochs"):
+    metric = summary["metric"].replace("_", "_\n")  # a long name leaves no room for the last column
+    for name in (f"test\n{metric}", "95 % interval", "worst\ntenth", "local\nepochs"):
         table.add_column(escape(name), justify="right", no_wrap=True)
-    table.add_column("training")
+    table.add_column("training", overflow="fold")
     names = {"local": "each client alone", "global": "one global model", "personal": "personal models"}
     for kind, name in names.items():
         baselines = summary.get("baselines") or {}
@@ -68,7 +69,7 @@ def further(summary: Summary) -> Table | None:
     """Return the scores by the metrics beyond the first; None where there is one metric."""
     table = Table(title="Other metrics (test)", box=SIMPLE_HEAD)
     for i, column in enumerate(("metric", "each client alone", "one global model", "personal models")):
-        table.add_column(column, justify="right" if i else "left")
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
     for name, means in further_metrics(summary).items():
         table.add_row(escape(name), *map(score_text, means.values()))
     return table if table.rows else None
@@ -78,7 +79,7 @@ def losers(summary: Summary) -> Table | None:
     """Return the three things about clients that are worse off; None where nothing was compared."""
     table = Table(title="Clients worse off with their personal model", box=SIMPLE_HEAD)
     for i, column in enumerate(("", "in the sample", "beyond chance", "truly lose (95 %)")):
-        table.add_column(column, justify="right" if i else "left")
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
     for kind, name in (("global", "vs global"), ("local", "vs alone")):
         hurt, chance = summary["hurt"].get(f"vs_{kind}"), lookup(summary, "chance", f"vs_{kind}")
         if hurt is not None:
@@ -96,7 +97,7 @@ def newcomers(result: Record, rows: int = 20) -> Table:
         title=f"Clients that came after training ({escape(str(result.facts['metric']))})", caption=rest
     )
     for column in ("client", "training samples", "test samples", "global", "personal"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for row in shown:
         cells = ["-" if row[k] is None else f"{row[k]:.4f}" for k in ("global", "personal")]
         table.add_row(escape(row["client"]), str(row["n_train"]), str(row["n_test"]), *cells)
@@ -127,7 +128,7 @@ def gains(run: Record, rows: int = 3) -> Table:
         caption="change vs the better of alone and global; see the page for what is chance",
     )
     for column in ("client", "training samples", "alone", "global", "personal", "change"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     better = max if run.higher_is_better else min
     scored: list[tuple[float, dict[str, Any]]] = []
     for row in run.clients:
@@ -232,7 +233,7 @@ def pairs(where: Standing) -> Table:
         table.add_column(column, overflow="fold")
     for column in ("difference (95 %)", "p"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("verdict", overflow="fold")
     for pair in where.pairs:
         verdict = "clear" if pair.clear else "too early" if pair.early else "not clear"
         cells = (escape(pair.first), escape(pair.second), str(pair.difference), f"{pair.p_mean:.2g}", verdict)

@@ -92,7 +92,7 @@ def _table(facts: list[Facts]) -> Table:
     """Return a row for each machine."""
     table = Table(title="Workers", title_justify="left")
     for name in ("machine", "workers", "cores", "memory", "GPUs of a worker", "python", "torch", "partita"):
-        table.add_column(name, justify="left" if name == "machine" else "right")
+        table.add_column(name, justify="left" if name == "machine" else "right", overflow="fold")
     machines: dict[str, list[Facts]] = collections.defaultdict(list)
     for fact in facts:
         machines[fact.machine].append(fact)

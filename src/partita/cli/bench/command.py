@@ -94,10 +94,11 @@ def table(rows: list[Row], device: str, reference: str) -> Table:
     """Return the rows as a table for the terminal."""
     title = f"client steps per second, {_machine(device)}"
     made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    others = [] if all(row.one_model is None for row in rows) else ["one model"]
-    for column in ("", reference.split()[0], *others, "partita", "ratio", "overhead", "GFLOP/s", "of peak"):
-        made.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    made.add_column("executor", min_width=9)
+    others = [] if all(row.one_model is None for row in rows) else ["one\nmodel"]
+    names = ("", reference.split()[0], *others, "partita", "ratio", "over-\nhead", "GFLOP/s", "of\npeak")
+    for column in names:
+        made.add_column(column, justify="left" if not column else "right", overflow="fold")
+    made.add_column("executor", overflow="fold", min_width=9)
     for row in rows:
         flops = "-" if row.flops is None else f"{row.flops / 1e9:,.1f}"
         share = "-" if row.share is None else f"{row.share:.0%}"
