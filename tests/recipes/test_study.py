@@ -22,7 +22,7 @@ from partita.recipes.partial_charts import harm_charts, splits_charts
 from partita.recipes.partial_tables import harm_tables, splits_tables
 from partita.recipes.study import read_study, run_study
 from partita.recipes.tables import Table, mean_std
-from partita.recipes.tasks import with_dropout
+from partita.recipes.tasks import task, with_dropout
 from partita.recipes.versus import separate, versus
 from support import each
 
@@ -450,6 +450,31 @@ def test_dropout_for_a_trained_model(make: Any) -> None:
 
 
 # ---- the recipes themselves
+
+
+def test_all_seeds_of_a_study_have_the_same_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`data_seed` draws them, and not the seed, so that methods can be compared client by client."""
+    drawn: list[int] = []
+
+    def real(name: str, *, seed: int, **options: Any) -> pt.data.FederatedData:  # noqa: ARG001
+        drawn.append(seed)
+        return pt.data.digits(clients=6)
+
+    monkeypatch.setattr(pt.data, "real", real)
+    for seed, data_seed in ((0, 0), (1, 0), (1, 5)):
+        task(seed, data="free_spoken_digits", data_seed=data_seed)
+    assert drawn == [0, 0, 5]
+
+
+def test_the_server_of_text_has_the_adam_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 9's rates belong to ε = 1e-8 and bias correction, and not to τ = 1e-3."""
+    monkeypatch.setattr(pt.data, "real", lambda name, **options: pt.data.digits(clients=6))  # noqa: ARG005
+    for size in ("small", "medium", "paper"):
+        servers = [server.options for server in task(data="shakespeare", size=size).server]
+        assert [(of["lr"], of["eps"], "tau" in of) for of in servers] == [
+            (5e-4, 1e-8, False),
+            (5e-5, 1e-8, False),
+        ]
 
 
 @pytest.mark.slow
