@@ -202,7 +202,7 @@ def test_clients_that_disagree_vanish_only_in_the_mean() -> None:
 def test_constants_by_brute_force(kind: str) -> None:
     problem = small(kind, compress=False)
     c = problem.constants
-    top, all_j, curvature, whole, cross, slopes = 0.0, [], [], [], [], []
+    top, all_j, curvature, whole, cross, slopes, alone = 0.0, [], [], [], [], [], []
     for m in range(M):
         H, _, A, B, _ = matrices(problem, m)
         left = A.T @ (torch.eye(N, dtype=torch.float64) - B @ torch.linalg.pinv(B)) @ A
@@ -212,6 +212,7 @@ def test_constants_by_brute_force(kind: str) -> None:
         cross.append(torch.linalg.matrix_norm(A.T @ B, 2))
         slopes.append(torch.linalg.matrix_norm(torch.linalg.pinv(B) @ A, 2))
         whole.append(torch.linalg.matrix_norm(problem.data.client(m)[0], 2) ** 2)
+        alone.append(torch.linalg.matrix_norm(H.T @ H + A.T @ A, 2))
     eigen = torch.stack([torch.linalg.eigvalsh(j) for j in all_j])
     mean = torch.linalg.eigvalsh(torch.stack(all_j).mean(0))
     wanted = {
@@ -222,6 +223,7 @@ def test_constants_by_brute_force(kind: str) -> None:
         "mu_mean": mean.min(),
         "L_w": torch.stack(curvature).max(),
         "mu_w": torch.stack(curvature).min(),
+        "L_theta": torch.stack(alone).max(),
         "L_f": torch.stack(whole).max(),
         "L_cross": torch.stack(cross).max(),
         "slope": torch.stack(slopes).max(),

@@ -31,6 +31,13 @@ def constants(quadratic: Quadratic) -> tuple[tuple[float, float], float]:
     return (l_u, l_v), coupling((l_u, l_v), cross)
 
 
+def test_the_constants_of_a_quadratic_are_known() -> None:
+    quadratic = problem()
+    known, (smoothness, chi) = quadratic.constants, constants(quadratic)
+    assert (known.L_theta, known.L_w) == pytest.approx(smoothness, rel=1e-10)
+    assert coupling((known.L_theta, known.L_w), known.L_cross) == pytest.approx(chi, rel=1e-10)
+
+
 def iterates(quadratic: Quadratic, method: str, rounds: int, cohort: int, steps: int, lr: Any) -> list[Any]:
     """(u^t, V^t) for t = 0 ... T−1: the runs of t rounds, which have the same draws."""
     model = quadratic.model()

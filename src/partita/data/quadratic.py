@@ -229,6 +229,7 @@ class Constants:
     ell_mean, mu_mean   the same of the mean of J_m
     ell_sim  similarity (20), if Assumption 2 holds: max λ of J̄^(−½) (mean J_m² − J̄²) J̄^(−½)
     L_w, mu_w   extreme λ(BᵀB): smoothness and strong convexity in w
+    L_theta  smoothness of f_m in θ alone: max λ(HᵀH + AᵀA)
     L_f      smoothness of f_m in (θ, w)
     L_cross  ‖∇²₁₂f_m‖ = ‖AᵀB‖: how much ∇₁f_m changes with w
     slope    ‖∂w_m*/∂θ‖ = ‖B†A‖, which is A of Assumption 4
@@ -242,6 +243,7 @@ class Constants:
     ell_sim: float
     L_w: float
     mu_w: float
+    L_theta: float
     L_f: float
     L_cross: float
     slope: float
@@ -341,7 +343,7 @@ def _bound(matrices: _Matrices, factor: Tensor) -> float:
 
 def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
     of_w, shared, features = factor[:, :d_w, :d_w], factor[:, d_w:-1, d_w:-1], factor[:, :, :-1]
-    mixed = factor[:, :d_w, d_w:-1]
+    mixed, of_theta = factor[:, :d_w, d_w:-1], factor[:, :, d_w:-1]
     jacobian = shared.mT @ shared
     mean = jacobian.mean(0)
     each, whole, personal = (torch.linalg.eigvalsh(g) for g in (jacobian, mean, of_w.mT @ of_w))
@@ -354,6 +356,7 @@ def _constants(factor: Tensor, d_w: int, bound: float) -> Constants:
         ell_sim=_similarity(jacobian, mean),
         L_w=float(personal.max()),
         mu_w=float(personal.min()),
+        L_theta=float(torch.linalg.eigvalsh(of_theta.mT @ of_theta).max()),
         L_f=float(torch.linalg.eigvalsh(features.mT @ features).max()),
         L_cross=_norm(of_w.mT @ mixed),
         slope=_norm(_solve(of_w, mixed, upper=True)),
