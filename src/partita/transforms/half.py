@@ -45,4 +45,4 @@ def half(
         numbers = {path: message.numbers[path].to(like.dtype) for path, like in before.numbers.items()}
         return Message(numbers, message.rest)
 
-    return Transform("half", {"dtype": dtype}, encode, decode, lossy=True)
+    return Transform("half", {"dtype": dtype}, encode, decode, lossy=True, entrywise=True)

@@ -82,7 +82,10 @@ def randk(
         return Message(in_order_of(before.numbers, numbers), message.rest)
 
     options = {"share": share, "feedback": feedback, "unbiased": unbiased}
-    return Transform("randk", options, encode, decode, draws=True, lossy=True, feedback=feedback)
+    expands = "unbiased=True multiplies what arrives by d/k" if unbiased else ""
+    return Transform(
+        "randk", options, encode, decode, draws=True, lossy=True, feedback=feedback, expands=expands
+    )
 
 
 def drawn(key: Tensor, d: int, k: int) -> Tensor:
