@@ -123,7 +123,9 @@ def layouts(draw: st.DrawFn) -> codec.Entries:
         {f"n{i}": x for i, x in enumerate(some[1])}, {f"r{i}": x for i, (x, _, _) in enumerate(some[0])}
     )
     bits = {f"r{i}": b for i, (_, b, _) in enumerate(some[0])}
-    return codec.layout_of(message, bits, {f"r{i}": n for i, (_, _, n) in enumerate(some[0]) if n is not None})
+    return codec.layout_of(
+        message, bits, {f"r{i}": n for i, (_, _, n) in enumerate(some[0]) if n is not None}
+    )
 
 
 @given(layouts(), st.data())

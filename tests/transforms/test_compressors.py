@@ -141,7 +141,9 @@ def test_the_bytes_are_those_of_the_message(transform: Transform) -> None:
 
 @every
 def test_what_it_adds_has_no_name_that_is_taken(transform: Transform) -> None:
-    taken = [f"{w}.{a}" for w in ("delta", "delta.w") for a in ("values", "indices", "levels", "scales", "left")]
+    taken = [
+        f"{w}.{a}" for w in ("delta", "delta.w") for a in ("values", "indices", "levels", "scales", "left")
+    ]
     given = message(torch.float64, 0, **{"delta.w": (6, 7)}, **dict.fromkeys(taken, (3,)))
     arrived = passed(transform, given)
     assert list(arrived.numbers) == list(given.numbers)
@@ -176,12 +178,16 @@ def test_topk_of_each_tensor(share: float) -> None:
 def test_topk_keeps_the_first_of_equal_entries(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, -2.0, 2.0, 0.0, -2.0, 2.0, -0.0, 1.0], dtype=dtype)
     for k in range(1, 9):
-        assert np.array_equal(arrives(T.topk(k / 8), x).double().numpy(), plain.topk(x.double().numpy(), k / 8))
+        assert np.array_equal(
+            arrives(T.topk(k / 8), x).double().numpy(), plain.topk(x.double().numpy(), k / 8)
+        )
 
 
 def test_topk_in_mixed_types() -> None:
     g = torch.Generator().manual_seed(0)
-    given = Message({"delta.a": torch.randn(50, generator=g).half(), "delta.b": torch.randn(50, generator=g)}, {})
+    given = Message(
+        {"delta.a": torch.randn(50, generator=g).half(), "delta.b": torch.randn(50, generator=g)}, {}
+    )
     arrived = passed(T.topk(0.3), given).numbers
     x, y = (np.concatenate([t[k].double().numpy() for k in given.numbers]) for t in (given.numbers, arrived))
     assert np.array_equal(y, plain.topk(x, 0.3))
@@ -349,8 +355,9 @@ def test_low_rank_of_very_large_and_very_small_entries() -> None:
 
 def test_half_is_the_nearest_number_of_its_type() -> None:
     x = torch.cat([torch.randn(500), torch.randn(100) * 1e-6, torch.tensor([1e6, -1e9, 65504.0, 65520.0])])
-    most = float(np.finfo(np.float16).max)
-    expected = np.clip(x.numpy(), -most, most).astype(np.float16).astype(np.float32)
+    with np.errstate(over="ignore"):
+        expected = x.numpy().astype(np.float16).astype(np.float32)
+    assert np.isinf(expected).sum() == 3  # which the server sets aside
     assert np.array_equal(arrives(T.half(), x).numpy(), expected)
     assert np.array_equal(arrives(T.half("bfloat16"), x).numpy(), plain.bfloat16(x.numpy()))
 

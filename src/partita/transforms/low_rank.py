@@ -22,7 +22,7 @@ from partita.core import draws
 from partita.core.options import Option
 from partita.core.parts import Transform
 from partita.core.types import Message, Tensors
-from partita.transforms.base import in_order_of, narrowed, transform, unused, working
+from partita.transforms.base import in_order_of, transform, unused, working
 
 DEPENDENT = 100
 """A column whose rest is below so many times the precision is made of rounding errors."""
@@ -66,7 +66,7 @@ def low_rank(
             for _ in range(iterations - 1):
                 left = orthonormal(scaled @ (scaled.T @ left))
             for name, factor in zip(names(message, path), (left, matrix.T @ left)):
-                numbers[name] = narrowed(factor, x.dtype)
+                numbers[name] = factor.to(x.dtype)
         return Message(numbers, message.rest)
 
     def decode(message: Message, before: Message, key: Tensor) -> Message:  # noqa: ARG001
@@ -74,7 +74,7 @@ def low_rank(
         for path in matrices(before):
             like = before.numbers[path]
             left, right = (numbers.pop(name).to(working(like.dtype)) for name in names(before, path))
-            numbers[path] = narrowed(left @ right.T, like.dtype).reshape(like.shape)
+            numbers[path] = (left @ right.T).to(like.dtype).reshape(like.shape)
         return Message(in_order_of(before.numbers, numbers), message.rest)
 
     options = {"rank": rank, "iterations": iterations, "feedback": feedback}
