@@ -228,7 +228,7 @@ def test_share_of_everything_changes_no_bit() -> None:
 def test_quantize_is_its_equation(bits: int, bucket: int) -> None:
     x = torch.randn(40, dtype=torch.float64)
     x[21:28] = 0  # a bucket of its own for 7
-    u = draws.uniform(draws.fold(draws.branch(KEY, "delta.w"), torch.arange(40))).double().numpy()
+    u = draws.uniforms(draws.branch(KEY, "delta.w"), 40).double().numpy()
     drawn = arrives(T.quantize(bits, bucket), x)
     np.testing.assert_allclose(drawn.numpy(), plain.quantize(x.numpy(), bits, bucket, u), atol=1e-12)
     nearest = arrives(T.quantize(bits, bucket, stochastic=False), x)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from partita.core import check
 from partita.recipes.byzantine import byzantine
+from partita.recipes.bytes import bytes_utility
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
 from partita.recipes.experiment import Experiment, blamed
@@ -47,6 +48,7 @@ RECIPES: dict[str, Recipe] = {
     "digits": digits,
     "offices": offices,
     "byzantine": byzantine,
+    "bytes-utility": bytes_utility,
     "lora": lora,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,
@@ -75,6 +77,7 @@ RECIPES: dict[str, Recipe] = {
 TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byzantine": ("", ("femnist",)),
+    "bytes-utility": ("", ("femnist",)),
     "lora": ("", ("shakespeare",)),
     "partial-splits": ("data", TASK),
     "partial-harm": ("data", TASK),

@@ -70,8 +70,7 @@ def quantize(
             t = (_relative(flat, spread(scale, bucket, len(flat))) + 1) / 2 * steps
             low = t.floor()
             if stochastic:
-                place = torch.arange(len(flat), device=flat.device)
-                up = draws.uniform(draws.fold(draws.branch(key, path), place)) < t - low
+                up = draws.uniforms(draws.branch(key, path), len(flat)) < t - low
             else:
                 up = t - low >= 0.5
             rest[levels] = (low + up).to(torch.uint8)

@@ -47,7 +47,8 @@ def randk(
 ) -> Transform:
     """Each client sends entries drawn at random, others in each round.
 
-    Use it where topk's search for the largest entries costs too much, or as a baseline of it.
+    Use it as a baseline of topk, or with `unbiased=True` where clients keep no state: it needs no indices, but
+    its entries are not the large ones.
     """
     if unbiased and feedback:
         reason = "what is multiplied by d/k is no contraction, so that what clients keep would grow"
