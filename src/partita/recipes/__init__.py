@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partita.core import check
-from partita.recipes.byzantine import byzantine
 from partita.recipes.bytes import bytes_utility
+from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
 from partita.recipes.experiment import Experiment, blamed

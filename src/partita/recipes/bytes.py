@@ -98,7 +98,9 @@ def families() -> dict[str, dict[str, Chain]]:
 def utility(runs: Runs) -> Table:
     """Return bytes and accuracy of each variant, and what it loses against dense uploads of the same seed."""
     dense = runs[DENSE]
-    rows = [(DENSE, f"{_kilobytes(dense):.1f}", f"{_megabytes(dense):.2f}", "1", _score(dense), "", "")]
+    rows: list[tuple[str, ...]] = [
+        (DENSE, f"{_kilobytes(dense):.1f}", f"{_megabytes(dense):.2f}", "1", _score(dense), "", "")
+    ]
     for name in [name for strengths in families().values() for name in strengths]:
         fewer, change = _bytes(dense) / _bytes(runs[name]), _changes(runs[name], dense)
         lost = -float(np.mean(change))
@@ -107,8 +109,8 @@ def utility(runs: Runs) -> Table:
         rows.append((name, *cells, _score(runs[name]), mean_std(change, 1, 1), within))
     columns = ("uploads", "kB each", "MB per client", "times fewer", "accuracy, %", "against dense, points")
     note = (
-        f"Test accuracy of the global model after {dense[0].summary()['rounds']} rounds. The last column is of "
-        f"those that send at least {FEWER} times fewer bytes than dense uploads."
+        f"Test accuracy of the global model after {dense[0].summary()['rounds']} rounds. The last column is "
+        f"of those that send at least {FEWER} times fewer bytes than dense uploads."
     )
     return Table("Accuracy against bytes", (*columns, f"loses at most {POINTS:g} point"), rows, note)
 
@@ -152,4 +154,4 @@ def _megabytes(seeds: Sequence[Record]) -> float:
 def _kilobytes(seeds: Sequence[Record]) -> float:
     """Return the kilobytes of an upload."""
     uploads = sum(int(row["reports"]) for row in seeds[0].clients)
-    return seeds[0].summary()["bytes_up"] / uploads / 1e3
+    return float(seeds[0].summary()["bytes_up"]) / uploads / 1e3

@@ -47,8 +47,8 @@ def randk(
 ) -> Transform:
     """Each client sends entries drawn at random, others in each round.
 
-    Use it as a baseline of topk, or with `unbiased=True` where clients keep no state: it needs no indices, but
-    its entries are not the large ones.
+    Use it as a baseline of topk, or with `unbiased=True` where clients keep no state: no indices are sent,
+    but its entries are not the large ones.
     """
     if unbiased and feedback:
         reason = "what is multiplied by d/k is no contraction, so that what clients keep would grow"
