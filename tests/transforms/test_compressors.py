@@ -360,6 +360,9 @@ def test_half_is_the_nearest_number_of_its_type() -> None:
     assert np.isinf(expected).sum() == 3  # which the server sets aside
     assert np.array_equal(arrives(T.half(), x).numpy(), expected)
     assert np.array_equal(arrives(T.half("bfloat16"), x).numpy(), plain.bfloat16(x.numpy()))
+    small = x[:600]
+    assert ((arrives(T.half(), small) - small).abs() <= small.abs() * 2**-11 + 2**-25).all()
+    assert ((arrives(T.half("bfloat16"), small) - small).abs() <= small.abs() * 2**-8).all()
 
 
 def test_half_leaves_sixteen_bits_as_they_are() -> None:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def check_passage(setup: Setup) -> None:
     """Refuse transforms of a run that would not do what they say, in whichever of its stages."""
     settings = setup.settings
-    for measure in settings.measures if any(t.encode for t in setup.uploads) else ():
-        if measure.of_cohort:
-            reason = f"it looks at the models that clients end with, and {setup.uploads[0].name} changes them"
+    encoding = next((t.name for t in setup.uploads if t.encode is not None), "")
+    for measure in settings.measures:
+        if encoding and measure.of_cohort:
+            reason = f"it looks at the models that clients end with, of which {encoding} sends another form"
             raise check.fail("measures", measure.name, "runs without uploads=", reason)
     if settings.downloads:
         _check_downloads(setup)
