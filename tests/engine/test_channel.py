@@ -31,6 +31,7 @@ from engine.passing import (
 )
 from partita.core import check
 from partita.core.parts import Algorithm, Transform
+from partita.engine.lockstep import member
 from partita.engine.lockstep.runs import in_lockstep
 from support import Stop, each
 
@@ -90,19 +91,36 @@ def test_every_kind_of_run(kind: str, name: str) -> None:
         assert max(float((alone.shared[k] - v).abs().max()) for k, v in dense.shared.items()) < 5e-2
 
 
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """For how many runs at once clients have trained."""
+    found: set[int] = set()
+    compute = member.Joint.__call__
+
+    def noted(self: member.Joint, members: Any, calls: Any) -> Any:
+        found.add(len(calls))
+        return compute(self, members, calls)
+
+    monkeypatch.setattr(member.Joint, "__call__", noted)
+    return found
+
+
 @each("name", ["topk", "randk", "topk, quantize"])
-def test_runs_in_lockstep_are_those_of_each_alone(name: str) -> None:
+def test_runs_in_lockstep_are_those_of_each_alone(name: str, joined: set[int]) -> None:
     make = [functools.partial(federate, uploads=CHAINS[name], seed=i) for i in range(3)]
+    joined.clear()  # of the case before
     for alone, together in zip([run() for run in make], in_lockstep(make)):
-        assert apart(alone, together) <= 1e-5
+        assert apart(alone, together) <= CLOSE
+    assert joined == {3}
 
 
-def test_runs_that_compress_in_different_ways_go_apart() -> None:
+def test_runs_that_compress_in_different_ways_go_apart(joined: set[int]) -> None:
     ways = [CHAINS["topk"], [T.topk(0.2)], []]
     make = [functools.partial(federate, uploads=uploads) for uploads in ways]
     for alone, together in zip([run() for run in make], in_lockstep(make)):
-        assert apart(alone, together) <= 1e-5
+        assert apart(alone, together) <= CLOSE
         assert alone.summary()["bytes_up"] == together.summary()["bytes_up"]
+    assert not joined
 
 
 def test_a_cohort_in_parts_is_the_whole_cohort() -> None:
