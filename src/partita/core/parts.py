@@ -294,6 +294,9 @@ class Transform(NamedTuple):
     bind        (Taken, as the run plans it) -> the transform of this run: what a bound asked for takes, such
                 as the noise of an epsilon, is found before the first round
     account     (Taken) -> numbers for metrics.jsonl, progress and report, such as {"epsilon": 1.3}
+    expands     why it may lose more than the length of what it was given ('': it does not). Beside feedback,
+                what clients keep would grow without end
+    entrywise   whether what becomes of an entry depends on no other one, nor on where it is
     """
 
     name: str
@@ -313,6 +316,8 @@ class Transform(NamedTuple):
     bind: Callable[[Taken], Transform] | None = None
     account: Callable[[Taken], Mapping[str, float]] | None = None
     below: Callable[[Message], Mapping[str, int]] | None = None
+    expands: str = ""
+    entrywise: bool = False
 
 
 class Share(NamedTuple):
