@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from partita.algorithms.base import as_is
@@ -25,12 +26,14 @@ from partita.core.parts import (
     Program,
     ServerRule,
     StagePlan,
+    Watched,
 )
-from partita.core.types import PASS_BATCH, ClientState, Partition, Tensors, Upload, Work
+from partita.core.types import PASS_BATCH, ClientState, Partition, RoundContext, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
 from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
+from partita.engine.execute.plan import most_seen
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
 from partita.engine.look import Look, LookAtSome
@@ -156,7 +159,8 @@ class Stage:
     def adds_up(self) -> bool:
         """Whether deltas may be added up as they come: the method allows it, and nobody looks at one."""
         settings = self.setup.settings
-        looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
+        measured = any(m.of_cohort or m.of_upload for m in settings.measures)
+        looked_at = settings.attack is not None or measured
         able = getattr(self.algorithm.aggregate, "adds_up", False) and self.setup.devices.alike
         return (able or self.releases is not None) and not looked_at
 
@@ -326,6 +330,8 @@ def bind(
     splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
     for measure, _ in splits:
         try_probe(measure, problem, initial, data, settings.seed)
+        if measure.fits is not None:
+            measure.fits(_watched(setup, plan, problem, initial, like))
     return Stage(
         setup=setup,
         number=number,
@@ -349,6 +355,26 @@ def bind(
         limits=limits,
         work=stage_work(plan),
         is_global=is_global,
+    )
+
+
+def _watched(setup: Setup, plan: StagePlan, problem: ModelProblem, initial: Tensors, like: Upload) -> Watched:
+    """Return what a measure is to look at in this stage."""
+    data, algorithm = setup.data, plan.algorithm
+    start = int(data.train[data.train[:, 1] > 0][0, 0])
+    x, y = data.gather(torch.arange(start, start + 1))
+    context = RoundContext(0, 0, 0, 0, plan.rounds or 1, stage_work(plan))
+    newcomers = setup.newcomers
+    return Watched(
+        algorithm=algorithm,
+        problem=problem,
+        like=like,
+        x=x,
+        y=y,
+        params=initial,
+        seen=most_seen(algorithm.local(problem), setup.measurable, data, context),
+        newcomers=0 if newcomers is None else int((newcomers.train[:, 1] > 0).sum()),
+        alike=setup.devices.alike,
     )
 
 
