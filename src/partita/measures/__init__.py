@@ -5,6 +5,7 @@ from partita.measures.fedplus_objective import fedplus_objective
 from partita.measures.gradient_inversion import gradient_inversion
 from partita.measures.gradient_norm import gradient_norm
 from partita.measures.line_loss import line_loss
+from partita.measures.membership import membership
 from partita.measures.svcca import svcca
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "gradient_inversion",
     "gradient_norm",
     "line_loss",
+    "membership",
     "svcca",
 ]
