@@ -81,7 +81,7 @@ class Membership:
         return true_positives(*self.decisions(test), check.number("fpr", fpr, low=0, high=1))
 
     def bound(self, fpr: float, epsilon: float | None = None, delta: float | None = None) -> float:
-        """Return the largest share of members that any test finds under (ε, δ), by default those of the runs."""
+        """Return the largest share of members that any test finds under (ε, δ), by default the runs' own."""
         known = self.privacy.get("epsilon")
         if epsilon is None and known is None:
             raise check.fail("epsilon", None, "a number: the runs have no account of their privacy")

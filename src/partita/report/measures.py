@@ -43,6 +43,34 @@ KNOWN = {
         "How far clients' models move when the server has aggregated: the mean over those who took part, and "
         "one standard deviation. Spikes where the score falls: aggregation throws clients back.",
     ),
+    ("gradient_inversion", "error"): Words(
+        "What the server reconstructs",
+        "error, as a share of that of a guess",
+        "How far samples that were reconstructed from an upload are from the real ones, over the error of a "
+        "guess that does not look. 0: they are the samples; 1: nothing was learned. A better attack finds more.",
+    ),
+    ("gradient_inversion", "recovered"): Words(
+        "Samples that the server reconstructs",
+        "share of samples",
+        "Samples of which the reconstruction has less than a tenth of the error of a guess that does not look.",
+    ),
+    ("gradient_inversion", "labels"): Words(
+        "Labels that the server knows",
+        "share of samples",
+        "How many of the labels behind an upload the server has right: inferred from the last layer, or known.",
+    ),
+    ("membership", "auc"): Words(
+        "Who took part, by the loss of the model",
+        "area under the curve",
+        "The chance that a client that took part has a lower loss than one that was held out. 0.5: the model "
+        "does not tell them apart. The interval is auc_low to auc_high; a test with shadow runs finds more.",
+    ),
+    ("membership", "advantage"): Words(
+        "Advantage over guessing who took part",
+        "true less false positives",
+        "The share of members less that of held-out clients among those called members, as many as there are. "
+        "0 is chance.",
+    ),
     LINE: Words(
         "Loss on the way to the aggregate",
         "loss",
