@@ -4,9 +4,8 @@
 
 D is 1 − ⟨g, Δ⟩ / (‖g‖ ‖Δ‖) (Geiping et al., *Inverting Gradients: How Easy Is It to Break Privacy in
 Federated Learning?*, 2020) or ‖g − Δ/η‖² / ‖Δ/η‖² (Zhu et al., *Deep Leakage from Gradients*, 2019). The
-minimum is sought by Adam from noise. Labels are inferred from the gradient of the last bias first (Zhao et
-al., *iDLG*, 2020; of several samples Wainakh et al., *User-Level Label Leakage from Gradient-Based Attacks in
-Federated Learning*, 2022).
+minimum is sought by Adam from noise. Labels are inferred from the gradient of the last bias first, which
+is negative where a class is there (Zhao et al., *iDLG: Improved Deep Leakage from Gradients*, 2020).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Attack(NamedTuple):
     real, own      the samples that the client has trained on and their labels, for the count of what was
                    found; one row more, which holds what has no place
     n              how many there are, of which the server knows
-    low, high      between what values public samples are, and `scale`, their deviation
+    public         samples that the server has
     """
 
     model: Tensors
@@ -63,9 +62,7 @@ class _Attack(NamedTuple):
     real: Tensor
     own: Tensor
     n: Tensor
-    low: Tensor
-    high: Tensor
-    scale: Tensor
+    public: Tensor
 
 
 @checked("measure ")
@@ -206,13 +203,12 @@ class _Server:
                 draws.places(draws.branch(download.key, "inversion"), (self.starts, most, *shape))
             )
             x = public.mean(0) + public.std() * noise.to(public.dtype)
-            low, high = public.min(), public.max()
             zero = torch.zeros((), dtype=x.dtype, device=x.device)
             none = torch.zeros(most + 1, dtype=torch.int64, device=x.device)
             return _Attack(
                 model={**state.personal, **download.shared},
                 target=target,
-                x=torch.clamp(x, low, high),
+                x=_within(x, public),
                 first=torch.zeros_like(x),
                 second=torch.zeros_like(x),
                 match=zero.repeat(self.starts),
@@ -221,9 +217,7 @@ class _Server:
                 real=torch.zeros((most + 1, *shape), dtype=x.dtype, device=x.device),
                 own=none,
                 n=none[0],
-                low=low,
-                high=high,
-                scale=public.std(),
+                public=public,
             )
 
         return start
@@ -234,7 +228,12 @@ class _Server:
         def label(a: _Attack, batch: Batch, lr: Any) -> _Attack:  # noqa: ARG001
             if self.labels == "known":
                 return a._replace(labels=a.own[:-1])
-            return a._replace(labels=labels_of(a.target[bias], a.n, self.samples))
+            # of samples that are all called class 0, the gradient is p̄ − (1, 0, ..., 0)
+            zero = torch.zeros(len(a.public), dtype=torch.int64, device=a.public.device)
+            known = batch._replace(x=a.public, y=zero, mask=None, piece=None)
+            likely = problem.smooth_grad(a.model, known, (bias,))[bias]
+            likely = likely + (torch.arange(len(likely), device=likely.device) == 0)
+            return a._replace(labels=labels_of(a.target[bias], likely, a.n, self.samples))
 
         return label
 
@@ -247,9 +246,8 @@ class _Server:
             first, second = FIRST * a.first + (1 - FIRST) * g, SECOND * a.second + (1 - SECOND) * g * g
             direction = first / (1 - FIRST**t) / ((second / (1 - SECOND**t)).sqrt() + TINY)
             passed = sum((t > share * self.iterations).to(t) for share in DECAYS)
-            x = a.x - self.rate * 0.1**passed * a.scale * direction
-            x = torch.clamp(x, a.low, a.high)
-            return a._replace(x=x, first=first, second=second, match=match, step=t)
+            x = a.x - self.rate * 0.1**passed * a.public.std() * direction
+            return a._replace(x=_within(x, a.public), first=first, second=second, match=match, step=t)
 
         return step
 
@@ -333,6 +331,11 @@ class _Server:
             raise check.fail(field, "model", "another model", reason) from error
 
 
+def _within(x: Tensor, public: Tensor) -> Tensor:
+    """Return x with no value beyond those of public samples."""
+    return torch.clamp(x, public.min(), public.max())
+
+
 # ---- what the client has trained on
 
 
@@ -366,7 +369,7 @@ def _finish(a: _Attack, download: Download, state: ClientState) -> tuple[Upload,
     public, _ = probed(download)
     best = torch.nan_to_num(a.match, nan=torch.inf).argmin()
     found = {"x": a.x[best], "real": a.real[:-1], "labels": a.labels, "own": a.own[:-1], "count": a.n}
-    found |= {"guess": public.mean(0), "peak": a.high - a.low, "match": a.match[best]}
+    found |= {"guess": public.mean(0), "peak": public.max() - public.min(), "match": a.match[best]}
     return Upload({}, metrics=found), ClientState({}, {})
 
 

@@ -1,7 +1,7 @@
 """Pieces of gradient inversion: distances between gradients, labels from a bias, how near what was found is.
 
 Geiping et al., *Inverting Gradients* (2020); Zhu et al., *Deep Leakage from Gradients* (2019); Zhao et al.,
-*iDLG* (2020); Wainakh et al., *User-Level Label Leakage from Gradient-Based Attacks* (2022).
+*iDLG: Improved Deep Leakage from Gradients* (2020).
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ def total_variation(x: Tensor) -> Tensor:
     return down.abs().mean() + right.abs().mean()
 
 
-def labels_of(g: Tensor, count: Tensor, most: int) -> Tensor:
-    """Return `most` labels in the order in which the gradient of the last bias tells them; `count` are real.
+def labels_of(g: Tensor, likely: Tensor, count: Tensor, most: int) -> Tensor:
+    """Return `most` labels, the most certain ones first, by the gradient of the last bias; `count` are real.
 
-    Of n samples, g_c = mean_i p_ic − n_c / n: what is negative is there, and each sample of a class takes
-    away about m = (1 + 1/K) Σ_{g_c < 0} g_c / n. The most negative class is taken, m taken off, and so on.
+    Of n samples, g_c = s (mean_i p_ic − n_c / n), where s is the length of the upload, and p̄_c is about what
+    is `likely`, the model's mean prediction of public samples. Classes that are not there have n_c = 0, and so
+    s = max_c g_c / p̄_c. The class with the largest n_c / n is taken, loses 1 / n, and so on.
     """
-    classes = torch.arange(len(g), device=g.device)
-    m = (1 + 1 / len(g)) * g.clamp(max=0).sum() / count.clamp(min=1)
+    classes, tiny = torch.arange(len(g), device=g.device), torch.finfo(g.dtype).tiny
+    scale = (g / likely.clamp(min=tiny)).max().clamp(min=tiny)
+    share = likely - g / scale
     found = []
     for _ in range(most):
-        label = g.argmin()
+        label = share.argmax()
         found.append(label)
-        g = g - m * (classes == label)
+        share = share - (classes == label) / count.clamp(min=1)
     return torch.stack(found)
 
 
