@@ -213,7 +213,7 @@ def test_errors_are_to_the_samples_behind_the_upload(
             assert metrics["own"][i][:count].tolist() == labels[places].tolist()
     if work["batch"] == 1:  # the very sample: by hand from the upload, x = ΔW_j / Δb_j
         rounds = [pt.federate(linear(), data, pt.local(lr=0.1), rounds=1, steps=1, batch=1, **QUIET)]
-        first = {k: v for k, v in linear().named_parameters()}
+        first = dict(linear().named_parameters())
         weight, bias = list(first)
         for i in range(3):
             moved = rounds[0].personalized(i)
@@ -225,10 +225,22 @@ def test_errors_are_to_the_samples_behind_the_upload(
 
 def test_late_uploads_are_attacked_at_what_their_clients_had_received() -> None:
     found = attacked(
-        mlp(), pt.fedbuff(lr=0.5, buffer=2), rounds=6, starts=3, clients=2, public=DATA.x[:24], evaluate_every=6,
+        mlp(), pt.fedbuff(lr=0.5, buffer=2), rounds=6, clients=2, public=DATA.x[:24], evaluate_every=6,
         schedule=pt.schedule.asynchronous(4, delays=pt.schedule.delays(upload=pt.schedule.exponential(1.0))),
     )  # fmt: skip
     assert found["error"] < 0.05
+
+
+@each("name", ["ditto", "fedalt"])
+def test_only_samples_that_move_what_is_sent_count(name: str) -> None:
+    """Both take a step on the model that they keep, too, on another sample."""
+    methods = {"ditto": pt.ditto(lr=0.1, lam=0.1), "fedalt": pt.fedalt("input", lr=0.1)}
+    found = attacked(
+        mlp(), methods[name], clients=2, public=DATA.x[:24], labels="known", knows_personal=True,
+        match="squared", lr=0.1,
+    )  # fmt: skip
+    assert found["match"] < 1e-2
+    assert found["error"] < (0.1 if name == "ditto" else 1)
 
 
 # ---- what hides samples, and what does not
@@ -301,7 +313,9 @@ def test_a_personal_part_hides_what_the_server_does_not_know() -> None:
 def test_images_may_be_smooth() -> None:
     data = samples(2, 2, (1, 6, 6))
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(48, CLASSES)).double()
-    rough, smooth = (attacked(net, data=data, tv=tv, iterations=30, starts=1, public=data.x[:4]) for tv in (0.0, 10.0))
+    rough, smooth = (
+        attacked(net, data=data, tv=tv, iterations=30, starts=1, public=data.x[:4]) for tv in (0.0, 10.0)
+    )
     assert smooth["match"] > rough["match"]
     assert smooth["mse"] != rough["mse"]
 
@@ -338,7 +352,7 @@ def test_what_cannot_be_attacked_is_refused_before_any_work() -> None:
     refused("lr=None: match='squared' compares lengths", match="squared")
     refused("clients of scaffold send more than the delta", None, pt.scaffold(lr=0.1))
     refused("a method whose clients send a part of the model", None, pt.local(lr=0.1))
-    refused("output.bias is not sent", None, pt.fedalt("output", lr=0.1))
+    refused("output.linear.bias is not sent", None, pt.fedalt("output", lr=0.1))
     refused("is no bias of classes", nn.Linear(FEATURES, CLASSES, bias=False).double())
     refused(r"samples of shape \[12\] have no neighbours", tv=0.1)
     refused("public=1", public=1)

@@ -481,7 +481,7 @@ class Watched(NamedTuple):
     like       what a client sends that holds the whole model, without what transforms add
     x, y       a few samples, as the model takes them
     params     the model's tensors when the stage begins
-    seen       the most samples of a client that it sees in a round
+    seen       of how many samples a client makes an upload, at most
     newcomers  how many clients are held out
     alike      whether every client holds the whole model
     """
@@ -511,7 +511,8 @@ class Measure(NamedTuple):
     probe      samples for all clients. `download.extra` then also holds them, as a model takes them ('probe')
     of_upload  as `of_cohort`, from where the server sits. `download` is what each client had received, and
                `download.extra` also holds what the server saw it send ('sent/NAME'), and what the server has
-               made of all of it ('made/NAME'). Phases draw what those of the client's training have drawn
+               made of all of it ('made/NAME'). States are those after the round, and phases draw the batches
+               that those of the client's training have drawn
     most       how many clients of the cohort are measured, the first ones (None: all)
     newcomers  those whom `newcomers=` has held out are measured too, after the clients of the run: for them
                `uploads.metrics['newcomer']` is 1, for all others 0

@@ -54,13 +54,14 @@ def _of_everyone(stage: Stage, state: State, measure: Measure) -> dict[str, Any]
 
 def _of_clients(stage: Stage, state: State, measure: Measure) -> tuple[list[Upload], Tensor]:
     """Measure the server's model, with the clients' states, or a personal part as at the start."""
-    clients = stage.setup.measurable
-    shared = tree.pick(state.server.shared, stage.measured_partition(measure).shared)
+    clients, partition = stage.setup.measurable, stage.measured_partition(measure)
+    new = ClientState(tree.pick(state.initial, partition.personal), {})
+    shared = tree.pick(state.server.shared, partition.shared)
     download = Download(shared, _extra(stage, state, measure), state.server.version)
 
     def block(places: list[int]) -> tuple[Group, ClientState]:
-        group = Group(tuple(range(len(places))), download)
-        return group, _states(stage, state, measure, clients[places])
+        states = state.load(stage, clients[places]) if measure.own else tree.expand(new, len(places))
+        return Group(tuple(range(len(places))), download), states
 
     return _found(stage, measure, clients, block, state.context(stage), state)
 
@@ -97,13 +98,11 @@ def _of_cohort(
         deltas = {k: v[chosen] for k, v in uploads.delta.items()}
         if of_uploads:
             shared, beside = received, {f"{SENT}{k}": v for k, v in deltas.items()}
-            states = _states(stage, state, measure, clients[places])
         else:
             shared = tree.expand(now.shared, n)
             beside = {f"{ENDED}{k}": received[k] - v for k, v in deltas.items()}
-            states = state.load(stage, clients[places])
         download = Download(shared, {**tree.expand(common, n), **beside}, now.version)
-        return Group(tuple(range(n)), download, stacked=True), states
+        return Group(tuple(range(n)), download, stacked=True), state.load(stage, clients[places])
 
     context = _of_training(stage, state, cohort, positions) if of_uploads else state.context(stage)
     return _summary(measure, *_found(stage, measure, clients, block, context, state))
@@ -133,17 +132,6 @@ def _of_training(stage: Stage, state: State, cohort: Cohort, positions: Sequence
 
 
 # ---- both
-
-
-def _states(stage: Stage, state: State, measure: Measure, clients: np.ndarray) -> ClientState:
-    """Return what clients bring: their own states, or a personal part as at the start."""
-    if measure.own:
-        return state.load(stage, clients)
-    partition = stage.measured_partition(measure)
-    states: ClientState = tree.expand(
-        ClientState(tree.pick(state.initial, partition.personal), {}), len(clients)
-    )
-    return states
 
 
 def _extra(stage: Stage, state: State, measure: Measure) -> Tensors:

@@ -30,7 +30,7 @@ from partita.core.parts import (
 )
 from partita.core.types import PASS_BATCH, ClientState, Partition, RoundContext, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
-from partita.engine.account import upload_like
+from partita.engine.account import sending_phases, upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.execute.plan import most_seen
@@ -364,6 +364,7 @@ def _watched(setup: Setup, plan: StagePlan, problem: ModelProblem, initial: Tens
     start = int(data.train[data.train[:, 1] > 0][0, 0])
     x, y = data.gather(torch.arange(start, start + 1))
     context = RoundContext(0, 0, 0, 0, plan.rounds or 1, stage_work(plan))
+    phases = sending_phases(algorithm, problem, initial, setup.partition_of(algorithm), x, y)
     newcomers = setup.newcomers
     return Watched(
         algorithm=algorithm,
@@ -372,7 +373,7 @@ def _watched(setup: Setup, plan: StagePlan, problem: ModelProblem, initial: Tens
         x=x,
         y=y,
         params=initial,
-        seen=most_seen(algorithm.local(problem), setup.measurable, data, context),
+        seen=most_seen(phases, setup.measurable, data, context),
         newcomers=0 if newcomers is None else int((newcomers.train[:, 1] > 0).sum()),
         alike=setup.devices.alike,
     )

@@ -15,3 +15,9 @@ def sent(download: Download) -> Tensors:
 def made(download: Download) -> Tensors:
     """Return the model that the server has made of the round, by name."""
     return {k.removeprefix(MADE): v for k, v in download.extra.items() if k.startswith(MADE)}
+
+
+def unseen(download: Download) -> Download:
+    """Return what the client itself has received."""
+    extra = {k: v for k, v in download.extra.items() if not k.startswith((SENT, MADE))}
+    return download._replace(extra=extra)

@@ -47,8 +47,8 @@ def labels_of(g: Tensor, likely: Tensor, count: Tensor, most: int) -> Tensor:
     """Return `most` labels, the most certain ones first, by the gradient of the last bias; `count` are real.
 
     Of n samples, g_c = s (mean_i p_ic − n_c / n), where s is the length of the upload, and p̄_c is about what
-    is `likely`, the model's mean prediction of public samples. Classes that are not there have n_c = 0, and so
-    s = max_c g_c / p̄_c. The class with the largest n_c / n is taken, loses 1 / n, and so on.
+    is `likely`, the model's mean prediction of public samples. Classes that are not there have n_c = 0, so
+    that s = max_c g_c / p̄_c. The class with the largest n_c / n is taken, loses 1 / n, and so on.
     """
     classes, tiny = torch.arange(len(g), device=g.device), torch.finfo(g.dtype).tiny
     scale = (g / likely.clamp(min=tiny)).max().clamp(min=tiny)

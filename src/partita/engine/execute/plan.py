@@ -154,10 +154,12 @@ def most_steps(rule: LocalRule, data: FederatedData, context: RoundContext) -> i
     return most
 
 
-def most_seen(rule: LocalRule, clients: np.ndarray, data: FederatedData, context: RoundContext) -> int:
-    """Return the most samples that any of these clients sees in its phases, as far as they may differ."""
+def most_seen(
+    phases: Sequence[Phase], clients: np.ndarray, data: FederatedData, context: RoundContext
+) -> int:
+    """Return the most samples that any of these clients sees in some phases, as far as they may differ."""
     seen = np.zeros(len(clients), dtype=np.int64)
-    for phase in rule.phases:
+    for phase in phases:
         work = work_of(phase, context)
         n = data.ranges(work.split)[clients, 1]
         steps = count_steps(n, clients, work, context)
