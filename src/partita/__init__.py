@@ -122,7 +122,7 @@ from partita.schedule import Clock, ClockedSchedule, Delays, StageSpec
 
 if TYPE_CHECKING:
     from partita.recipes.comparison import Comparison, SplitComparison, compare, split
-    from partita.recipes.membership import Membership, membership
+    from partita.recipes.membership import membership
     from partita.recipes.tuning import Tuning, tune
 
 __version__ = "0.1.0"
@@ -131,7 +131,6 @@ _logging.getLogger("partita").addHandler(_logging.NullHandler())
 
 __all__ = [
     "Comparison",
-    "Membership",
     "Metric",
     "Personalized",
     "Range",
@@ -272,7 +271,6 @@ _LATER = {  # names of modules that load when they are used
     "SplitComparison": "partita.recipes.comparison",
     "compare": "partita.recipes.comparison",
     "split": "partita.recipes.comparison",
-    "Membership": "partita.recipes.membership",
     "membership": "partita.recipes.membership",
     "Tuning": "partita.recipes.tuning",
     "tune": "partita.recipes.tuning",

@@ -24,6 +24,7 @@ from partita.privacy.membership import (
     ratios,
     true_positives,
 )
+from partita.recipes.membership import Membership
 from support import each
 
 rng = np.random.default_rng(0)
@@ -222,13 +223,13 @@ def test_runs_that_cannot_be_tested_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def overfit() -> pt.Membership:
+def overfit() -> Membership:
     return pt.membership(
         model(), clients(24), pt.fedavg(lr=0.3), rounds=8, steps=10, runs=6, seed=1, progress=False
     )
 
 
-def test_shadow_runs_tell_more(overfit: pt.Membership) -> None:
+def test_shadow_runs_tell_more(overfit: Membership) -> None:
     assert overfit.auc("loss").value > 0.6
     assert overfit.auc("ratio").value > 0.85
     assert overfit.auc("ratio").low > 0.6
@@ -239,7 +240,7 @@ def test_shadow_runs_tell_more(overfit: pt.Membership) -> None:
     assert "epsilon" not in str(overfit)
 
 
-def test_scores_are_the_losses_of_the_released_models(overfit: pt.Membership) -> None:
+def test_scores_are_the_losses_of_the_released_models(overfit: Membership) -> None:
     """The same runs by hand: who took part by `halves`, and a loop over clients."""
     data = clients(24)
     member = halves(24, 6, seed=1)
@@ -253,7 +254,7 @@ def test_scores_are_the_losses_of_the_released_models(overfit: pt.Membership) ->
             assert -overfit.score[r, i] == pytest.approx(loss, rel=1e-3)
 
 
-def test_runs_alone_are_those_together(overfit: pt.Membership) -> None:
+def test_runs_alone_are_those_together(overfit: Membership) -> None:
     alone = pt.membership(
         model(),
         clients(24),
@@ -287,8 +288,8 @@ def test_personal_parts_are_found_by_the_attacker() -> None:
     assert found.auc("ratio").value > 0.6
 
 
-def test_the_bound_of_a_run_is_shown(overfit: pt.Membership) -> None:
-    private = pt.Membership(
+def test_the_bound_of_a_run_is_shown(overfit: Membership) -> None:
+    private = Membership(
         overfit.names, overfit.score, overfit.member, overfit.found, {"epsilon": 1.0, "delta": 0.01}
     )
     assert private.bound(0.1) == pytest.approx(min(math.e * 0.1 + 0.01, 1 - (0.99 - 0.1) / math.e))
