@@ -55,7 +55,7 @@ def attacked(
     options = {k: settings.pop(k) for k in known if k in settings}
     given: dict[str, Any] = {"rounds": 1, "steps": 1, "batch": 1, "executor": "vmap", **QUIET, **settings}
     method = method or pt.fedavg(lr=0.1)
-    measure = pt.measures.gradient_inversion(**{"public": 8, **options})
+    measure = pt.measures.gradient_inversion(**{"public": 8, "samples": 1, **options})
     run = pt.federate(model, data, method, measures=[measure], **given)
     found: dict[str, float] = run.metrics[-1]["measures"]["gradient_inversion"]
     return found

@@ -136,9 +136,12 @@ VALUES: dict[str, Any] = {
 OTHER_RUNS: dict[Any, tuple[str, str]] = {
     measures.gradient_inversion: (
         INVERTED,
-        "algorithm=fedavg' --set rounds=4 --set steps=1 --set batch=1 --set 'measures=[{}]",
+        "algorithm=fedavg' --set cohort=5 --set steps=1 --set batch=1 --set 'measures=[{}]",
     ),
-    measures.membership: (TOLD_APART, "algorithm=fedavg' --set newcomers=0.5 --set 'measures=[{}]"),
+    measures.membership: (
+        TOLD_APART,
+        "algorithm=fedavg' --set cohort=5 --set newcomers=0.5 --set 'measures=[{}]",
+    ),
 }
 
 

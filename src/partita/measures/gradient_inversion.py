@@ -31,8 +31,9 @@ RECOVERED = 0.1  # of the error of a guess: a sample with less counts as recover
 @checked("measure ")
 def gradient_inversion(
     samples: Annotated[
-        int, Option("of how many samples an upload may be made; more are refused before any work", low=1)
-    ] = 1,
+        int,
+        Option("of how many samples an upload may be made at most; a run with more is refused", low=1),
+    ] = 4,
     clients: Annotated[int, Option("how many clients of a cohort are attacked", low=1)] = 4,
     labels: Annotated[
         str,
