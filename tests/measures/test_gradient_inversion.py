@@ -345,13 +345,33 @@ def refused(text: str, model: nn.Module | None = None, *args: Any, **settings: A
         attacked(model or mlp(), *args, **settings)
 
 
+def test_nothing_is_found_where_nothing_is_sent() -> None:
+    assert attacked(mlp(), pt.local(lr=0.1)) == {}
+
+
+@pytest.mark.slow
+def test_runs_in_lockstep_and_workers_find_what_a_run_alone_finds() -> None:
+    given: dict[str, Any] = {"rounds": 1, "steps": 1, "batch": 1, "progress": False, "executor": "vmap"}
+    given["measures"] = [pt.measures.gradient_inversion(iterations=8, public=8)]
+    found = []
+    for others in ({}, {"alone": True}):
+        runs = pt.compare(mlp(), DATA, [pt.fedavg(lr=0.1)], seeds=2, **given, **others).records
+        found += [[r.metrics[-1]["measures"]["gradient_inversion"]["mse"] for r in runs["fedavg"]]]
+        assert all(r.metrics[-1]["measures"] == {"gradient_inversion": {}} for r in runs["local"])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    run = pt.federate(mlp(), DATA, pt.fedavg(lr=0.1), workers=2, baselines=False, **given)
+    assert run.metrics[-1]["measures"]["gradient_inversion"]["mse"] == pytest.approx(found[0][0], rel=1e-6)
+
+
 def test_what_cannot_be_attacked_is_refused_before_any_work() -> None:
     refused("samples=1: an upload may be made of 4 samples; give at least 4", steps=2, batch=2)
     refused("samples=1: an upload may be made of 6 samples", steps=9, batch=1)
     refused("samples=1: an upload may be made of 6 samples", steps=None, epochs=1, batch=1)
     refused("lr=None: match='squared' compares lengths", match="squared")
     refused("clients of scaffold send more than the delta", None, pt.scaffold(lr=0.1))
-    refused("a method whose clients send a part of the model", None, pt.local(lr=0.1))
+    refused("clients of fedproto send no part of the model", None, pt.fedproto(lr=0.1))
+    refused("clients of scaffold", None, pt.pipeline(pt.stage(pt.fedavg(lr=0.1), rounds=1),
+            pt.stage(pt.scaffold(lr=0.1), rounds=1)), rounds=None)  # fmt: skip
     refused("output.linear.bias is not sent", None, pt.fedalt("output", lr=0.1))
     refused("is no bias of classes", nn.Linear(FEATURES, CLASSES, bias=False).double())
     refused(r"samples of shape \[12\] have no neighbours", tv=0.1)

@@ -211,6 +211,14 @@ def test_the_measure_is_the_loss_of_the_servers_model() -> None:
     assert (found["auc"], found["auc_low"]) == pytest.approx((expected.value, expected.low))
 
 
+def test_nothing_is_found_where_nothing_is_sent() -> None:
+    run = pt.federate(
+        model(), clients(8), pt.local(lr=0.1), rounds=1, newcomers=0.5,
+        measures=[pt.measures.membership()], **QUIET,
+    )  # fmt: skip
+    assert run.metrics[-1]["measures"] == {"membership": {}}
+
+
 def test_runs_that_cannot_be_tested_are_refused() -> None:
     given: dict[str, Any] = {"rounds": 1, "measures": [pt.measures.membership()], **QUIET}
     with pytest.raises(pt.Refused, match="newcomers=0: members are compared with clients that took no part"):

@@ -517,6 +517,8 @@ class Measure(NamedTuple):
     newcomers  those whom `newcomers=` has held out are measured too, after the clients of the run: for them
                `uploads.metrics['newcomer']` is 1, for all others 0
     fits       (Watched) -> None: refuses what it cannot measure, before any work (None: it measures anything)
+
+    Where nothing leaves a client, measures of uploads and of newcomers find nothing.
     """
 
     name: str

@@ -10,12 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from partita.core import check, draws, tree
-from partita.core.parts import Algorithm, Phase, Taken, Transform
-from partita.core.types import Batch, Download, Inputs, Partition, Tensors, Upload
+from partita.core.parts import Algorithm, Taken, Transform
+from partita.core.types import Download, Partition, Tensors, Upload
 from partita.engine.execute.task import Task
 from partita.engine.model.problem import ModelProblem
 
@@ -35,31 +32,6 @@ def upload_like(
     state = algorithm.init_client(initial, partition)
     rule = algorithm.local(replace(problem, owns_gradients=False))
     return rule.finish(rule.start(download, state), download, state)[0]
-
-
-def sending_phases(
-    algorithm: Algorithm, problem: ModelProblem, initial: Tensors, partition: Partition, x: Inputs, y: Tensor
-) -> list[Phase]:
-    """Return the phases of a client's work that move what it sends, by a step of each on some samples.
-
-    Where a step cannot be taken, as with a loss that asks for other models, all count.
-    """
-    shared, key = tree.pick(initial, partition.shared), draws.key(0, "start", 0, device=y.device)
-    download = Download(shared, algorithm.server(problem).init(shared).extra, 0, key)
-    state = algorithm.init_client(initial, partition)
-    rule, batch = algorithm.local(replace(problem, owns_gradients=False)), Batch(x, y, None, key)
-
-    def moves(phase: Phase) -> bool:
-        carry, lr = rule.start(download, state), torch.full((), 0.1, device=y.device)
-        batches = batch if phase.batches == 1 else (batch,) * phase.batches
-        after = phase.step(carry, batches, (lr,) * len(phase.lr))
-        before, sent = (rule.finish(c, download, state)[0].delta for c in (carry, after))
-        return any(not torch.equal(sent[k], v) for k, v in before.items())
-
-    try:
-        return [phase for phase in rule.phases if moves(phase)]
-    except Exception:  # any rule may need more than this
-        return list(rule.phases)
 
 
 # ---- before the first round

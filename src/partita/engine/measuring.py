@@ -28,9 +28,12 @@ def measures(
     stage: Stage, state: State, cohort: Cohort, uploads: Upload, usable: Sequence[bool]
 ) -> dict[str, Any]:
     """Return what each of the run's measures finds now, by its name; Byzantine clients have no part in it."""
-    values = {}
+    values: dict[str, Any] = {}
+    nothing_leaves = not any(stage.upload_like.payload)
     for measure in stage.setup.settings.measures:
-        if measure.of_cohort or measure.of_upload:
+        if nothing_leaves and (measure.of_upload or measure.newcomers):
+            values[measure.name] = {}  # as where every client trains alone
+        elif measure.of_cohort or measure.of_upload:
             values[measure.name] = _of_cohort(stage, state, measure, cohort, uploads, usable)
         else:
             values[measure.name] = _of_everyone(stage, state, measure)

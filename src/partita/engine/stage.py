@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from partita.algorithms.base import as_is
@@ -26,14 +25,12 @@ from partita.core.parts import (
     Program,
     ServerRule,
     StagePlan,
-    Watched,
 )
-from partita.core.types import PASS_BATCH, ClientState, Partition, RoundContext, Tensors, Upload, Work
+from partita.core.types import PASS_BATCH, ClientState, Partition, Tensors, Upload, Work
 from partita.data.federated import SPLITS, FederatedData
-from partita.engine.account import sending_phases, upload_like
+from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
-from partita.engine.execute.plan import most_seen
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
 from partita.engine.look import Look, LookAtSome
@@ -330,8 +327,6 @@ def bind(
     splits = [(m, measured_split(m, partition, setup.model, setup.names)) for m in settings.measures]
     for measure, _ in splits:
         try_probe(measure, problem, initial, data, settings.seed)
-        if measure.fits is not None:
-            measure.fits(_watched(setup, plan, problem, initial, like))
     return Stage(
         setup=setup,
         number=number,
@@ -355,27 +350,6 @@ def bind(
         limits=limits,
         work=stage_work(plan),
         is_global=is_global,
-    )
-
-
-def _watched(setup: Setup, plan: StagePlan, problem: ModelProblem, initial: Tensors, like: Upload) -> Watched:
-    """Return what a measure is to look at in this stage."""
-    data, algorithm = setup.data, plan.algorithm
-    start = int(data.train[data.train[:, 1] > 0][0, 0])
-    x, y = data.gather(torch.arange(start, start + 1))
-    context = RoundContext(0, 0, 0, 0, plan.rounds or 1, stage_work(plan))
-    phases = sending_phases(algorithm, problem, initial, setup.partition_of(algorithm), x, y)
-    newcomers = setup.newcomers
-    return Watched(
-        algorithm=algorithm,
-        problem=problem,
-        like=like,
-        x=x,
-        y=y,
-        params=initial,
-        seen=most_seen(phases, setup.measurable, data, context),
-        newcomers=0 if newcomers is None else int((newcomers.train[:, 1] > 0).sum()),
-        alike=setup.devices.alike,
     )
 
 
