@@ -107,7 +107,21 @@ def test_normal_moments() -> None:
     assert draws.normal(keys(1)).dtype == torch.float32
 
 
-@each("draw", [draws.bits, draws.uniform, draws.normal])
+def test_normal64_has_the_tails() -> None:
+    """Beyond 5, where a float32 of 23 bits ends at 5.8, there are as many numbers as there should be."""
+    x = draws.normal64(keys(4_000_000))
+    assert x.dtype == torch.float64
+    assert abs(x.mean().item()) < 0.002
+    assert abs(x.var().item() - 1) < 0.003
+    for bound in (2.0, 3.0, 4.0):
+        share = (x.abs() > bound).double().mean().item()
+        assert share == pytest.approx(math.erfc(bound / math.sqrt(2)), rel=0.2)
+    assert 4.5 < x.abs().max() < 8.6
+    smallest = torch.tensor([-(1 << 63)])  # whatever the bits, no number is infinite
+    assert draws.normal64(smallest).isfinite().all()
+
+
+@each("draw", [draws.bits, draws.uniform, draws.normal, draws.normal64])
 def test_a_draw_does_not_depend_on_its_neighbours(draw) -> None:
     k = keys(24)
     alone = torch.stack([draw(one) for one in k])

@@ -298,7 +298,7 @@ KINDS = {
     ),
     "privacy": Kind(
         "privacy mechanisms",
-        lambda: _public(privacy),
+        lambda: _public(privacy, "gaussian", "banded"),
         PRIVATE,
         "pt.privacy.{}",
         "cohort=5' --set 'uploads=[{}]",

@@ -233,7 +233,7 @@ class Release(NamedTuple):
     public  what clients know of the transform, and `secret` what the server alone knows, as the last release
             left them
     key     seeds what is random: of (seed, the server's version, the transform)
-    expected  what all who could have reported count together on average
+    expected  what all who could have reported count together on average, and how many `clients` they are
     """
 
     total: Upload
@@ -242,6 +242,7 @@ class Release(NamedTuple):
     secret: Tensors
     key: Tensor
     expected: float
+    clients: float
 
 
 class Taken(NamedTuple):

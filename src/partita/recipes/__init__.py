@@ -28,6 +28,7 @@ from partita.recipes.memory import partial_memory
 from partita.recipes.offices import offices
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.persafl import persafl_cifar, persafl_mnist
+from partita.recipes.privacy import privacy_utility
 from partita.recipes.quadratic import (
     ffgg_async,
     ffgg_byzantine,
@@ -48,6 +49,7 @@ RECIPES: dict[str, Recipe] = {
     "offices": offices,
     "byzantine": byzantine,
     "lora": lora,
+    "privacy-utility": privacy_utility,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,
     "partial-memory": partial_memory,
@@ -76,6 +78,7 @@ TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the defa
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byzantine": ("", ("femnist",)),
     "lora": ("", ("shakespeare",)),
+    "privacy-utility": ("", ("femnist",)),
     "partial-splits": ("data", TASK),
     "partial-harm": ("data", TASK),
     "ffgg-real": ("data", TASK),
