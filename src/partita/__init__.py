@@ -123,6 +123,7 @@ from partita.schedule import Clock, ClockedSchedule, Delays, StageSpec
 
 if TYPE_CHECKING:
     from partita.recipes.comparison import Comparison, SplitComparison, compare, split
+    from partita.recipes.membership import membership
     from partita.recipes.tuning import Tuning, tune
 
 __version__ = "0.1.0"
@@ -180,6 +181,7 @@ __all__ = [
     "load",
     "local",
     "measures",
+    "membership",
     "models",
     "moon",
     "optim",
@@ -270,6 +272,7 @@ _LATER = {  # names of modules that load when they are used
     "SplitComparison": "partita.recipes.comparison",
     "compare": "partita.recipes.comparison",
     "split": "partita.recipes.comparison",
+    "membership": "partita.recipes.membership",
     "Tuning": "partita.recipes.tuning",
     "tune": "partita.recipes.tuning",
 }

@@ -220,3 +220,19 @@ def test_keys_of_the_host_are_those_of_a_device(parts: tuple) -> None:
     on_device = [torch.as_tensor(p) if isinstance(p, np.ndarray) else p for p in parts]
     expected = draws.key(5, "batches", *on_device).reshape(-1)
     assert draws.keys(5, "batches", *parts).tolist() == expected.tolist()
+
+
+def test_several_numbers_of_one_key() -> None:
+    """Uniform, none alike, and as many as asked for: more do not change those before them."""
+    key = draws.key(0, "test")
+    many = draws.uniforms(key, 20_001)
+    assert many.shape == (20_001,)
+    assert many.dtype == torch.float32
+    assert torch.equal(draws.uniforms(key, 7), many[:7])
+    assert 0 < float(many.min()) < float(many.max()) < 1
+    assert stats.kstest(many.double().numpy(), "uniform").pvalue > 1e-3
+    even, odd = many[0::2][:10_000].double().numpy(), many[1::2].double().numpy()
+    assert abs(np.corrcoef(even, odd)[0, 1]) < 5 / math.sqrt(10_000)
+    assert len(draws.uniforms(key, 0)) == 0
+    both = torch.func.vmap(lambda k: draws.uniforms(k, 5))(torch.stack([key, key + 1]))
+    assert torch.equal(both[1], draws.uniforms(key + 1, 5))

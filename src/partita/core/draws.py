@@ -104,6 +104,13 @@ def uniform(key: Tensor) -> Tensor:
     return (_shift(bits(key), 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
+def uniforms(key: Tensor, count: int) -> Tensor:
+    """Return so many uniform numbers in (0, 1) of one key, float32: two of the 64 bits of each draw."""
+    words = fold(key, torch.arange(-(-count // 2), device=key.device))
+    pairs = torch.stack([_shift(words, 41), (words >> 9) & ((1 << 23) - 1)], -1)
+    return (pairs.reshape(-1)[:count].to(torch.float32) + 0.5) * 2.0**-23
+
+
 def normal(key: Tensor) -> Tensor:
     """Return a standard normal number for each key, float32 (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, 1))))

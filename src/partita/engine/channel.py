@@ -140,7 +140,9 @@ class Way:
         """Return the bytes of what is sent of such a message."""
         return codec.size(self.layout(message, publics))
 
-    def tried(self, message: Message, publics: Sequence[Tensors]) -> tuple[Message, list[set[str]]]:
+    def tried(
+        self, field: str, message: Message, publics: Sequence[Tensors]
+    ) -> tuple[Message, list[set[str]]]:
         """Return what arrives of a message, and what of it each transform has added.
 
         Compression that finds nothing left to compress is refused.
@@ -153,11 +155,20 @@ class Way:
                 last = self.transforms[i - 1].name
                 reason = f"{last!r} leaves no numbers to compress"
                 raise check.fail(
-                    f"uploads[{i}]", transform.name, f"{transform.name!r} before {last!r}", reason
+                    f"{field}[{i}]", transform.name, f"{transform.name!r} before {last!r}", reason
                 )
         kept = set(arrived.rest) - set(message.rest)
         paths = [set(step.numbers) | set(step.rest) for step in steps]
         return arrived, [(after - before) & kept for before, after in itertools.pairwise(paths)]
+
+
+def _refuse_idle(transforms: Sequence[Transform], message: Message) -> None:
+    """Refuse compression of what a method sends beside the model: averages, which are no directions."""
+    idle = next((i for i, t in enumerate(transforms) if t.lossy), None)
+    if idle is not None and not message.numbers:
+        sent = ", ".join(sorted(message.rest)[:3])
+        reason = f"clients send {sent}, which travel as they are"
+        raise check.fail(f"uploads[{idle}]", transforms[idle].name, "a method that sends changes", reason)
 
 
 def _trial_key(message: Message) -> Tensor:
@@ -197,7 +208,8 @@ class Channel:
         way, names = Way(uploads), frozenset(statistics)
         publics = [{} if t.begin is None else t.begin(like)[0] for t in uploads]
         message = message_of(like, names)
-        arrived, found = way.tried(message, publics) if uploads else (message, [])
+        _refuse_idle(uploads, message)
+        arrived, found = way.tried("uploads", message, publics) if uploads else (message, [])
         added = {path: number for number, paths in enumerate(found) for path in sorted(paths)}
         sent = {own_name(number, path): arrived.rest[path] for path, number in added.items()}
         like = like._replace(extra={**like.extra, **sent})
@@ -301,11 +313,17 @@ class Channel:
 
     def _received(self, group: Group) -> Group:
         shared = group.download.shared
+        if not shared:  # every client alone
+            return group
+        receive = torch.func.vmap(self._of_server) if group.stacked else self._of_server
+        return group._replace(download=group.download._replace(shared=receive(shared)))
+
+    def _of_server(self, shared: Tensors) -> Tensors:
+        """Return what arrives at a client of the server's model; its transforms draw nothing."""
         message = message_of(Upload(shared), self.statistics)
-        key = draws.key(0, "download", group.download.version, device=next(iter(shared.values())).device)
+        key = _trial_key(message)
         arrived, _ = self.downloads(message, [{}] * len(self.downloads.transforms), key, {})
-        received, _ = upload_of(arrived, Upload(shared))
-        return group._replace(download=group.download._replace(shared=received.delta))
+        return upload_of(arrived, Upload(shared))[0].delta
 
 
 def _own(download: Download) -> Download:

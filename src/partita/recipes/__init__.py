@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partita.core import check
+from partita.recipes.bytes import bytes_utility
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
@@ -48,6 +49,7 @@ RECIPES: dict[str, Recipe] = {
     "digits": digits,
     "offices": offices,
     "byzantine": byzantine,
+    "bytes-utility": bytes_utility,
     "lora": lora,
     "privacy-utility": privacy_utility,
     "partial-splits": partial_splits,
@@ -77,6 +79,7 @@ RECIPES: dict[str, Recipe] = {
 TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byzantine": ("", ("femnist",)),
+    "bytes-utility": ("", ("femnist",)),
     "lora": ("", ("shakespeare",)),
     "privacy-utility": ("", ("femnist",)),
     "partial-splits": ("data", TASK),
