@@ -424,6 +424,16 @@ def test_equations_are_rendered(site: dict[Path, Links]) -> None:
             assert "<math" in text, page.name
 
 
+def test_every_table_of_the_results_names_the_state_that_it_comes_from() -> None:
+    """At, or by, a commit: in its section, or in the opening of its chapter."""
+    for chapter in (DOCS / "results.md").read_text().split("\n## ")[1:]:
+        opening, *sections = chapter.split("\n### ")
+        for section in sections:
+            named = re.search(r"\b(at|by|commit) [0-9a-f]{7}\b", f"{opening} {section}", re.IGNORECASE)
+            assert named or "\n| --- " not in section, section.splitlines()[0]
+            assert "to be measured" not in section.lower(), section.splitlines()[0]
+
+
 def test_no_page_has_a_placeholder_left() -> None:
     left = [
         (page.name, line)
