@@ -28,11 +28,11 @@ from partita.recipes.study import Study, Variant
 from partita.recipes.tables import Runs, Table, mean_std
 from partita.report.charts import Chart, Panel, Series
 
-EPSILONS = (0.5, 2.0, 8.0, 32.0)
+EPSILONS = (0.5, 2.0, 8.0)
 DELTA = 1e-3  # below one of 300 writers
-RATE, CLIPS = 0.1, (0.1, 0.3, 1.0)
-RATES = (0.1, 0.2, 0.4)
-"""Without noise there is nothing to be clipped, and as many rates are tried."""
+RATE, CLIPS = 0.4, (0.1, 0.3, 1.0)
+RATES = (0.1, 0.4, 0.8)
+"""Without noise there is nothing to be clipped, and as many rates are tried; alone, too."""
 NONE = "none"
 ALONE = "local"
 TITLES = {
@@ -75,7 +75,7 @@ def privacy_utility(
     )
     kind, where = by_size(size, ("bottleneck", "hidden*"), ("residual", None), ("residual", None))
     adapted = replace(base, model=models.add_adapters(model, kind, where=where, seed=seed))
-    variants = {ALONE: Variant(replace(base, algorithm=local(RATE)))}
+    variants = {f"{ALONE}-{NONE}-{r:g}": Variant(replace(base, algorithm=local(r))) for r in RATES}
     for name in TITLES:
         own = adapted if name == "fedalt-adapter" else base
         for rate in RATES:
@@ -128,7 +128,8 @@ def tables(runs: Runs) -> list[Table]:
     """Return the scores by ε, what it costs small and large clients, and how many would rather be alone."""
     found = {name: {e: best(runs, name, e) for e in _levels()} for name in TITLES}
     columns = (*(f"ε = {e}" if e != NONE else "no noise" for e in _levels()),)
-    alone = mean_std((run.summary()["test"]["personal"] for run in runs[ALONE]), 100, 1)
+    _, by_themselves = best(runs, ALONE, NONE)
+    alone = mean_std((run.summary()["test"]["personal"] for run in by_themselves), 100, 1)
     scores = [
         (TITLES[name], *(_score(seeds) for _, seeds in by_epsilon.values()))
         for name, by_epsilon in found.items()
@@ -139,7 +140,7 @@ def tables(runs: Runs) -> list[Table]:
     )
     chosen = [(TITLES[n], *(clip for clip, _ in by_epsilon.values())) for n, by_epsilon in found.items()]
     losing = [
-        (TITLES[n], *(mean_std((_losing(r, a) for r, a in zip(seeds, runs[ALONE])), 100, 0)
+        (TITLES[n], *(mean_std((_losing(r, a) for r, a in zip(seeds, by_themselves)), 100, 0)
                       for _, seeds in by_epsilon.values()))
         for n, by_epsilon in found.items()
     ]  # fmt: skip
@@ -204,7 +205,7 @@ def charts(runs: Runs) -> list[Chart]:
                 [100 * cost(r, p, third) for r, p in zip(seeds, by_epsilon[-1])] for seeds in by_epsilon[:-1]
             ]
             series.append(Series(title, list(EPSILONS), *_mean_and_spread(pairs)))
-    alone = float(np.mean([100 * run.summary()["test"]["personal"] for run in runs[ALONE]]))
+    alone = float(np.mean([100 * run.summary()["test"]["personal"] for run in best(runs, ALONE, NONE)[1]]))
     utility.append(Series("alone", [places[0], places[-1]], [alone, alone]))
     change = "change of accuracy, points"
     return [
