@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partita.engine import verdict
 from partita.report.html import table, tag
 from partita.report.words import (
     bytes_,
@@ -40,3 +41,12 @@ def test_numbers_as_people_read_them(made: str, expected: str) -> None:
 def test_markup_escapes_all_but_markup() -> None:
     assert tag("p", "<", tag("b", "&"), class_='"') == '<p class="&quot;">&lt;<b>&amp;</b></p>'
     assert "&lt;x&gt;" in table(["<x>"], [["<x>"]])
+
+
+def test_a_sentence_names_a_few_of_many() -> None:
+    """A study of sixty variants has a title that can be read."""
+    names = [f"variant-{i}" for i in range(61)]
+    assert verdict.listed(names[:1]) == "variant-0"
+    assert verdict.listed(names[:3]) == "variant-0, variant-1 and variant-2"
+    assert verdict.listed(names[:8]).endswith("variant-6 and variant-7")
+    assert verdict.listed(names).endswith("variant-6 and 54 others")

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 IMBALANCED = 0.6
 """From this share of the most frequent class on, the classes are called imbalanced."""
 MODELS = {"local": "training alone", "global": "one global model", "personal": "personal models"}
+MOST_LISTED = 8
+"""Names in a sentence."""
 REMEDY = "raise rounds, or use until='converged'"
 TELLING = "metric='auc' or 'balanced_accuracy'"
 
@@ -276,7 +278,10 @@ def best_of(scores: Iterable[object], higher_is_better: bool) -> float | None:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Write a, b and c."""
+    """Write a, b and c; of many the first ones, and how many others there are."""
+    if len(words) > MOST_LISTED:
+        shown = words[: MOST_LISTED - 1]
+        return f"{', '.join(shown)} and {len(words) - len(shown)} others"
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 

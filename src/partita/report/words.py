@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from partita.engine.record import human_bytes, number
+from partita.engine.verdict import listed as listed
 
 MISSING = "–"
 
@@ -110,8 +111,3 @@ def p_value(x: float) -> str:
 def shorten(text: str, width: int) -> str:
     """Return a text, cut after `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def listed(words: list[str]) -> str:
-    """Write a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
