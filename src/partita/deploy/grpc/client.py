@@ -1,4 +1,4 @@
-"""The client's side: a stream to the server that is opened again when it breaks, and one request at a time."""
+"""The client's side: a stream to the server, opened again when it breaks, and one request at a time."""
 
 from __future__ import annotations
 
@@ -73,6 +73,10 @@ class GrpcClient:
     def stop(self) -> None:
         """End `run` after the request that is worked now; for another thread."""
         self._work.put(None)
+
+    def waiting(self) -> list[str]:
+        """Return the requests that are here and have no reply yet, in order."""
+        return [name for name, reply in list(self._has.items()) if reply is None]
 
     def _reply(self, handler: Handler, body: bytes) -> bytes:
         """Return the reply to a request; an empty one where the handler fails, which ends nothing here."""

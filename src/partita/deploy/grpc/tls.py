@@ -14,6 +14,7 @@ from typing import Any
 from partita.core import check
 from partita.deploy.grpc import frames
 
+PING, PONG = 10_000, 20_000  # milliseconds: pings of an idle link, and until one that is not answered ends it
 ALERT = 1.0  # seconds in which a server that does not want a certificate says so
 NEEDED = "the packages grpcio and cryptography (pip install 'partita[deploy]')"
 
@@ -71,8 +72,9 @@ def settings(**more: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", frames.LARGEST),
         ("grpc.max_send_message_length", frames.LARGEST),
         ("grpc.max_metadata_size", 1 << 14),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", PING),
+        ("grpc.keepalive_timeout_ms", PONG),
+        ("grpc.http2.ping_timeout_ms", PONG),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         *((f"grpc.{name}", value) for name, value in more.items()),
@@ -88,12 +90,14 @@ def refusal(host: str, port: int, credentials: Credentials) -> str:
     context.load_cert_chain(credentials.certificate, credentials.key)
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection((host, port), timeout=5) as plain:
-            with context.wrap_socket(plain, server_hostname=host) as link:
-                link.settimeout(ALERT)
-                link.recv(1)  # with TLS 1.3 a server that does not want our certificate says so now
+        plain = socket.create_connection((host, port), timeout=5)
+        with plain, context.wrap_socket(plain, server_hostname=host) as link:
+            link.settimeout(ALERT)
+            link.recv(1)  # with TLS 1.3 a server that does not want our certificate says so now
     except ssl.SSLCertVerificationError as error:
         return f"the server's certificate is not to be trusted: {error.verify_message}"
+    except ssl.SSLEOFError:
+        return ""  # the link broke
     except ssl.SSLError as error:
         words = (error.reason or str(error)).replace("_", " ").lower()
         if "alert" in words:
