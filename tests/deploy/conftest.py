@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cable import Net
 
-from partita.deploy import keys as deployed
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from cable import Net  # noqa: E402
+
+from partita.deploy import keys as deployed  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -254,15 +254,13 @@ class GrpcClient:
     def _assembled(self, current: frames.Assembly | None, frame: frames.Frame) -> frames.Assembly:
         """Return the request that a frame belongs to, with its piece."""
         try:
-            if frame.kind == frames.MORE and current is not None:
-                current.add(frame)
-                return current
-            if frame.kind != frames.BEGIN or current is not None:
+            if frame.kind == frames.BEGIN and current is None:
+                current = frames.Assembly(frame.head)
+                if current.size > self.largest:
+                    raise Broken(f"a request of {current.size} bytes, where at most {self.largest} may come")
+            elif frame.kind != frames.MORE or current is None:
                 raise Broken(f"a frame of kind {frame.kind} that may not come now")
-            request = frames.Assembly(frame)
+            current.add(frame.piece)
         except Broken as error:
             raise self._refused(f"it has sent {error}") from None
-        if request.size > self.largest:
-            text = f"a request of {request.size} bytes, where at most {self.largest} are expected"
-            raise self._refused(f"it has sent {text}")
-        return request
+        return current

@@ -75,21 +75,20 @@ def message(name: str, body: bytes) -> Iterator[bytes]:
 class Assembly:
     """A message that is being received. Its memory grows with what has come, not with what was announced."""
 
-    def __init__(self, frame: Frame) -> None:
-        name, size = frame.head.get("id"), frame.head.get("size")
+    def __init__(self, head: dict[str, Any]) -> None:
+        name, size = head.get("id"), head.get("size")
         if not isinstance(name, str) or type(size) is not int or size < 0:
             raise Broken("a message without a name or a size")
         self.name, self.size, self.received = name, size, 0
         self._pieces: list[memoryview] | None = []
-        self.add(frame)
 
-    def add(self, frame: Frame) -> None:
+    def add(self, piece: memoryview) -> None:
         """Take the next piece."""
-        self.received += len(frame.piece)
-        if self.received > self.size or not (frame.piece or self.received == self.size):
+        self.received += len(piece)
+        if self.received > self.size or not (piece or self.size == 0):
             raise Broken(f"a message of {self.size} bytes with pieces that do not add up to it")
         if self._pieces is not None:
-            self._pieces.append(frame.piece)
+            self._pieces.append(piece)
 
     def forget(self) -> None:
         """Keep nothing of it, neither what has come nor what will."""

@@ -19,6 +19,7 @@ from partita.deploy.grpc.frames import Broken
 from partita.deploy.transport import Arrival
 
 HELLO = 10.0  # seconds in which a client has to say hello
+STREAMS = 4  # of one client that may be there at a time, while older ones end
 FAREWELL = 3.0  # seconds in which clients have to hang up, when the server is done
 STARTED = 30.0
 
@@ -59,6 +60,7 @@ class Desk:
     name: str
     requests: dict[str, bytes] = field(default_factory=dict)
     link: Link | None = None
+    streams: int = 0
     traffic: Traffic = field(default_factory=Traffic)
 
     def drop(self, request: str) -> None:
@@ -190,7 +192,10 @@ class GrpcTransport:
         options = tls.settings(
             so_reuseport=0,
             max_concurrent_streams=4,
-            **{"http2.min_recv_ping_interval_without_data_ms": 5_000, "server_handshake_timeout_ms": 10_000},
+            **{
+                "http2.min_ping_interval_without_data_ms": tls.PING // 2,
+                "server_handshake_timeout_ms": 10_000,
+            },
         )
         most = 2 * len(self._desks) + 64
         server = self._grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
@@ -225,19 +230,31 @@ class GrpcTransport:
             self.notice("", f"refused a connection from {context.peer()}: {reason}")
             await context.abort(refused, reason)
         assert desk is not None
-        link = self._joined(desk, context, frame.head)
-        tasks = [asyncio.create_task(self._write(desk, link)), asyncio.create_task(self._read(desk, link))]
+        if desk.streams >= STREAMS:
+            await context.abort(self._grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams with this key")
+        desk.streams += 1
         try:
-            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended = [task.exception() for task in done]
+            await self._converse(desk, self._joined(desk, context, frame.head))
+        except Broken as error:
+            self.notice(desk.name, f"broke the protocol ({error}); its connection was closed")
+            await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            for task in tasks:
-                task.cancel()
+            desk.streams -= 1
+
+    async def _converse(self, desk: Desk, link: Link) -> None:
+        """Read and write on a stream until one side ends it."""
+        writer, reader = (asyncio.create_task(way(desk, link)) for way in (self._write, self._read))
+        try:
+            await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
             self._left(desk, link)
-        for wrong in ended:
-            if isinstance(wrong, Broken):
-                self.notice(desk.name, f"broke the protocol ({wrong}); its connection was closed")
-                await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, str(wrong))
+            _part(link, "again")
+            await asyncio.wait((writer,), timeout=FAREWELL)  # gRPC cannot end a stream within a frame
+        finally:
+            self._left(desk, link)
+            for task in (writer, reader):
+                task.cancel()
+        if reader.done() and not reader.cancelled() and isinstance(error := reader.exception(), Broken):
+            raise error
 
     def _who(self, context: Any, hello: dict[str, Any]) -> tuple[Desk | None, str]:
         """Return the desk of the client that has this key, or why it has none."""
@@ -312,7 +329,13 @@ class GrpcTransport:
                 desk.traffic.received += len(data)
                 desk.traffic.heard = time.time()
                 frame = frames.unpacked(data)
-                current = self._assembled(desk, current, frame)
+                if frame.kind == frames.BEGIN and current is None:
+                    current = self._announced(desk, frames.Assembly(frame.head))
+                elif frame.kind != frames.MORE or current is None:
+                    raise Broken(f"a frame of kind {frame.kind} that may not come now")
+                if current.name not in desk.requests:
+                    current.forget()
+                current.add(frame.piece)
                 if current.complete:
                     body = current.body
                     if body is not None:
@@ -323,25 +346,15 @@ class GrpcTransport:
                 self._arrive(desk, current.name, b"")
             raise
 
-    def _assembled(self, desk: Desk, current: frames.Assembly | None, frame: frames.Frame) -> frames.Assembly:
-        """Return the reply that a frame belongs to, with its piece. What is too large is not kept."""
-        if frame.kind == frames.MORE and current is not None:
-            if current.name not in desk.requests:
-                current.forget()
-            current.add(frame)
-            return current
-        if frame.kind != frames.BEGIN or current is not None:
-            raise Broken(f"a frame of kind {frame.kind} that may not come now")
-        reply = frames.Assembly(frame)
+    def _announced(self, desk: Desk, reply: frames.Assembly) -> frames.Assembly:
+        """Refuse a reply that is too large, or that nobody waits for, before any of it is kept."""
         if reply.name not in desk.requests:
-            reply.forget()
             if desk.link is not None:
                 desk.link.answers.append(frames.packed(frames.DONE, {"id": reply.name[:200]}))
                 desk.link.wake.set()
         elif reply.size > self.largest:
             text = f"announced a reply of {reply.size} bytes, where at most {self.largest} may come: refused"
             self.notice(desk.name, text)
-            reply.forget()
             self._arrive(desk, reply.name, b"")
         return reply
 

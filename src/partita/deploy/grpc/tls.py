@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import ipaddress
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from partita.core import check
 from partita.deploy.grpc import frames
 
 PING, PONG = 10_000, 20_000  # milliseconds: pings of an idle link, and until one that is not answered ends it
-ALERT = 1.0  # seconds in which a server that does not want a certificate says so
+HANDSHAKE, ALERT = 5.0, 1.0  # seconds for a handshake, and for what a server says after it
+CLOSED = 3  # times that a server has to close a new connection until it is no accident
 NEEDED = "the packages grpcio and cryptography (pip install 'partita[deploy]')"
 
 
@@ -34,6 +36,7 @@ class Credentials:
 
 def library(module: str) -> Any:
     """Load a module of the extra; say how to install it where it is missing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would print about connections we say ourselves
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -82,7 +85,7 @@ def settings(**more: int) -> list[tuple[str, int]]:
 
 
 def refusal(host: str, port: int, credentials: Credentials) -> str:
-    """Return why a server and this client do not accept each other, by a handshake of our own; '' if unknown.
+    """Return why a server and this client do not accept each other, by handshakes of our own; '' if unknown.
 
     gRPC says the same of a server that is down and of one that refuses a certificate.
     """
@@ -90,10 +93,7 @@ def refusal(host: str, port: int, credentials: Credentials) -> str:
     context.load_cert_chain(credentials.certificate, credentials.key)
     context.set_alpn_protocols(["h2"])
     try:
-        plain = socket.create_connection((host, port), timeout=5)
-        with plain, context.wrap_socket(plain, server_hostname=host) as link:
-            link.settimeout(ALERT)
-            link.recv(1)  # with TLS 1.3 a server that does not want our certificate says so now
+        closed = [_closed(context, host, port) for _ in range(CLOSED)]
     except ssl.SSLCertVerificationError as error:
         return f"the server's certificate is not to be trusted: {error.verify_message}"
     except ssl.SSLEOFError:
@@ -105,4 +105,23 @@ def refusal(host: str, port: int, credentials: Credentials) -> str:
         return f"the server does not speak TLS as it should ({words})"
     except OSError:
         return ""
+    if all(closed):
+        return "the server does not accept this client's certificate: it closes the connection"
     return ""
+
+
+def _closed(context: ssl.SSLContext, host: str, port: int) -> bool:
+    """Make a handshake; tell whether the server then closes the connection without a word.
+
+    A server that accepts a client says its settings at once. With TLS 1.3 a client's certificate is looked at
+    after the handshake, and gRPC says nothing about one that it does not accept.
+    """
+    plain = socket.create_connection((host, port), timeout=HANDSHAKE)
+    with plain, context.wrap_socket(plain, server_hostname=host) as link:
+        link.settimeout(ALERT)
+        try:
+            return not link.recv(1)
+        except (TimeoutError, ssl.SSLWantReadError):
+            return False
+        except (ConnectionError, ssl.SSLEOFError):
+            return True
