@@ -1,4 +1,4 @@
-"""What the tests of the transport share: a cable that can be cut, handlers, a peer that says what it likes."""
+"""What tests of the transport share: a cable that can be cut, handlers, a peer that says what it likes."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-from cable import Net  # noqa: E402
+from cable import Net
 
-from partita.deploy import keys as deployed  # noqa: E402
+from partita.deploy import keys as deployed
 
 
 @pytest.fixture(scope="session")

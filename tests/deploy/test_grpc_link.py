@@ -1,4 +1,4 @@
-"""The transport among machines that fail: order, cut and frozen links, restarts, and what arrives only once."""
+"""The transport where links and machines fail: order, cut and frozen links, restarts, replies that come once."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from partita.deploy.grpc import tls
 
 T = TypeVar("T")
 FILE = "site.toml"
+SPLITS = ("train", "validation", "test")
 TEMPLATE = """\
 # The machine of client {name}. Paths are relative to this file, which stays here with its keys.
 
@@ -33,9 +34,10 @@ key = "client.key"
 # options = {{ path = "/srv/records" }}     # further arguments of data()
 
 [leave]
-# Which numbers about this client the server may learn, beside its counts of samples.
-scores = false         # of its models on its own samples
-loss = false           # while it trains
+# Which numbers about this client the server may learn, beside its counts of samples: with scores on its
+# "train", "validation" or "test" samples the server can say how good the model is here.
+scores = []            # for example ["validation", "test"]
+train_loss = false     # the mean loss of each turn
 """
 
 
@@ -61,8 +63,12 @@ class DataSource:
 class Leave:
     """Which numbers may leave a site."""
 
-    scores: bool = False
-    loss: bool = False
+    scores: tuple[str, ...] = ()
+    train_loss: bool = False
+
+    def allows(self, number: str) -> bool:
+        """Return whether a number may leave: 'train_loss', or the scores of a split."""
+        return self.train_loss if number == "train_loss" else number in self.scores
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,10 @@ def _table(where: str, content: Mapping[str, Any], name: str, kind: type[T]) -> 
         if kinds == "bool":
             if not isinstance(value, bool):
                 raise check.fail(field, value, "true or false")
+        elif kinds.startswith("tuple"):
+            if not isinstance(value, list) or not set(map(str, value)) <= set(SPLITS):
+                raise check.fail(field, value, f"a list of some of {', '.join(map(repr, SPLITS))}")
+            table = {**table, key: tuple(value)}
         elif kinds.startswith("Mapping"):
             if not isinstance(value, dict):
                 raise check.fail(field, value, "a table such as { path = '/srv/records' }")
