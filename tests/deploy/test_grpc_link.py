@@ -1,4 +1,4 @@
-"""The transport where links and machines fail: order, cut and frozen links, restarts, replies that come once."""
+"""The transport where links and machines fail: cut and frozen links, restarts, replies that come once."""
 
 from __future__ import annotations
 

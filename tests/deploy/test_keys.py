@@ -102,9 +102,8 @@ def test_clients_join_later(tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != roster.FILE}
     assert deployed.make(tmp_path, ["b"]) == ["a", "b"]
     assert {p: p.read_bytes() for p in before} == before
-    assert (
-        handshake(credentials(tmp_path / "server", "server"), credentials(tmp_path / "b"), "localhost") == "b"
-    )
+    server, client = credentials(tmp_path / "server", "server"), credentials(tmp_path / "b")
+    assert handshake(server, client, "localhost") == "b"
     assert list(roster.read(tmp_path / "server" / roster.FILE)) == ["a", "b"]
     assert Site.read(tmp_path / "b" / "site.toml").server == "fed.example.org:9000"
     with pytest.raises(Refused, match="it has a key already"):
@@ -141,7 +140,7 @@ KEY = "sha256:" + "0" * 64
         (f"[clients]\na = '{KEY}0'", "64 hexadecimal digits"),
         (f"[clients]\n'../a' = '{KEY}'", "at most 64 letters"),
         (f"[clients]\na = '{KEY}'\nb = '{KEY}'", "a key for each client"),
-        ("[clients]\na = ", "line 2"),
+        ("[clients]\na = x", "line 2"),
         ("\ufeff[", "TOML"),
     ],
 )
@@ -207,7 +206,7 @@ def test_a_site_with_all_it_may_say(home: Path) -> None:
         (SITE + "[leave]\ntrain_loss = 1", "true or false"),
         (SITE + "[data]\noptions = 3", "a table"),
         (SITE + "[data]\nfile = 3", "a text"),
-        ("name = ", "line 1"),
+        ("name = x", "line 1"),
     ],
 )
 def test_sites_that_are_refused(home: Path, text: str, told: str) -> None:
