@@ -40,6 +40,8 @@ OWN = "uploads."
 """What begins the names, in `extra`, of what transforms send and of what they tell clients."""
 RESIDUAL = "residual."
 """What begins the names, in a client's memory, of what compression has lost so far."""
+SENT = "sent."
+"""What begins the names, in `extra`, of what is sent, where an upload is not what arrives."""
 
 
 # ---- an upload as a message
@@ -114,17 +116,16 @@ class Way:
                 message = decode(message, given[i], draws.branch(key, "upload", i))
         return message
 
-    def __call__(
+    def send(
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
-    ) -> tuple[Message, Tensors]:
-        """Return what arrives at the server, and what compression has lost so far."""
+    ) -> tuple[Message, Message, list[Message]]:
+        """Return what compression is given, what is sent of it, and what each transform was given."""
         n = len(self.transforms)
         whole, given = self.encode(message, publics, key, range(self.lossless))
         if residual:
             whole = whole._replace(numbers={k: v + residual[k] for k, v in whole.numbers.items()})
         sent, then = self.encode(whole, publics, key, range(self.lossless, n))
-        arrived = self.decode(sent, [*given, *then], key)
-        return arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
+        return whole, sent, [*given, *then]
 
     def layout(self, message: Message, publics: Sequence[Tensors]) -> codec.Entries:
         """Return the layout of the bytes of what is sent of such a message, which both sides know."""
@@ -209,12 +210,15 @@ class Channel:
 
     # ---- the client's side
 
-    def around(self, algorithm: Algorithm) -> Algorithm:
-        """Return the method whose clients send their uploads this way; who comes later sends nothing."""
+    def around(self, algorithm: Algorithm, decoded: bool = True) -> Algorithm:
+        """Return the method whose clients send their uploads this way; who comes later sends nothing.
+
+        decoded  whether an upload is what arrives at the server; else it is what is sent, all in `extra`
+        """
         if not self.uploads.transforms:
             return algorithm
         later = algorithm.newcomer or algorithm.local
-        return replace(algorithm, local=self._sending(algorithm.local), newcomer=_silent(later))
+        return replace(algorithm, local=self._sending(algorithm.local, decoded), newcomer=_silent(later))
 
     def new_client(self, state: ClientState) -> ClientState:
         """Return the state of a client that was never seen, with nothing lost so far."""
@@ -223,7 +227,9 @@ class Channel:
         lost = tree.zeros_like(message_of(self.like, self.statistics).numbers)
         return state._replace(memory={**state.memory, **{RESIDUAL + k: v for k, v in lost.items()}})
 
-    def _sending(self, build: Callable[[Problem], LocalRule]) -> Callable[[Problem], LocalRule]:
+    def _sending(
+        self, build: Callable[[Problem], LocalRule], decoded: bool
+    ) -> Callable[[Problem], LocalRule]:
         way, feedback = self.uploads, self.uploads.feedback
 
         def bind(problem: Problem) -> LocalRule:
@@ -234,16 +240,59 @@ class Channel:
                 publics = [told(i, download.extra) for i in range(len(way.transforms))]
                 message, residual = message_of(upload, self.statistics), _residual(state)
                 assert download.key is not None
-                arrived, lost = way(message, publics, download.key, residual)
-                upload, beside = upload_of(arrived, upload)
-                sent = {own_name(self.added[path], path): value for path, value in beside.items()}
-                memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
-                upload = upload._replace(extra={**upload.extra, **sent})
-                return upload, new._replace(memory=memory) if feedback else new
+                whole, sent, given = way.send(message, publics, download.key, residual)
+                if feedback or decoded:
+                    arrived = way.decode(sent, given, download.key)
+                    lost = {RESIDUAL + k: whole.numbers[k] - arrived.numbers[k] for k in residual}
+                    new = new._replace(memory={**new.memory, **lost}) if feedback else new
+                upload = self._arrived(arrived, upload) if decoded else _as_sent(sent, upload)
+                return upload, new
 
             return _with_own(rule)._replace(finish=finish)
 
         return bind
+
+    def _arrived(self, message: Message, before: Upload) -> Upload:
+        """Return the upload of what has arrived, with what transforms have sent beside it."""
+        upload, beside = upload_of(message, before)
+        sent = {own_name(self.added[path], path): value for path, value in beside.items()}
+        return upload._replace(extra={**upload.extra, **sent})
+
+    # ---- between two machines
+
+    def packed(self, upload: Upload, devices: Devices, kind: int) -> bytes:
+        """Return the bytes of an upload as it is sent (`around`) by a client of this class of devices."""
+        layout = self.layout(devices, kind)
+        sent = {k.removeprefix(SENT): v for k, v in upload.extra.items() if k.startswith(SENT)}
+        parts: tuple[Tensors, Tensors] = ({}, {})
+        for entry in layout:
+            parts[0 if entry.number else 1][entry.path] = sent[entry.path]
+        return codec.pack(Message(*parts), layout)
+
+    def unpacked(self, data: bytes | memoryview, devices: Devices, kind: int, key: Tensor) -> Upload:
+        """Return what arrives of these bytes, which may come from anybody; refuse what nobody has sent.
+
+        key  that of the client's turn, `Download.key`
+        """
+        held = self._held(devices, kind)
+        _, given = self._trial(held)
+        sent = codec.unpack(data, self.layout(devices, kind), key.device)
+        return self._arrived(self.uploads.decode(sent, given, key), held)
+
+    def layout(self, devices: Devices, kind: int) -> codec.Entries:
+        """Return the layout of the bytes that a client of this class sends."""
+        return self.uploads.layout(
+            message_of(self._held(devices, kind), self.statistics), self._publics(self.like)
+        )
+
+    def _held(self, devices: Devices, kind: int) -> Upload:
+        """Return what the method itself makes of the turn of a client of this class."""
+        own = self.like._replace(extra=without_own(self.like.extra))
+        return own._replace(delta=devices.held(kind, own.delta), sums=devices.held(kind, own.sums))
+
+    def _trial(self, held: Upload) -> tuple[Message, list[Message]]:
+        message, way = message_of(held, self.statistics), self.uploads
+        return way.encode(message, self._publics(self.like), _trial_key(message), range(len(way.transforms)))
 
     # ---- what it costs
 
@@ -251,9 +300,7 @@ class Channel:
         """Return the bytes that a client of this class of devices uploads: those of what is really sent."""
         if not self.uploads.transforms:
             return devices.bytes_up(kind, self.like)
-        own = self.like._replace(extra=without_own(self.like.extra))
-        held = own._replace(delta=devices.held(kind, own.delta), sums=devices.held(kind, own.sums))
-        return self.uploads.size(message_of(held, self.statistics), self._publics(self.like))
+        return codec.size(self.layout(devices, kind))
 
     def bytes_down(self, devices: Devices, kind: int, server: ServerState) -> int:
         """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
@@ -303,9 +350,15 @@ class Channel:
         shared = group.download.shared
         message = message_of(Upload(shared), self.statistics)
         key = draws.key(0, "download", group.download.version, device=next(iter(shared.values())).device)
-        arrived, _ = self.downloads(message, [{}] * len(self.downloads.transforms), key, {})
-        received, _ = upload_of(arrived, Upload(shared))
+        _, sent, given = self.downloads.send(message, [{}] * len(self.downloads.transforms), key, {})
+        received, _ = upload_of(self.downloads.decode(sent, given, key), Upload(shared))
         return group._replace(download=group.download._replace(shared=received.delta))
+
+
+def _as_sent(message: Message, before: Upload) -> Upload:
+    """Return an upload that is what is sent, by paths behind a prefix."""
+    sent = {f"{SENT}{path}": value for part in message for path, value in part.items()}
+    return before._replace(delta={}, sums={}, extra=sent)
 
 
 def _own(download: Download) -> Download:

@@ -43,6 +43,7 @@ from partita.engine.settings import Settings, as_alone, as_one, schedule_of, ste
 from partita.schedule import Schedule, synchronous
 
 if TYPE_CHECKING:
+    from partita.engine.elsewhere import Elsewhere
     from partita.engine.workers.crew import Team
 
 
@@ -78,6 +79,7 @@ class Setup:
     uploads     what happens to uploads, with nothing left open, and `sending` the stages that have any
     newcomers   clients that come after training
     crew        the workers that compute, while the run goes on
+    elsewhere   the clients, where they are real: they hold their samples, and `data` has only their sizes
     """
 
     settings: Settings
@@ -96,6 +98,7 @@ class Setup:
     sending: tuple[int, ...] = ()
     newcomers: FederatedData | None = None
     crew: Team | None = None
+    elsewhere: Elsewhere | None = None
 
     @classmethod
     def of(

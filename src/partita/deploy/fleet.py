@@ -1,0 +1,372 @@
+"""The clients of a run as its server knows them: whom it has asked for what, and what has come of it.
+
+Each request has a random number of its own. A wrong reply to a request that is waited for is a fault of its
+client at once; a reply to any other request is ignored. Nothing that comes is believed: what a client counts
+for, and how many steps it takes, follows from the samples that it was enrolled with.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.torch import load_file
+
+from partita.core.types import Cohort, Download, Group, ServerState, Tensors
+from partita.data import Population
+from partita.data.population import SPLITS
+from partita.deploy.clocks import live
+from partita.deploy.states import write_private
+from partita.deploy.transport import Arrival, Transport
+from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
+from partita.deploy.wire import Body, Malformed, pack, printable, unpack, within
+from partita.engine.samples import Scored
+from partita.engine.stage import Stage
+from partita.engine.state import State
+from partita.engine.store.addresses import Address, Addresses
+from partita.engine.store.files import json_text, write_tensors
+from partita.schedule import Running, Schedule, StageSpec
+from partita.schedule.clock import Flight
+
+LOG = logging.getLogger("partita")
+
+RUN_FILE = "run.json"
+NONCES = 1 << 62
+MOST_ASKED_AGAIN = 2
+"""How often a client is sent what it lacks, and asked again, before that is a fault."""
+
+
+class Terms(NamedTuple):
+    """How long the server waits, in seconds, and for how many.
+
+    deadline  for the cohort of a synchronous round (None: until all have answered)
+    quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the schedule says)
+    patience  for scores, and for a client that has gone while it was at work
+    """
+
+    deadline: float | None = None
+    quorum: int | float | None = None
+    patience: float = 60.0
+
+
+@dataclass
+class Request:
+    """One request that is waited for.
+
+    taken  is called with the head and the tensors of its reply, or with what is wrong with it
+    """
+
+    client: int
+    name: str
+    head: dict[str, Any]
+    body: Body
+    limit: int
+    taken: Callable[[dict[str, Any], Tensors, str], None]
+    asked: float = field(default_factory=time.monotonic)
+    again: int = 0
+
+
+class Fleet:
+    """The clients of a run. It is what `Elsewhere` and a real clock ask for.
+
+    transport   carries requests and replies
+    population  the clients, with the samples that each was enrolled with
+    run         the number of the run, 128 random bits
+    folder      where the models are kept that stages begin with
+    """
+
+    def __init__(
+        self, transport: Transport, population: Population, run: str, terms: Terms, folder: Path | None
+    ) -> None:
+        self.transport, self.population, self.run, self.terms = transport, population, run, terms
+        self.folder, self.digest = folder, ""
+        self.numbers = {name: i for i, name in enumerate(population.names)}
+        self.requests: dict[str, Request] = {}
+        self.ignored = self.bytes_up = self.bytes_down = 0
+        self.stage: Stage
+        self.state: State
+        self._initials: dict[int, Tensors] = {}
+        self._bodies: dict[tuple[int, int], Body] = {}
+
+    # ---- what the engine asks for
+
+    def begin(self, schedule: Schedule, spec: StageSpec) -> Running:
+        """Start a schedule on real time."""
+        return live(schedule, spec, self, self.terms.deadline, self.terms.quorum)
+
+    def enter(self, stage: Stage, state: State) -> None:
+        """Take part in a stage that begins, or that a resumed run goes on with."""
+        self.stage, self.state = stage, state
+        self._bodies.clear()
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_private(self.folder / RUN_FILE, self._described())
+        if stage.number:
+            self._initials[stage.number] = state.initial
+            if self.folder is not None:
+                write_tensors(self.folder / f"{stage.number}.safetensors", state.initial)
+
+    def _described(self) -> bytes:
+        """Return the number of the run, and who takes part with how many samples."""
+        sizes = zip(*[self.population.sizes(split).tolist() for split in SPLITS])
+        clients = {name: list(n) for name, n in zip(self.population.names, sizes)}
+        return json_text({"run": self.run, "clients": clients}, indent=2).encode()
+
+    def scored(self, stage: Stage, state: State, model: str, split: str, every_sample: bool) -> Scored:
+        """Ask the clients that are there how a model does on their samples; NaN for those who do not say."""
+        metrics, data = stage.setup.profile.metrics, stage.setup.data
+        names = [m.name for m in (metrics if every_sample else metrics[:1])]
+        scores, loss = {name: np.full(data.clients, np.nan) for name in names}, np.full(data.clients, np.nan)
+
+        def take(client: int, head: dict[str, Any]) -> None:
+            found, loss[client] = scores_of(head, names)
+            for name, value in found.items():
+                scores[name][client] = value
+
+        asked = {"model": model, "split": split, "every_sample": every_sample}
+        clients = np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist()
+        self.survey("score", clients, lambda c: self._now(c, asked, whole=model == "global"), take)
+        return Scored(scores, loss, {})
+
+    # ---- what a real clock asks for
+
+    def ask(self, flight: Flight, server: ServerState) -> None:
+        """Ask a client to train on this model."""
+        stage, state, client = self.stage, self.state, flight.client
+        state.pending.pop(client, None)
+        event = flight.event.number
+        new = Address(stage.number, event, secrets.randbelow(NONCES))
+        group = Group((0,), Download(server.shared, server.extra, server.version), event=event)
+        context = state.context(stage, group)
+
+        def take(head: dict[str, Any], tensors: Tensors, fault: str) -> None:
+            if not fault and head.get("event") != event:
+                fault = "a reply to another event"
+            row = (
+                set_aside(stage, new, fault) if fault else row_of(stage, client, context, new, head, tensors)
+            )
+            if row.rejection:
+                LOG.warning("client %s: %s", self.population.names[client], row.rejection)
+            state.pending[client] = row
+
+        head = {"event": event, "nonce": new.nonce, **self._place(client, server.version)}
+        self._send("train", client, head, self._model(client, server, False), most_bytes(stage), take)
+
+    def give_up(self, clients: Iterable[int]) -> None:
+        """Wait no more for the uploads of these clients."""
+        given_up = set(clients)
+        for number, request in list(self.requests.items()):
+            if request.client in given_up and request.head["kind"] == "train":
+                self._cancel(number)
+
+    def answered(self) -> Collection[int]:
+        """Return who has answered, in the order of their answers."""
+        return list(self.state.pending)
+
+    def gone(self, client: int) -> bool:
+        """Return whether a client that was asked has been away for too long to be waited for."""
+        since = [r.asked for r in self.requests.values() if r.client == client and r.head["kind"] == "train"]
+        away = self.population.names[client] not in self.transport.present()
+        return away and time.monotonic() - max(since, default=0.0) > self.terms.patience
+
+    def wait(self, seconds: float) -> None:
+        """Take what has come; wait for the first reply, at most so long."""
+        for arrival in self.transport.receive(max(0.0, seconds)):
+            self._take(arrival)
+
+    # ---- all at once
+
+    def survey(
+        self,
+        kind: str,
+        clients: Iterable[int],
+        ask: Callable[[int], tuple[dict[str, Any], Body]],
+        take: Callable[[int, dict[str, Any]], None],
+        patience: float | None = None,
+    ) -> dict[int, str]:
+        """Ask clients that are there, and wait for all of them as long as patience lasts.
+
+        Return who has not answered well, and why.
+        """
+        names, there = self.population.names, self.transport.present()
+        wrong = {client: "not connected" for client in clients}
+        end = time.monotonic() + (self.terms.patience if patience is None else patience)
+
+        def taker(client: int) -> Callable[[dict[str, Any], Tensors, str], None]:
+            def taken(reply: dict[str, Any], tensors: Tensors, fault: str) -> None:  # noqa: ARG001
+                waited.discard(client)
+                del wrong[client]
+                if fault:
+                    wrong[client] = fault
+                    LOG.warning("client %s: %s: %s", names[client], kind, fault)
+                else:
+                    take(client, reply)
+
+            return taken
+
+        waited = {client for client in wrong if names[client] in there}
+        asked = [self._send(kind, c, *ask(c), SLACK, taker(c)) for c in sorted(waited)]
+        wrong |= dict.fromkeys(waited, "no answer in time")
+        while waited and (left := end - time.monotonic()) > 0:
+            self.wait(min(1.0, left))
+        for request in asked:
+            self._cancel(request)
+        return wrong
+
+    def finish(self) -> None:
+        """Let the clients that are there keep what their own models are made of."""
+        everyone = range(self.population.clients)
+        self.survey("last", everyone, lambda c: self._now(c, {}, whole=True), lambda c, head: None)  # noqa: ARG005
+
+    def _now(self, client: int, head: Mapping[str, Any], whole: bool) -> tuple[dict[str, Any], Body]:
+        """Return a request about the server's model as it is now."""
+        server = self.state.server
+        return {**head, **self._place(client, server.version)}, self._model(client, server, whole)
+
+    # ---- single requests
+
+    def _place(self, client: int, version: int) -> dict[str, Any]:
+        """Return where the run is, and which state of the client it goes on from."""
+        stage, state = self.stage, self.state
+        head = {"stage": stage.number, "stage_start": state.stage_start, "version": version}
+        if not isinstance(state.store, Addresses):
+            return head
+        address, kept = state.store.of(client), state.store.needed(client)
+        return {**head, "address": list(address) if address.exists else None, "kept": [list(a) for a in kept]}
+
+    def _model(self, client: int, server: ServerState, whole: bool) -> Body:
+        """Return a model as this client receives it: all of it, or the part that its device holds."""
+        stage, devices = self.stage, self.stage.setup.devices
+        kind = int(devices.class_of[client])
+        whole = (
+            whole
+            or devices.complete[kind]
+            or bool(set(stage.partition.shared) & set(stage.partition.personal))
+        )
+        key = (server.version, -1 if whole else kind)
+        if key not in self._bodies:
+            group = Group((0,), Download(server.shared, server.extra, server.version))
+            shared = stage.channel.downloaded(Cohort((0,), (group,), (0,), 0.0)).groups[0].download.shared
+            extra = server.extra
+            if not whole:
+                shared, extra = devices.received(kind, shared), devices.held(kind, extra)
+            while len(self._bodies) >= MOST_BODIES:
+                del self._bodies[next(iter(self._bodies))]
+            self._bodies[key] = Body.of({**within("shared", shared), **within("extra", extra)})
+        return self._bodies[key]
+
+    def _send(
+        self,
+        kind: str,
+        client: int,
+        head: Mapping[str, Any],
+        body: Body,
+        limit: int,
+        taken: Callable[[dict[str, Any], Tensors, str], None],
+        again: int = 0,
+    ) -> str:
+        """Send a request, and return its number."""
+        number, population = secrets.token_hex(16), self.population
+        sizes = [int(population.sizes(split)[client]) for split in ("train", "validation", "test")]
+        head = {
+            **head,
+            "kind": kind,
+            "id": number,
+            "run": self.run,
+            "digest": self.digest,
+            "clients": population.clients,
+            "number": client,
+            "largest": int(population.n_train.max()),
+            "sizes": sizes,
+        }
+        name, message = population.names[client], pack(head, body)
+        self.requests[number] = Request(client, name, head, body, limit, taken, again=again)
+        self.bytes_down += len(message)
+        self.transport.send(name, number, message)
+        return number
+
+    def _cancel(self, number: str) -> None:
+        """Wait no more for a reply."""
+        if (request := self.requests.pop(number, None)) is not None:
+            self.transport.cancel(request.name, number)
+
+    # ---- replies
+
+    def _take(self, arrival: Arrival) -> None:
+        """Take a reply: to a request that is waited for, else it is ignored."""
+        self.bytes_up += len(arrival.body)
+        request = self.requests.get(arrival.request)
+        if request is None or request.name != arrival.name:
+            self.ignored += 1
+            return
+        del self.requests[arrival.request]
+        head, tensors, fault = _read(arrival, request)
+        if head.get("kind") == "lacks" and not fault:
+            fault = self._sent_again(request, head.get("stages"))
+            if not fault:
+                return
+        elif not fault and head.get("kind") != KINDS[request.head["kind"]]:
+            fault = f"a reply of kind {printable(head.get('kind'))}"
+        request.taken(head, tensors, fault)
+
+    def _sent_again(self, request: Request, stages: Any) -> str:
+        """Send a client the models that stages begin with, and what it was asked; or say what is wrong."""
+        numbers = stages if isinstance(stages, list) else []
+        known = [n for n in numbers if type(n) is int and 1 <= n <= self.stage.number]
+        if not known or len(known) != len(numbers) or request.again >= MOST_ASKED_AGAIN:
+            return "it lacks what nobody has"
+        for number in known:
+            body = Body.of(within("initial", self._initial(number)))
+            self._send("stage", request.client, {"stage": number}, body, SLACK, _ignored)
+        kind, again = request.head["kind"], request.again + 1
+        self._send(kind, request.client, request.head, request.body, request.limit, request.taken, again)
+        return ""
+
+    def _initial(self, number: int) -> Tensors:
+        """Return the model that a stage has begun with."""
+        if number not in self._initials:
+            assert self.folder is not None
+            self._initials[number] = load_file(self.folder / f"{number}.safetensors")
+        return self._initials[number]
+
+
+MOST_BODIES = 8
+KINDS = {
+    "hello": "hello",
+    "check": "check",
+    "train": "upload",
+    "score": "scores",
+    "stage": "stage",
+    "last": "last",
+}
+"""What a request of each kind is answered with."""
+
+
+def _read(arrival: Arrival, request: Request) -> tuple[dict[str, Any], Tensors, str]:
+    """Return the head and the tensors of a reply, and what is wrong with it ('': nothing)."""
+    if not arrival.body:
+        return {}, {}, "a reply that is too large, or broken"
+    try:
+        head, tensors = unpack(arrival.body, request.limit)
+    except Malformed as error:
+        return {}, {}, str(error)
+    if head.get("id") != request.head["id"] or head.get("run") != request.head["run"]:
+        return {}, {}, "a reply to another request"
+    if head.get("kind") == "error":
+        return {}, {}, f"error there: {_text(head.get('why'))}"
+    return head, tensors, ""
+
+
+def _text(value: object) -> str:
+    """Return a line of printable characters of what came from outside."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:200])
+
+
+def _ignored(head: dict[str, Any], tensors: Tensors, fault: str) -> None:
+    """Do nothing with a reply."""
