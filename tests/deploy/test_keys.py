@@ -16,7 +16,7 @@ from partita.core.check import Refused
 from partita.deploy import keys as deployed
 from partita.deploy import roster
 from partita.deploy.grpc import tls
-from partita.deploy.site import Site
+from partita.deploy.site import SiteFile
 from support import each
 
 P256 = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
@@ -105,7 +105,7 @@ def test_clients_join_later(tmp_path: Path) -> None:
     server, client = credentials(tmp_path / "server", "server"), credentials(tmp_path / "b")
     assert handshake(server, client, "localhost") == "b"
     assert list(roster.read(tmp_path / "server" / roster.FILE)) == ["a", "b"]
-    assert Site.read(tmp_path / "b" / "site.toml").server == "fed.example.org:9000"
+    assert SiteFile.read(tmp_path / "b" / "site.toml").server == "fed.example.org:9000"
     with pytest.raises(Refused, match="it has a key already"):
         deployed.make(tmp_path, ["c", "b"])
     with pytest.raises(Refused, match="--host"):
@@ -170,7 +170,7 @@ def home(keys: Path, tmp_path: Path) -> Path:
 
 
 def test_a_site_as_it_is_written(home: Path) -> None:
-    site = Site.read(home)
+    site = SiteFile.read(home)
     assert (site.name, site.server, site.folder) == ("a", "localhost:8443", home.parent / "state")
     assert site.credentials == credentials(home.parent)
     assert (site.data.file, site.data.function, site.data.options) == (None, "data", {})
@@ -180,7 +180,7 @@ def test_a_site_as_it_is_written(home: Path) -> None:
 def test_a_site_with_all_it_may_say(home: Path) -> None:
     more = 'folder = "/srv/state"\n[data]\nfile = "x.npz"\noptions = { path = "p", year = 3 }\n'
     home.write_text(SITE + more + '[leave]\nscores = ["test"]\ntrain_loss = true\n')
-    site = Site.read(home)
+    site = SiteFile.read(home)
     assert site.folder == Path("/srv/state")
     assert site.data.file == str(home.parent / "x.npz")
     assert site.data.options == {"path": "p", "year": 3}
@@ -212,10 +212,10 @@ def test_a_site_with_all_it_may_say(home: Path) -> None:
 def test_sites_that_are_refused(home: Path, text: str, told: str) -> None:
     home.write_text(text)
     with pytest.raises(Refused, match=re.escape(told)):
-        Site.read(home)
+        SiteFile.read(home)
 
 
 def test_a_key_that_others_can_read(home: Path) -> None:
     (home.parent / "client.key").chmod(0o640)
     with pytest.raises(Refused, match="chmod 600"):
-        Site.read(home)
+        SiteFile.read(home)

@@ -72,7 +72,7 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFile:
     """What site.toml says. Its paths are absolute."""
 
     name: str
@@ -83,7 +83,7 @@ class Site:
     leave: Leave
 
     @classmethod
-    def read(cls, path: Path) -> Site:
+    def read(cls, path: Path) -> SiteFile:
         """Read a file; refuse what it does not know, and keys that others can read."""
         content = roster.toml(path)
         where, here = str(path), path.resolve().parent
