@@ -95,7 +95,7 @@ def _refuse_arguments(experiment: Experiment) -> None:
 
 
 def _refuse_schedules(setup: Setup) -> None:
-    """Refuse what a schedule has that is of virtual time; delays and availability are simply what they are."""
+    """Refuse what is of virtual time; delays and availability are simply what they are."""
     for schedule in setup.schedules:
         if not isinstance(schedule, Synchronous | Asynchronous):
             name = type(schedule).__name__

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
@@ -23,11 +24,11 @@ from partita.core.parts import Program
 from partita.core.types import ClientState, Cohort, Download, Group, ServerState, Tensors, Upload
 from partita.data import FederatedData
 from partita.data.population import Numbered, Population
-from partita.deploy.agreed import differing, digest_of, parts_of, setup_of, standing_for
-from partita.deploy.states import Missing, States
+from partita.deploy.agreed import digest_of, parts_of, setup_of, standing_for
+from partita.deploy.states import Missing, States, runs_in, write_private
 from partita.deploy.wire import EMPTY, Body, Malformed, pack, part_of, printable, unpack, within
 from partita.engine.counters import Counters, Timer
-from partita.engine.evaluate import scored
+from partita.engine.evaluate import personal_model, scored
 from partita.engine.loop import execute
 from partita.engine.model.augmenting import prepared
 from partita.engine.model.padding import for_metrics
@@ -118,6 +119,30 @@ class Client:
                 reply, own = {"kind": "error", "why": _why(error)}, EMPTY
             return pack({**{k: head.get(k) for k in ("id", "run", "event")}, **reply}, own)
 
+    def model(self) -> Tensors:
+        """Return the tensors of this client's own model, as its last run has left it."""
+        runs = runs_in(self.folder)
+        try:
+            head, tensors = States(self.folder, runs[-1]).last()
+        except (IndexError, Missing):
+            allowed = "the folder of a client that was there when its run ended"
+            raise check.fail("folder", str(self.folder), allowed) from None
+        bound, states = self._bind(head), States(self.folder, runs[-1])
+        if head.get("digest") != bound.digest:
+            raise check.fail("experiment", runs[-1], "that of the run, of which the folder is")
+        address = Address(*_address(head.get("address")))
+        turn = self._turn(bound, states, head, tensors, _integer(head, "stage"), address)
+        settings = turn.stage.setup.settings
+        with arithmetic(settings.precision, settings.deterministic):
+            return personal_model(turn.stage, turn.state, bound.number)
+
+    def export(self, path: str | Path) -> Path:
+        """Write this client's own model as safetensors, in a file that its owner alone can read."""
+        target = check.path("path", path)
+        tensors = {k: v.detach().cpu().contiguous() for k, v in self.model().items()}
+        write_private(target, save(tensors, {"client": self.name}))
+        return target
+
     def _answer(self, head: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Body]:
         kind = head.get("kind")
         if kind == "hello":
@@ -138,6 +163,7 @@ class Client:
             return {"kind": "lacks", "stages": lacking}, EMPTY
         if kind == "last":
             states.save_last(head, tensors)
+            states.prune(*_kept(head))
             return {"kind": "last"}, EMPTY
         turn = self._turn(bound, states, head, tensors, number, address)
         if kind == "train":
@@ -207,8 +233,7 @@ class Turn(NamedTuple):
             return {"kind": "upload", "fault": fault}, EMPTY
         if stage.keeps_state:
             self.states.save(Address(stage.number, event, nonce), tree.row(new, 0))
-        kept = [Address(*_address(a)) for a in head.get("kept") or []]
-        self.states.prune(kept, max([a.event for a in kept], default=0))
+        self.states.prune(*_kept(head))
         body = Body.of(sent(stage, number, tree.row(uploads._replace(client=None, weight=None), 0)))
         stage.release(())
         return {"kind": "upload"}, body
@@ -368,11 +393,18 @@ def _integer(head: dict[str, Any], name: str) -> int:
     return value
 
 
+def _kept(head: dict[str, Any]) -> tuple[list[Address], int]:
+    """Return the states that the run may go back to, and the event before which no other is needed."""
+    listed = head.get("kept")
+    kept = [Address(*_address(value)) for value in (listed if isinstance(listed, list) else [])]
+    return kept, max([address.event for address in kept], default=0)
+
+
 def _address(value: Any) -> list[int]:
     """Return the three numbers of an address; None is that of nobody's state."""
     if value is None:
         return list(Address())
-    if not isinstance(value, list) or len(value) != 3 or not all(type(v) is int and 0 <= v for v in value):
+    if not isinstance(value, list) or len(value) != 3 or not all(type(v) is int and v >= 0 for v in value):
         raise Malformed("an address is three whole numbers")
     return value
 

@@ -46,7 +46,8 @@ class Terms(NamedTuple):
     """How long the server waits, in seconds, and for how many.
 
     deadline  for the cohort of a synchronous round (None: until all have answered)
-    quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the schedule says)
+    quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the
+              schedule says)
     patience  for scores, and for a client that has gone while it was at work
     """
 
@@ -131,7 +132,7 @@ class Fleet:
 
         asked = {"model": model, "split": split, "every_sample": every_sample}
         clients = np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist()
-        self.survey("score", clients, lambda c: self._now(c, asked, whole=model == "global"), take)
+        self.survey("score", clients, lambda c: self._about(state, c, asked, model == "global"), take)
         return Scored(scores, loss, {})
 
     # ---- what a real clock asks for
@@ -195,7 +196,7 @@ class Fleet:
         Return who has not answered well, and why.
         """
         names, there = self.population.names, self.transport.present()
-        wrong = {client: "not connected" for client in clients}
+        wrong = dict.fromkeys(clients, "not connected")
         end = time.monotonic() + (self.terms.patience if patience is None else patience)
 
         def taker(client: int) -> Callable[[dict[str, Any], Tensors, str], None]:
@@ -222,11 +223,13 @@ class Fleet:
     def finish(self) -> None:
         """Let the clients that are there keep what their own models are made of."""
         everyone = range(self.population.clients)
-        self.survey("last", everyone, lambda c: self._now(c, {}, whole=True), lambda c, head: None)  # noqa: ARG005
+        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), lambda c, head: None)  # noqa: ARG005
 
-    def _now(self, client: int, head: Mapping[str, Any], whole: bool) -> tuple[dict[str, Any], Body]:
+    def _about(
+        self, state: State, client: int, head: Mapping[str, Any], whole: bool
+    ) -> tuple[dict[str, Any], Body]:
         """Return a request about the server's model as it is now."""
-        server = self.state.server
+        server = state.server
         return {**head, **self._place(client, server.version)}, self._model(client, server, whole)
 
     # ---- single requests

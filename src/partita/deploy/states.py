@@ -133,7 +133,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def runs_in(folder: Path) -> list[str]:
     """Return the runs of which a client has files, the one that was written to last at the end."""
-    found = [path for path in folder.iterdir() if path.is_dir() and RUN.fullmatch(path.name)]
+    found = [path for path in folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
     return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
 

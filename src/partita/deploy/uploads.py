@@ -51,7 +51,8 @@ def row_of(
 def set_aside(stage: Stage, address: Address, reason: str) -> Row:
     """Return the row of a client of whom nothing can be used."""
     like = tree.map_tensors(torch.zeros_like, stage.upload_like)
-    return Row(*like.payload, like.metrics, *address.state(), reason)
+    delta, extra, sums = like.payload
+    return Row(delta, extra, sums, like.metrics, *address.state(), reason)
 
 
 def read(

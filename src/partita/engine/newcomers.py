@@ -94,7 +94,13 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
         replace(
             stage,
             setup=replace(
-                setup, data=data, clean_data=data, profile=profile, settings=settings, devices=devices
+                setup,
+                data=data,
+                clean_data=data,
+                profile=profile,
+                settings=settings,
+                devices=devices,
+                elsewhere=None,
             ),
             executor=executor,
             spread=None,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from partita.core import check
 from partita.core.types import ClientState, Tensors
+from partita.engine.store.base import Store
 from partita.engine.store.layout import Clients, IntArray, indices
 
 ADDRESS = "address"
@@ -85,8 +86,9 @@ class Addresses:
         numbers = indices(clients, len(self._now), distinct=True)
         self._now[numbers] = states.memory[ADDRESS].numpy()
 
-    def carry(self, before: Addresses) -> None:
-        """Take the addresses of the stage before: a client makes its new state of that one when it is asked."""
+    def carry(self, before: Store) -> None:
+        """Take the addresses of the stage before, of whose states clients make new ones when asked."""
+        assert isinstance(before, Addresses)
         self._now, self._snapshot, self._safe = before._now.copy(), before._snapshot, before._safe
 
     def snapshot(self, round: int) -> Tensors:  # noqa: ARG002

@@ -1,0 +1,38 @@
+"""Every method among real clients has the bits of its simulation: shared, personal and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deployed import (
+    assert_same,
+    bits_of_deployment,
+    bits_of_simulation,
+    deployed,
+    experiment,
+    simulated,
+    without_times,
+)
+
+import partita as pt
+from algorithms.test_every_algorithm import CASES, COHORT, SEED, SINGLE, WORK, Case, make
+from support import each
+
+
+def settings(case: Case) -> dict[str, Any]:
+    model = pt.models.mlp(6, 5, 4, seed=1)
+    schedule = pt.schedule.synchronous()
+    given = {"model": model, "data": SINGLE, "algorithm": make(case.name, case.options), "schedule": schedule}
+    return {**given, "rounds": 2, "cohort": COHORT, "seed": SEED, **WORK["epochs"]}
+
+
+@each("case", CASES.values(), ids=CASES)
+def test_deployed_equals_simulated(case: Case, tmp_path: Path) -> None:
+    made = experiment(**settings(case))
+    alone = simulated(made)
+    run, clients = deployed(made, tmp_path, out=None)
+    assert_same(bits_of_simulation(alone), bits_of_deployment(run, clients))
+    assert without_times(alone) == without_times(run)
+    for i, client in enumerate(clients.values()):
+        assert_same(alone.personalized(i), client.model())
