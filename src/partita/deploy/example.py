@@ -14,7 +14,7 @@ OFFICES = ("amber", "birch", "cedar", "delta", "elm")
 
 def experiment(seed: int = 0) -> Experiment:
     """Return what server and clients have in common; its data are noise in the form of real samples."""
-    noise = np.random.default_rng(0).random((20, 64), dtype=np.float32)
+    noise = np.random.default_rng(0).random((20, 8, 8), dtype=np.float32)
     form = pt.data.from_arrays(noise, np.arange(20) % 10, np.zeros(20, dtype=int), test=0.5)
     return Experiment(
         model=pt.models.mlp(64, 64, 10, seed=seed),

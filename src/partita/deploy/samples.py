@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from partita.data import FederatedData, from_leaf, from_npz
 from partita.deploy.site import SiteFile
 from partita.recipes.experiment import blamed
 
-READERS = {".npz": from_npz, ".json": from_leaf}
+READERS: dict[str, Callable[..., FederatedData]] = {".npz": from_npz, ".json": from_leaf}
 
 
 def samples_of(site: SiteFile, experiment: str) -> FederatedData:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from partita.cli.deploy import check, client, demo, keys, server
+from partita.cli.deploy import check, client, demo, export, keys, server
 
 app = typer.Typer(
-    help="Real clients: the experiment that was simulated, among machines that keep their own data. Begin with "
-    "`partita deploy demo`; docs/deploy.md leads from keys to exported models.",
+    help="Real clients: the experiment that was simulated, among machines that keep their own data. "
+    "Begin with `partita deploy demo`; docs/deploy.md leads from keys to exported models.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -24,3 +24,4 @@ app.command("keys")(keys.keys)
 app.command("check")(check.check_)
 app.command("server")(server.server)
 app.command("client")(client.client)
+app.command("export")(export.export)

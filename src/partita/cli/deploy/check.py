@@ -58,13 +58,20 @@ def _show(facts: Facts, clients: int, cohort: int | None) -> None:
         turns = cohort or clients
         console.print(
             Text(
-                f"A turn of a client: {size(stage.down)} to it, {size(stage.up)} from it. A round of {turns}: "
-                f"{size(turns * stage.down)} and {size(turns * stage.up)}. It keeps {size(stage.state)}.\n"
+                f"A turn of a client: {size(stage.down)} to it, {size(stage.up)} from it. A round of "
+                f"{turns}: {size(turns * stage.down)} and {size(turns * stage.up)}. "
+                f"It keeps {size(stage.state)}.\n"
             )
         )
-    console.print(Text(f"The server refuses replies above {size(facts.reply)}, clients requests above "
-                       f"{size(facts.request)}."))
-    console.print(Text("Scores and losses leave a client only as its site.toml allows; counts of samples do."))
+    console.print(
+        Text(
+            f"The server refuses replies above {size(facts.reply)}, clients requests above "
+            f"{size(facts.request)}."
+        )
+    )
+    console.print(
+        Text("Scores and losses leave a client only as its site.toml allows; counts of samples do.")
+    )
     console.print(Text(f"digest {facts.digest}", style="bold"))
 
 

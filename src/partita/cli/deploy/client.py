@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 import time
 from typing import Annotated, Any
@@ -11,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from partita.cli.deploy.options import Insecure, Quiet, Recipe, Set, SiteFile, experiment_of, logged
+from partita.core import check
 from partita.deploy import Client, Handler
 from partita.deploy import site as sites
 from partita.deploy.board import size
+from partita.deploy.client import bound_to
 from partita.deploy.facts import facts_of
 from partita.deploy.grpc import GrpcClient
 from partita.deploy.samples import samples_of
@@ -28,6 +31,13 @@ def client(
     site: SiteFile,
     set_: Set = None,
     device: Annotated[str, typer.Option(help="cpu or cuda: what this client trains with.")] = "cpu",
+    give_up: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time after which it ends if the server cannot be reached, such as 2h. Default: it waits.",
+        ),
+    ] = None,
     insecure_loopback: Insecure = False,
     quiet: Quiet = False,
 ) -> None:
@@ -44,16 +54,23 @@ def client(
     here = sites.SiteFile.read(site)
     experiment = experiment_of(recipe, set_)
     data = samples_of(here, recipe)
+    facts = facts_of(experiment, experiment.data.clients)
+    largest = int(data.sizes("train").max())
+    bound_to(
+        experiment, data, 1, 0, largest, device
+    )  # samples of another form are refused before anybody is called
     one = Client(experiment, here.name, data, here.folder, site=here.leave, device=device)
-    largest = facts_of(experiment, experiment.data.clients).request
 
     def notice(text: str) -> None:
         LOG.info("%s", text)
 
     keys = None if insecure_loopback else here.credentials
+    patience = math.inf if give_up is None else check.duration("--give-up", give_up)
     with logged(quiet), terminable():
         LOG.info("client %s: %s samples for training, validation and test", here.name, one.sizes)
-        link = GrpcClient(here.server, keys, largest=largest, name=here.name, notice=notice)
+        link = GrpcClient(
+            here.server, keys, largest=facts.request, name=here.name, notice=notice, give_up=patience
+        )
         link.run(Told(one))
         LOG.info("the run is over")
 

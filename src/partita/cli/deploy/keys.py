@@ -16,7 +16,9 @@ PORT = 8443
 def keys(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="New folder for the keys, or one to which clients are added.", parser=path),
+        typer.Argument(
+            metavar="DIR", help="New folder for the keys, or one to which clients are added.", parser=path
+        ),
     ],
     clients: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the clients.")],
     host: Annotated[
@@ -43,7 +45,9 @@ def keys(
     new = [name.strip() for name in clients.split(",") if name.strip()]
     everyone = deployed.make(folder, new, host or (), port=port, days=days)
     typer.echo(f"{folder}/authority   stays here, offline if you can: it admits clients")
-    typer.echo(f"{folder}/server      to the server's machine: keys, and the roster of {len(everyone)} clients")
+    typer.echo(
+        f"{folder}/server      to the server's machine: keys, and the roster of {len(everyone)} clients"
+    )
     for name in new:
         typer.echo(f"{folder}/{name}      to the machine of client {name}: keys, and site.toml to fill in")
     typer.echo(

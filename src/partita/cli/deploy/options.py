@@ -17,6 +17,8 @@ from partita.cli.common import Request
 from partita.cli.options import RunOptions, path
 from partita.recipes import Experiment
 
+MINUTE = 60.0
+
 Recipe = Annotated[
     str,
     typer.Argument(
@@ -38,13 +40,16 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure-loopback",
-        help="Without TLS and keys, for trials: only on 127.0.0.1, where every user of this machine can pose as "
-        "any client.",
+        help="Without TLS and keys, for trials: only on 127.0.0.1, where every user of this machine can "
+        "pose as any client.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write no log; errors are still told.")]
 RosterFile = Annotated[
-    Path, typer.Option("--roster", help="roster.toml, as `partita deploy keys` writes it.", parser=path, metavar="PATH")
+    Path,
+    typer.Option(
+        "--roster", help="roster.toml, as `partita deploy keys` writes it.", parser=path, metavar="PATH"
+    ),
 ]
 SiteFile = Annotated[
     Path,
@@ -63,6 +68,20 @@ def experiment_of(recipe: str, settings: Sequence[str] | None) -> Experiment:
     return request.experiment(request.seeds[0])
 
 
+class Repeated(logging.Filter):
+    """Leaves out a line that was written less than a minute ago, such as that a client is not there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is to be written."""
+        text, now = record.getMessage(), time.monotonic()
+        self._last = {t: when for t, when in self._last.items() if now - when < MINUTE}
+        return self._last.setdefault(text, now) == now
+
+
 @contextlib.contextmanager
 def logged(quiet: bool, *handlers: logging.Handler) -> Iterator[None]:
     """Write what happens to the error stream, line by line, and hand it to further handlers."""
@@ -71,6 +90,7 @@ def logged(quiet: bool, *handlers: logging.Handler) -> Iterator[None]:
     lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
     lines.formatter.converter = time.gmtime  # type: ignore[union-attr]
     lines.setLevel(logging.ERROR if quiet else logging.INFO)
+    lines.addFilter(Repeated())
     log.setLevel(logging.INFO)
     used = [lines, *handlers]
     for handler in used:

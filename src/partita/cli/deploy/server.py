@@ -31,9 +31,7 @@ LOG = logging.getLogger("partita")
 def server(
     recipe: Recipe,
     roster: RosterFile,
-    out: Annotated[
-        Path, typer.Option(help="New or empty folder for the run.", parser=path, metavar="PATH")
-    ],
+    out: Annotated[Path, typer.Option(help="New or empty folder for the run.", parser=path, metavar="PATH")],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients connect: 0.0.0.0 is every network.")
     ] = "127.0.0.1:8443",
@@ -61,7 +59,8 @@ def server(
         str, typer.Option(metavar="TIME", help="Time to wait until all clients are there.")
     ] = "10min",
     status: Annotated[
-        int, typer.Option(metavar="PORT", help="Port of the status page on 127.0.0.1; 0 for any that is free.")
+        int,
+        typer.Option(metavar="PORT", help="Port of the status page on 127.0.0.1; 0 for any that is free."),
     ] = 0,
     set_: Set = None,
     insecure_loopback: Insecure = False,
@@ -124,7 +123,13 @@ def train(
                 LOG.info("listening on %s:%d for %d clients", where, transport.port, len(names))
                 LOG.info("status page: %s", page.address)
                 run = serve(
-                    experiment, list(names), transport, out, callbacks=[board, Rounds()], progress=False, **terms
+                    experiment,
+                    list(names),
+                    transport,
+                    out,
+                    callbacks=[board, Rounds()],
+                    progress=False,
+                    **terms,
                 )
         finally:
             page.close()
@@ -157,7 +162,9 @@ class Rounds(Callback):
 
     def start(self, what: str, round: int, rounds: int) -> None:
         """Say what begins."""
-        LOG.info("%s: %s round %d of %d", what, "begins with" if round == 0 else "goes on after", round, rounds)
+        LOG.info(
+            "%s: %s round %d of %d", what, "begins with" if round == 0 else "goes on after", round, rounds
+        )
 
     def round(self, event: Event) -> None:
         """Say how far it is."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import queue
 import random
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,10 @@ class GrpcClient:
     """A client's connection to its server: `run(handler)` answers requests until the run is over.
 
     A request that is here stays here when the link breaks: it is not sent again, and neither is its reply
-    computed again. `largest` is the size of the largest request that is taken.
+    computed again.
+
+    largest  bytes of the largest request that is taken
+    give_up  seconds without a server after which it ends
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class GrpcClient:
         *,
         largest: int,
         name: str = "",
+        give_up: float = math.inf,
         notice: Callable[[str], None] = lambda text: None,  # noqa: ARG005
     ) -> None:
         self.host, self.port = tls.address("server", address)
@@ -44,8 +50,9 @@ class GrpcClient:
         self.largest, self.name, self.notice = largest, name, notice
         self._grpc = tls.library("grpc.aio") and tls.library("grpc")
         self._credentials = credentials
+        self._give_up = give_up
         self._instance = secrets.token_hex(8)
-        self._session = ""
+        self._session, self._welcome = "", False
         self._most = 0
         self._work: queue.SimpleQueue[tuple[str, str, bytes] | None] = queue.SimpleQueue()
         self._has: dict[str, bytes | None] = {}
@@ -111,7 +118,7 @@ class GrpcClient:
 
     async def _linked(self, stopped: asyncio.Task[Any]) -> None:
         """Keep a stream to the server, until the run is over or one side refuses the other."""
-        wait, told = SHORTEST, ""
+        wait, told, heard = SHORTEST, "", time.monotonic()
         while not self._stop.is_set():
             stream = asyncio.create_task(self._stream())
             await asyncio.wait((stream, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -123,10 +130,14 @@ class GrpcClient:
             if error is None:
                 if stream.result():
                     return
-                wait, told = SHORTEST, ""
+                wait, told, heard = SHORTEST, "", time.monotonic()
                 self.notice("the server has ended the connection; waiting for it")
             else:
+                if self._welcome:
+                    wait, heard, self._welcome = SHORTEST, time.monotonic(), False
                 told = await self._failed(error, told)
+                if time.monotonic() - heard > self._give_up:
+                    raise self._refused(f"the server could not be reached for {self._give_up:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stopped), wait * random.uniform(0.7, 1.0))
             wait = min(LONGEST, 2 * wait)
@@ -208,7 +219,7 @@ class GrpcClient:
             raise self._refused("its welcome is not one")
         if session != self._session:
             self._has.clear()  # requests of a server that has ended
-        self._session, self._most = session, most
+        self._session, self._most, self._welcome = session, most, True
         self._sent.clear()
         self._wake.set()
 
