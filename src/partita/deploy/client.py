@@ -329,6 +329,9 @@ def received(stage: Stage, head: dict[str, Any], tensors: Tensors) -> ServerStat
     """Return the server as the client knows it: the model that came with a request, and what came beside."""
     shared, extra = part_of(tensors, "shared"), part_of(tensors, "extra")
     like = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
+    version = _integer(head, "version")
+    if "sent" in tensors:
+        shared = stage.channel.unpacked_download(tensors["sent"].numpy().tobytes(), like.shared, version)
     for found, expected, what in ((shared, like.shared, "shared"), (extra, like.extra, "extra")):
         if unknown := set(found) - set(expected):
             raise Malformed(f"{what} with {printable(min(unknown))}")
@@ -336,7 +339,7 @@ def received(stage: Stage, head: dict[str, Any], tensors: Tensors) -> ServerStat
         {k: shared[k] for k in like.shared if k in shared},
         {},
         {k: extra[k] for k in like.extra if k in extra},
-        _integer(head, "version"),
+        version,
     )
 
 

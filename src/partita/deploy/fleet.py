@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 
-from partita.core.types import Cohort, Download, Group, ServerState, Tensors
+from partita.core.types import Download, Group, ServerState, Tensors
 from partita.data import Population
 from partita.data.population import SPLITS
 from partita.deploy.clocks import live
@@ -93,7 +94,7 @@ class Fleet:
         self.stage: Stage
         self.state: State
         self._initials: dict[int, Tensors] = {}
-        self._bodies: dict[tuple[int, int], Body] = {}
+        self._bodies: dict[tuple[int, int, bool], Body] = {}
 
     # ---- what the engine asks for
 
@@ -157,7 +158,7 @@ class Fleet:
             state.pending[client] = row
 
         head = {"event": event, "nonce": new.nonce, **self._place(client, server.version)}
-        self._send("train", client, head, self._model(client, server, False), most_bytes(stage), take)
+        self._send("train", client, head, self._model(client, server, exact=False), most_bytes(stage), take)
 
     def give_up(self, clients: Iterable[int]) -> None:
         """Wait no more for the uploads of these clients."""
@@ -230,7 +231,7 @@ class Fleet:
     ) -> tuple[dict[str, Any], Body]:
         """Return a request about the server's model as it is now."""
         server = state.server
-        return {**head, **self._place(client, server.version)}, self._model(client, server, whole)
+        return {**head, **self._place(client, server.version)}, self._model(client, server, whole=whole)
 
     # ---- single requests
 
@@ -243,25 +244,27 @@ class Fleet:
         address, kept = state.store.of(client), state.store.needed(client)
         return {**head, "address": list(address) if address.exists else None, "kept": [list(a) for a in kept]}
 
-    def _model(self, client: int, server: ServerState, whole: bool) -> Body:
-        """Return a model as this client receives it: all of it, or the part that its device holds."""
+    def _model(self, client: int, server: ServerState, *, whole: bool = False, exact: bool = True) -> Body:
+        """Return a model as this client receives it: all of it, or the part that its device holds.
+
+        exact  whether it is the server's; else it has passed the transforms of downloads, as in training
+        """
         stage, devices = self.stage, self.stage.setup.devices
-        kind = int(devices.class_of[client])
-        whole = (
-            whole
-            or devices.complete[kind]
-            or bool(set(stage.partition.shared) & set(stage.partition.personal))
-        )
-        key = (server.version, -1 if whole else kind)
+        kind, packed = int(devices.class_of[client]), not exact and bool(stage.channel.downloads.transforms)
+        both = set(stage.partition.shared) & set(stage.partition.personal)  # own copies of what it lacks
+        whole = whole or packed or devices.complete[kind] or bool(both)
+        key = (server.version, -1 if whole else kind, packed)
         if key not in self._bodies:
-            group = Group((0,), Download(server.shared, server.extra, server.version))
-            shared = stage.channel.downloaded(Cohort((0,), (group,), (0,), 0.0)).groups[0].download.shared
-            extra = server.extra
-            if not whole:
-                shared, extra = devices.received(kind, shared), devices.held(kind, extra)
             while len(self._bodies) >= MOST_BODIES:
                 del self._bodies[next(iter(self._bodies))]
-            self._bodies[key] = Body.of({**within("shared", shared), **within("extra", extra)})
+            shared, extra = server.shared, server.extra
+            if not whole:
+                shared, extra = devices.received(kind, shared), devices.held(kind, extra)
+            model = within("shared", shared)
+            if packed:
+                data = bytearray(stage.channel.packed_download(shared, server.version))
+                model = {"sent": torch.frombuffer(data, dtype=torch.uint8)}
+            self._bodies[key] = Body.of({**model, **within("extra", extra)})
         return self._bodies[key]
 
     def _send(
