@@ -32,7 +32,7 @@ from partita.engine.evaluate import personal_model, scored
 from partita.engine.loop import execute
 from partita.engine.model.augmenting import prepared
 from partita.engine.model.padding import for_metrics
-from partita.engine.newcomers import fitted
+from partita.engine.newcomers import Arrival, arrive, fitted, usual_effort
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage, bind
 from partita.engine.state import State
@@ -134,6 +134,9 @@ class Client:
         turn = self._turn(bound, states, head, tensors, _integer(head, "stage"), address)
         settings = turn.stage.setup.settings
         with arithmetic(settings.precision, settings.deterministic):
+            if head.get("kind") == "arrive":
+                arrival = turn.arrived(self.data)
+                return personal_model(arrival.stage, arrival.state, 0)
             return personal_model(turn.stage, turn.state, bound.number)
 
     def export(self, path: str | Path) -> Path:
@@ -161,13 +164,16 @@ class Client:
         first = address.stage + 1 if address.exists else number
         if lacking := states.lacks(n for n in range(max(1, first), number + 1)):
             return {"kind": "lacks", "stages": lacking}, EMPTY
-        if kind == "last":
+        if kind in ("last", "arrive"):
             states.save_last(head, tensors)
             states.prune(*_kept(head))
+        if kind == "last":
             return {"kind": "last"}, EMPTY
         turn = self._turn(bound, states, head, tensors, number, address)
+        if kind == "arrive":
+            return turn.come(self.data, self._allows)
         if kind == "train":
-            return turn.train()
+            return turn.train(self._allows)
         if kind == "score":
             return turn.score(self._allows)
         raise Malformed(f"a request of kind {printable(kind)}")
@@ -220,7 +226,24 @@ class Turn(NamedTuple):
     states: States
     head: dict[str, Any]
 
-    def train(self) -> tuple[dict[str, Any], Body]:
+    def arrived(self, data: FederatedData) -> Arrival:
+        """Return this client as one that comes later, with a part of its own by the method's rule."""
+        turns = max(1, _integer(self.head, "turns"))
+        effort = usual_effort(self.stage, self.state)._replace(rounds=turns)
+        return arrive(self.stage, self.state, data, effort)
+
+    def come(self, data: FederatedData, allows: Callable[[str], bool]) -> tuple[dict[str, Any], Body]:
+        """Come after training, and say how good the model is, as far as that may leave."""
+        settings = self.stage.setup.settings
+        with arithmetic(settings.precision, settings.deterministic):
+            arrival = self.arrived(data)
+            if not allows("test"):
+                return {"kind": "arrived", "scores": {}}, EMPTY
+            model = "personal" if arrival.stage.has_personal else "global"
+            found = scored(arrival.stage, arrival.state, model)
+        return {"kind": "arrived", "scores": {k: float(v[0]) for k, v in found.scores.items()}}, EMPTY
+
+    def train(self, allows: Callable[[str], bool]) -> tuple[dict[str, Any], Body]:
         """Train; the new state is on disk before anybody hears of it."""
         stage, state, head, number = self.stage, self.state, self.head, self.bound.number
         event, nonce = _integer(head, "event"), _integer(head, "nonce")
@@ -234,7 +257,10 @@ class Turn(NamedTuple):
         if stage.keeps_state:
             self.states.save(Address(stage.number, event, nonce), tree.row(new, 0))
         self.states.prune(*_kept(head))
-        body = Body.of(sent(stage, number, tree.row(uploads._replace(client=None, weight=None), 0)))
+        upload = tree.row(uploads._replace(client=None, weight=None), 0)
+        if not allows(TRAIN_LOSS):  # as if there had been no step, of whose loss one could tell
+            upload = upload._replace(metrics=tree.zeros_like(upload.metrics))
+        body = Body.of(sent(stage, number, upload))
         stage.release(())
         return {"kind": "upload"}, body
 

@@ -7,6 +7,7 @@ for, and how many steps it takes, follows from the samples that it was enrolled 
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
@@ -27,6 +28,7 @@ from partita.deploy.states import write_private
 from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
 from partita.deploy.wire import Body, Malformed, pack, printable, unpack, within
+from partita.engine.newcomers import usual_effort
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
@@ -91,6 +93,7 @@ class Fleet:
         self.numbers = {name: i for i, name in enumerate(population.names)}
         self.requests: dict[str, Request] = {}
         self.ignored = self.bytes_up = self.bytes_down = 0
+        self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
         self.state: State
         self._initials: dict[int, Tensors] = {}
@@ -133,6 +136,7 @@ class Fleet:
 
         asked = {"model": model, "split": split, "every_sample": every_sample}
         clients = np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist()
+        self._welcome()
         self.survey("score", clients, lambda c: self._about(state, c, asked, model == "global"), take)
         return Scored(scores, loss, {})
 
@@ -222,9 +226,13 @@ class Fleet:
         return wrong
 
     def finish(self) -> None:
-        """Let the clients that are there keep what their own models are made of."""
+        """Let the clients that are there keep what their own models are made of, and so new ones."""
         everyone = range(self.population.clients)
-        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), lambda c, head: None)  # noqa: ARG005
+        self._welcome()
+        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), _unused)
+        end = time.monotonic() + self.terms.patience
+        while self._are_coming() and (left := end - time.monotonic()) > 0:
+            self.wait(min(1.0, left))
 
     def _about(
         self, state: State, client: int, head: Mapping[str, Any], whole: bool
@@ -232,6 +240,32 @@ class Fleet:
         """Return a request about the server's model as it is now."""
         server = state.server
         return {**head, **self._place(client, server.version)}, self._model(client, server, whole=whole)
+
+    # ---- clients that come while the run goes on
+
+    def _welcome(self) -> None:
+        """Send the model as it is to clients that have come later: the method's rule gives them their own."""
+        server, state = self.state.server, self.state
+        strangers = self.transport.present() - self.numbers.keys()
+        for name in sorted(
+            n for n in strangers if self.newcomers.get(n, {}).get("version") != server.version
+        ):
+            self.newcomers[name] = {**self.newcomers.get(name, {}), "version": server.version}
+            turns = usual_effort(self.stage, state).rounds
+            place = {"stage": self.stage.number, "stage_start": state.stage_start, "version": server.version}
+            body = Body.of({**within("shared", server.shared), **within("extra", server.extra)})
+            head = {**place, "turns": turns, **self._common(0)}
+            self._dispatch("arrive", -1, name, head, body, SLACK, functools.partial(self._arrived, name))
+
+    def _are_coming(self) -> bool:
+        return any(request.head["kind"] == "arrive" for request in self.requests.values())
+
+    def _arrived(self, name: str, head: dict[str, Any], tensors: Tensors, fault: str) -> None:  # noqa: ARG002
+        """Note what a client has said that came later."""
+        names = [m.name for m in self.stage.setup.profile.metrics]
+        scores, _ = scores_of(head, names)
+        self.newcomers[name] |= {"fault": fault} if fault else {"scores": scores, "fault": ""}
+        LOG.info("new client %s: %s", name, fault or scores)
 
     # ---- single requests
 
@@ -277,21 +311,31 @@ class Fleet:
         taken: Callable[[dict[str, Any], Tensors, str], None],
         again: int = 0,
     ) -> str:
-        """Send a request, and return its number."""
-        number, population = secrets.token_hex(16), self.population
-        sizes = [int(population.sizes(split)[client]) for split in ("train", "validation", "test")]
-        head = {
-            **head,
-            "kind": kind,
-            "id": number,
-            "run": self.run,
-            "digest": self.digest,
-            "clients": population.clients,
-            "number": client,
-            "largest": int(population.n_train.max()),
-            "sizes": sizes,
-        }
-        name, message = population.names[client], pack(head, body)
+        """Send a client of the run a request, and return its number."""
+        sizes = [int(self.population.sizes(split)[client]) for split in SPLITS]
+        head = {**head, **self._common(client), "sizes": sizes}
+        return self._dispatch(kind, client, self.population.names[client], head, body, limit, taken, again)
+
+    def _common(self, client: int) -> dict[str, Any]:
+        """Return what requests say of the run, and of a client's place in it."""
+        population = self.population
+        largest = int(population.n_train.max())
+        return {"digest": self.digest, "clients": population.clients, "number": client, "largest": largest}
+
+    def _dispatch(
+        self,
+        kind: str,
+        client: int,
+        name: str,
+        head: Mapping[str, Any],
+        body: Body,
+        limit: int,
+        taken: Callable[[dict[str, Any], Tensors, str], None],
+        again: int = 0,
+    ) -> str:
+        number = secrets.token_hex(16)
+        head = {**head, "kind": kind, "id": number, "run": self.run}
+        message = pack(head, body)
         self.requests[number] = Request(client, name, head, body, limit, taken, again=again)
         self.bytes_down += len(message)
         self.transport.send(name, number, message)
@@ -327,11 +371,12 @@ class Fleet:
         known = [n for n in numbers if type(n) is int and 1 <= n <= self.stage.number]
         if not known or len(known) != len(numbers) or request.again >= MOST_ASKED_AGAIN:
             return "it lacks what nobody has"
+        client, name, head = request.client, request.name, request.head
         for number in known:
             body = Body.of(within("initial", self._initial(number)))
-            self._send("stage", request.client, {"stage": number}, body, SLACK, _ignored)
-        kind, again = request.head["kind"], request.again + 1
-        self._send(kind, request.client, request.head, request.body, request.limit, request.taken, again)
+            self._dispatch("stage", client, name, {**head, "stage": number}, body, SLACK, _ignored)
+        again = request.again + 1
+        self._dispatch(head["kind"], client, name, head, request.body, request.limit, request.taken, again)
         return ""
 
     def _initial(self, number: int) -> Tensors:
@@ -350,6 +395,7 @@ KINDS = {
     "score": "scores",
     "stage": "stage",
     "last": "last",
+    "arrive": "arrived",
 }
 """What a request of each kind is answered with."""
 
@@ -372,6 +418,10 @@ def _read(arrival: Arrival, request: Request) -> tuple[dict[str, Any], Tensors, 
 def _text(value: object) -> str:
     """Return a line of printable characters of what came from outside."""
     return "".join(c if c.isprintable() else "?" for c in str(value)[:200])
+
+
+def _unused(client: int, head: dict[str, Any]) -> None:
+    """Do nothing with a good reply."""
 
 
 def _ignored(head: dict[str, Any], tensors: Tensors, fault: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from partita.deploy.transport import Arrival, Handler
+
+PAUSE_SECONDS = 0.01
 
 
 class Local:
@@ -29,10 +32,12 @@ class Local:
         """Forget a request, if it was not worked yet."""
         self._queue = [item for item in self._queue if item[:2] != (name, request)]
 
-    def receive(self, timeout: float) -> list[Arrival]:  # noqa: ARG002 (nobody needs to wait)
+    def receive(self, timeout: float) -> list[Arrival]:
         """Let clients work all that was asked of them, and return the replies."""
         queue, self._queue = self._queue, []
         there = [item for item in queue if item[0] in self.clients]
+        if not there:
+            time.sleep(min(timeout, PAUSE_SECONDS))  # something else may happen meanwhile
         self._queue = [item for item in queue if item[0] not in self.clients]
         return [Arrival(name, request, self.clients[name].handle(body)) for name, request, body in there]
 
