@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +23,11 @@ from partita.core.types import Download, Group, ServerState, Tensors
 from partita.data import Population
 from partita.data.population import SPLITS
 from partita.deploy.clocks import live
+from partita.deploy.replies import Request, ignored, read_reply, unused
 from partita.deploy.states import write_private
 from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
-from partita.deploy.wire import Body, Malformed, pack, printable, unpack, within
+from partita.deploy.wire import Body, pack, within
 from partita.engine.newcomers import usual_effort
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
@@ -41,6 +41,8 @@ LOG = logging.getLogger("partita")
 
 RUN_FILE = "run.json"
 NONCES = 1 << 62
+MOST_BODIES = 8
+"""Models that are kept as they are sent, for the clients that are still to receive them."""
 MOST_ASKED_AGAIN = 2
 """How often a client is sent what it lacks, and asked again, before that is a fault."""
 
@@ -57,23 +59,6 @@ class Terms(NamedTuple):
     deadline: float | None = None
     quorum: int | float | None = None
     patience: float = 60.0
-
-
-@dataclass
-class Request:
-    """One request that is waited for.
-
-    taken  is called with the head and the tensors of its reply, or with what is wrong with it
-    """
-
-    client: int
-    name: str
-    head: dict[str, Any]
-    body: Body
-    limit: int
-    taken: Callable[[dict[str, Any], Tensors, str], None]
-    asked: float = field(default_factory=time.monotonic)
-    again: int = 0
 
 
 class Fleet:
@@ -229,7 +214,7 @@ class Fleet:
         """Let the clients that are there keep what their own models are made of, and so new ones."""
         everyone = range(self.population.clients)
         self._welcome()
-        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), _unused)
+        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), unused)
         end = time.monotonic() + self.terms.patience
         while self._are_coming() and (left := end - time.monotonic()) > 0:
             self.wait(min(1.0, left))
@@ -356,13 +341,11 @@ class Fleet:
             self.ignored += 1
             return
         del self.requests[arrival.request]
-        head, tensors, fault = _read(arrival, request)
-        if head.get("kind") == "lacks" and not fault:
+        head, tensors, fault = read_reply(arrival, request)
+        if not fault and head["kind"] == "lacks":
             fault = self._sent_again(request, head.get("stages"))
             if not fault:
                 return
-        elif not fault and head.get("kind") != KINDS[request.head["kind"]]:
-            fault = f"a reply of kind {printable(head.get('kind'))}"
         request.taken(head, tensors, fault)
 
     def _sent_again(self, request: Request, stages: Any) -> str:
@@ -374,7 +357,7 @@ class Fleet:
         client, name, head = request.client, request.name, request.head
         for number in known:
             body = Body.of(within("initial", self._initial(number)))
-            self._dispatch("stage", client, name, {**head, "stage": number}, body, SLACK, _ignored)
+            self._dispatch("stage", client, name, {**head, "stage": number}, body, SLACK, ignored)
         again = request.again + 1
         self._dispatch(head["kind"], client, name, head, request.body, request.limit, request.taken, again)
         return ""
@@ -385,44 +368,3 @@ class Fleet:
             assert self.folder is not None
             self._initials[number] = load_file(self.folder / f"{number}.safetensors")
         return self._initials[number]
-
-
-MOST_BODIES = 8
-KINDS = {
-    "hello": "hello",
-    "check": "check",
-    "train": "upload",
-    "score": "scores",
-    "stage": "stage",
-    "last": "last",
-    "arrive": "arrived",
-}
-"""What a request of each kind is answered with."""
-
-
-def _read(arrival: Arrival, request: Request) -> tuple[dict[str, Any], Tensors, str]:
-    """Return the head and the tensors of a reply, and what is wrong with it ('': nothing)."""
-    if not arrival.body:
-        return {}, {}, "a reply that is too large, or broken"
-    try:
-        head, tensors = unpack(arrival.body, request.limit)
-    except Malformed as error:
-        return {}, {}, str(error)
-    if head.get("id") != request.head["id"] or head.get("run") != request.head["run"]:
-        return {}, {}, "a reply to another request"
-    if head.get("kind") == "error":
-        return {}, {}, f"error there: {_text(head.get('why'))}"
-    return head, tensors, ""
-
-
-def _text(value: object) -> str:
-    """Return a line of printable characters of what came from outside."""
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:200])
-
-
-def _unused(client: int, head: dict[str, Any]) -> None:
-    """Do nothing with a good reply."""
-
-
-def _ignored(head: dict[str, Any], tensors: Tensors, fault: str) -> None:
-    """Do nothing with a reply."""
