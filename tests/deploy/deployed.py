@@ -15,6 +15,7 @@ from partita.core.types import ClientState
 from partita.data import FederatedData
 from partita.deploy import Arrival, Client, Local, serve
 from partita.deploy.states import States
+from partita.deploy.turn import begun
 from partita.engine.store.addresses import Addresses
 from partita.recipes.experiment import Experiment
 
@@ -82,8 +83,6 @@ def bits_of_deployment(run: pt.Run, clients: Mapping[str, Client]) -> Bits:
 
 def state_of(client: Client, run: pt.Run, number: int) -> ClientState:
     """Return what a client begins its next turn with, from its own disk."""
-    from partita.deploy.client import begun
-
     assert run.outcome is not None
     assert isinstance(run.store, Addresses)
     folder = next(path for path in client.folder.iterdir())

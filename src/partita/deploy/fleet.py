@@ -7,25 +7,28 @@ for, and how many steps it takes, follows from the samples that it was enrolled 
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 
-from partita.core.types import Cohort, Download, Group, ServerState, Tensors
+from partita.core.types import Download, Group, ServerState, Tensors
 from partita.data import Population
 from partita.data.population import SPLITS
 from partita.deploy.clocks import live
+from partita.deploy.replies import Request, ignored, read_reply, unused
 from partita.deploy.states import write_private
 from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
-from partita.deploy.wire import Body, Malformed, pack, printable, unpack, within
+from partita.deploy.wire import Body, pack, within
+from partita.engine.newcomers import usual_effort
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
@@ -38,6 +41,8 @@ LOG = logging.getLogger("partita")
 
 RUN_FILE = "run.json"
 NONCES = 1 << 62
+MOST_BODIES = 8
+"""Models that are kept as they are sent, for the clients that are still to receive them."""
 MOST_ASKED_AGAIN = 2
 """How often a client is sent what it lacks, and asked again, before that is a fault."""
 
@@ -54,23 +59,6 @@ class Terms(NamedTuple):
     deadline: float | None = None
     quorum: int | float | None = None
     patience: float = 60.0
-
-
-@dataclass
-class Request:
-    """One request that is waited for.
-
-    taken  is called with the head and the tensors of its reply, or with what is wrong with it
-    """
-
-    client: int
-    name: str
-    head: dict[str, Any]
-    body: Body
-    limit: int
-    taken: Callable[[dict[str, Any], Tensors, str], None]
-    asked: float = field(default_factory=time.monotonic)
-    again: int = 0
 
 
 class Fleet:
@@ -90,10 +78,11 @@ class Fleet:
         self.numbers = {name: i for i, name in enumerate(population.names)}
         self.requests: dict[str, Request] = {}
         self.ignored = self.bytes_up = self.bytes_down = 0
+        self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
         self.state: State
         self._initials: dict[int, Tensors] = {}
-        self._bodies: dict[tuple[int, int], Body] = {}
+        self._bodies: dict[tuple[int, int, bool], Body] = {}
 
     # ---- what the engine asks for
 
@@ -132,6 +121,7 @@ class Fleet:
 
         asked = {"model": model, "split": split, "every_sample": every_sample}
         clients = np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist()
+        self._welcome()
         self.survey("score", clients, lambda c: self._about(state, c, asked, model == "global"), take)
         return Scored(scores, loss, {})
 
@@ -157,7 +147,7 @@ class Fleet:
             state.pending[client] = row
 
         head = {"event": event, "nonce": new.nonce, **self._place(client, server.version)}
-        self._send("train", client, head, self._model(client, server, False), most_bytes(stage), take)
+        self._send("train", client, head, self._model(client, server, exact=False), most_bytes(stage), take)
 
     def give_up(self, clients: Iterable[int]) -> None:
         """Wait no more for the uploads of these clients."""
@@ -221,16 +211,46 @@ class Fleet:
         return wrong
 
     def finish(self) -> None:
-        """Let the clients that are there keep what their own models are made of."""
+        """Let the clients that are there keep what their own models are made of, and so new ones."""
         everyone = range(self.population.clients)
-        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), lambda c, head: None)  # noqa: ARG005
+        self._welcome()
+        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), unused)
+        end = time.monotonic() + self.terms.patience
+        while self._are_coming() and (left := end - time.monotonic()) > 0:
+            self.wait(min(1.0, left))
 
     def _about(
         self, state: State, client: int, head: Mapping[str, Any], whole: bool
     ) -> tuple[dict[str, Any], Body]:
         """Return a request about the server's model as it is now."""
         server = state.server
-        return {**head, **self._place(client, server.version)}, self._model(client, server, whole)
+        return {**head, **self._place(client, server.version)}, self._model(client, server, whole=whole)
+
+    # ---- clients that come while the run goes on
+
+    def _welcome(self) -> None:
+        """Send the model as it is to clients that have come later: the method's rule gives them their own."""
+        server, state = self.state.server, self.state
+        strangers = self.transport.present() - self.numbers.keys()
+        for name in sorted(
+            n for n in strangers if self.newcomers.get(n, {}).get("version") != server.version
+        ):
+            self.newcomers[name] = {**self.newcomers.get(name, {}), "version": server.version}
+            turns = usual_effort(self.stage, state).rounds
+            place = {"stage": self.stage.number, "stage_start": state.stage_start, "version": server.version}
+            body = Body.of({**within("shared", server.shared), **within("extra", server.extra)})
+            head = {**place, "turns": turns, **self._common(0)}
+            self._dispatch("arrive", -1, name, head, body, SLACK, functools.partial(self._arrived, name))
+
+    def _are_coming(self) -> bool:
+        return any(request.head["kind"] == "arrive" for request in self.requests.values())
+
+    def _arrived(self, name: str, head: dict[str, Any], tensors: Tensors, fault: str) -> None:  # noqa: ARG002
+        """Note what a client has said that came later."""
+        names = [m.name for m in self.stage.setup.profile.metrics]
+        scores, _ = scores_of(head, names)
+        self.newcomers[name] |= {"fault": fault} if fault else {"scores": scores, "fault": ""}
+        LOG.info("new client %s: %s", name, fault or scores)
 
     # ---- single requests
 
@@ -243,25 +263,27 @@ class Fleet:
         address, kept = state.store.of(client), state.store.needed(client)
         return {**head, "address": list(address) if address.exists else None, "kept": [list(a) for a in kept]}
 
-    def _model(self, client: int, server: ServerState, whole: bool) -> Body:
-        """Return a model as this client receives it: all of it, or the part that its device holds."""
+    def _model(self, client: int, server: ServerState, *, whole: bool = False, exact: bool = True) -> Body:
+        """Return a model as this client receives it: all of it, or the part that its device holds.
+
+        exact  whether it is the server's; else it has passed the transforms of downloads, as in training
+        """
         stage, devices = self.stage, self.stage.setup.devices
-        kind = int(devices.class_of[client])
-        whole = (
-            whole
-            or devices.complete[kind]
-            or bool(set(stage.partition.shared) & set(stage.partition.personal))
-        )
-        key = (server.version, -1 if whole else kind)
+        kind, packed = int(devices.class_of[client]), not exact and bool(stage.channel.downloads.transforms)
+        both = set(stage.partition.shared) & set(stage.partition.personal)  # own copies of what it lacks
+        whole = whole or packed or devices.complete[kind] or bool(both)
+        key = (server.version, -1 if whole else kind, packed)
         if key not in self._bodies:
-            group = Group((0,), Download(server.shared, server.extra, server.version))
-            shared = stage.channel.downloaded(Cohort((0,), (group,), (0,), 0.0)).groups[0].download.shared
-            extra = server.extra
-            if not whole:
-                shared, extra = devices.received(kind, shared), devices.held(kind, extra)
             while len(self._bodies) >= MOST_BODIES:
                 del self._bodies[next(iter(self._bodies))]
-            self._bodies[key] = Body.of({**within("shared", shared), **within("extra", extra)})
+            shared, extra = server.shared, server.extra
+            if not whole:
+                shared, extra = devices.received(kind, shared), devices.held(kind, extra)
+            model = within("shared", shared)
+            if packed:
+                data = bytearray(stage.channel.packed_download(shared, server.version))
+                model = {"sent": torch.frombuffer(data, dtype=torch.uint8)}
+            self._bodies[key] = Body.of({**model, **within("extra", extra)})
         return self._bodies[key]
 
     def _send(
@@ -274,21 +296,31 @@ class Fleet:
         taken: Callable[[dict[str, Any], Tensors, str], None],
         again: int = 0,
     ) -> str:
-        """Send a request, and return its number."""
-        number, population = secrets.token_hex(16), self.population
-        sizes = [int(population.sizes(split)[client]) for split in ("train", "validation", "test")]
-        head = {
-            **head,
-            "kind": kind,
-            "id": number,
-            "run": self.run,
-            "digest": self.digest,
-            "clients": population.clients,
-            "number": client,
-            "largest": int(population.n_train.max()),
-            "sizes": sizes,
-        }
-        name, message = population.names[client], pack(head, body)
+        """Send a client of the run a request, and return its number."""
+        sizes = [int(self.population.sizes(split)[client]) for split in SPLITS]
+        head = {**head, **self._common(client), "sizes": sizes}
+        return self._dispatch(kind, client, self.population.names[client], head, body, limit, taken, again)
+
+    def _common(self, client: int) -> dict[str, Any]:
+        """Return what requests say of the run, and of a client's place in it."""
+        population = self.population
+        largest = int(population.n_train.max())
+        return {"digest": self.digest, "clients": population.clients, "number": client, "largest": largest}
+
+    def _dispatch(
+        self,
+        kind: str,
+        client: int,
+        name: str,
+        head: Mapping[str, Any],
+        body: Body,
+        limit: int,
+        taken: Callable[[dict[str, Any], Tensors, str], None],
+        again: int = 0,
+    ) -> str:
+        number = secrets.token_hex(16)
+        head = {**head, "kind": kind, "id": number, "run": self.run}
+        message = pack(head, body)
         self.requests[number] = Request(client, name, head, body, limit, taken, again=again)
         self.bytes_down += len(message)
         self.transport.send(name, number, message)
@@ -309,13 +341,11 @@ class Fleet:
             self.ignored += 1
             return
         del self.requests[arrival.request]
-        head, tensors, fault = _read(arrival, request)
-        if head.get("kind") == "lacks" and not fault:
+        head, tensors, fault = read_reply(arrival, request)
+        if not fault and head["kind"] == "lacks":
             fault = self._sent_again(request, head.get("stages"))
             if not fault:
                 return
-        elif not fault and head.get("kind") != KINDS[request.head["kind"]]:
-            fault = f"a reply of kind {printable(head.get('kind'))}"
         request.taken(head, tensors, fault)
 
     def _sent_again(self, request: Request, stages: Any) -> str:
@@ -324,11 +354,12 @@ class Fleet:
         known = [n for n in numbers if type(n) is int and 1 <= n <= self.stage.number]
         if not known or len(known) != len(numbers) or request.again >= MOST_ASKED_AGAIN:
             return "it lacks what nobody has"
+        client, name, head = request.client, request.name, request.head
         for number in known:
             body = Body.of(within("initial", self._initial(number)))
-            self._send("stage", request.client, {"stage": number}, body, SLACK, _ignored)
-        kind, again = request.head["kind"], request.again + 1
-        self._send(kind, request.client, request.head, request.body, request.limit, request.taken, again)
+            self._dispatch("stage", client, name, {**head, "stage": number}, body, SLACK, ignored)
+        again = request.again + 1
+        self._dispatch(head["kind"], client, name, head, request.body, request.limit, request.taken, again)
         return ""
 
     def _initial(self, number: int) -> Tensors:
@@ -337,39 +368,3 @@ class Fleet:
             assert self.folder is not None
             self._initials[number] = load_file(self.folder / f"{number}.safetensors")
         return self._initials[number]
-
-
-MOST_BODIES = 8
-KINDS = {
-    "hello": "hello",
-    "check": "check",
-    "train": "upload",
-    "score": "scores",
-    "stage": "stage",
-    "last": "last",
-}
-"""What a request of each kind is answered with."""
-
-
-def _read(arrival: Arrival, request: Request) -> tuple[dict[str, Any], Tensors, str]:
-    """Return the head and the tensors of a reply, and what is wrong with it ('': nothing)."""
-    if not arrival.body:
-        return {}, {}, "a reply that is too large, or broken"
-    try:
-        head, tensors = unpack(arrival.body, request.limit)
-    except Malformed as error:
-        return {}, {}, str(error)
-    if head.get("id") != request.head["id"] or head.get("run") != request.head["run"]:
-        return {}, {}, "a reply to another request"
-    if head.get("kind") == "error":
-        return {}, {}, f"error there: {_text(head.get('why'))}"
-    return head, tensors, ""
-
-
-def _text(value: object) -> str:
-    """Return a line of printable characters of what came from outside."""
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:200])
-
-
-def _ignored(head: dict[str, Any], tensors: Tensors, fault: str) -> None:
-    """Do nothing with a reply."""

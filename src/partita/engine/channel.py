@@ -347,12 +347,31 @@ class Channel:
         return cohort._replace(groups=tuple(map(self._received, cohort.groups)))
 
     def _received(self, group: Group) -> Group:
-        shared = group.download.shared
+        download = group.download
+        sent, given, key = self._download(download.shared, download.version)
+        received, _ = upload_of(self.downloads.decode(sent, given, key), Upload(download.shared))
+        return group._replace(download=download._replace(shared=received.delta))
+
+    def packed_download(self, shared: Tensors, version: int) -> bytes:
+        """Return the bytes of a model on its way to clients."""
+        return codec.pack(self._download(shared, version)[0], self._download_layout(shared))
+
+    def unpacked_download(self, data: bytes | memoryview, like: Tensors, version: int) -> Tensors:
+        """Return the model that these bytes are of, in the shapes of `like`."""
+        _, given, key = self._download(like, version)  # of which shapes are looked at
+        sent = codec.unpack(data, self._download_layout(like), key.device)
+        return upload_of(self.downloads.decode(sent, given, key), Upload(like))[0].delta
+
+    def _download(self, shared: Tensors, version: int) -> tuple[Message, list[Message], Tensor]:
+        """Return what is sent of a model, what each transform was given, and the key of its draws."""
         message = message_of(Upload(shared), self.statistics)
-        key = draws.key(0, "download", group.download.version, device=next(iter(shared.values())).device)
+        key = draws.key(0, "download", version, device=next(iter(shared.values())).device)
         _, sent, given = self.downloads.send(message, [{}] * len(self.downloads.transforms), key, {})
-        received, _ = upload_of(self.downloads.decode(sent, given, key), Upload(shared))
-        return group._replace(download=group.download._replace(shared=received.delta))
+        return sent, given, key
+
+    def _download_layout(self, shared: Tensors) -> codec.Entries:
+        message = message_of(Upload(shared), self.statistics)
+        return self.downloads.layout(message, [{}] * len(self.downloads.transforms))
 
 
 def _as_sent(message: Message, before: Upload) -> Upload:
