@@ -16,10 +16,10 @@ from partita.core import check
 from partita.deploy import Client, Handler
 from partita.deploy import site as sites
 from partita.deploy.board import size
-from partita.deploy.client import bound_to
 from partita.deploy.facts import facts_of
 from partita.deploy.grpc import GrpcClient
 from partita.deploy.samples import samples_of
+from partita.deploy.turn import bound_to
 from partita.engine.stopping import terminable
 
 LOG = logging.getLogger("partita")
