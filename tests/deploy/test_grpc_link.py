@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 from cable import Echo, Gate, Net, credentials, hello, raw, replies, until
 
 from partita.core.check import Refused
+from partita.deploy import keys as deployed
+from partita.deploy import roster
 from partita.deploy.grpc import frames, tls
 from support import each
 
@@ -182,3 +186,25 @@ def test_a_handler_that_fails_answers_all_the_same(net: Net) -> None:
     transport.send("a", "two", b"two")
     assert replies(transport, 2) == [("a", "one", b""), ("a", "two", b"two")]
     assert any("No space left" in text for text in net.said)
+
+
+def test_a_roster_that_changes(net: Net, tmp_path: Path) -> None:
+    """Who is added is admitted at once, who is removed is dismissed; the others do not notice."""
+    own = tmp_path / "keys"
+    shutil.copytree(net.keys, own)
+    transport = net.server()
+    stays, goes = (net.client(name, transport.port, Echo()) for name in "ab")
+    until(lambda: transport.present() == {"a", "b"})
+    deployed.make(own, ["d"])
+    pinned = roster.read(own / "server" / roster.FILE)
+    transport.revise({name: key for name, key in pinned.items() if name != "b"})
+    error = goes.end()
+    assert isinstance(error, Refused)
+    assert "not on its roster any more" in str(error)
+    net.client("d", transport.port, Echo(), credentials=credentials(own, "d"))
+    until(lambda: transport.present() == {"a", "d"})
+    for name in "ad":
+        transport.send(name, "one", name.encode())
+    assert sorted(replies(transport, 2)) == [("a", "one", b"a"), ("d", "one", b"d")]
+    assert stays.error is None
+    assert isinstance(net.client("b", transport.port, Echo()).end(), Refused)

@@ -55,7 +55,7 @@ def demo(
     file.write_text(inspect.getsource(example))
     server = out / "keys" / "server"
     own = Credentials(*[server / name for name in ("ca.crt", "server.crt", "server.key")])
-    pinned = roster.read(server / roster.FILE)
+    pinned = server / roster.FILE
     with stoppable(out / "run"), processes(file, out / "keys", names):
         run = train(
             experiment_of(str(file), None),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from partita.engine.callbacks import Callback, Event
 from partita.recipes import Experiment
 
 LOG = logging.getLogger("partita")
+LOOK = 2.0  # seconds between two looks at the roster
 
 
 def server(
@@ -73,7 +75,9 @@ def server(
     sends is screened. After a crash, the same command with --resume goes on where the last checkpoint is.
 
     Its keys are server.key, server.crt and ca.crt beside roster.toml. A page that only this machine can open
-    shows who is there; the log says what happens to whom.
+    shows who is there; the log says what happens to whom. Clients that are added to the roster while the run
+    goes on are admitted: they get a model of their own by the method's rule for clients that come later. Who
+    is removed is dismissed.
 
     Example: `partita deploy server experiment.py --roster keys/server/roster.toml --listen 0.0.0.0:8443
     --out runs/first --deadline 10min --quorum 0.8`
@@ -85,19 +89,20 @@ def server(
         "enrolment": check.duration("--enrolment", enrolment),
         "resume": resume,
     }
-    names, keys = rosters.read(roster), None
+    rosters.read(roster)
+    keys = None
     if not insecure_loopback:
         keys = Credentials(*[_key(roster, name) for name in ("ca.crt", "server.crt", "server.key")])
     experiment = experiment_of(recipe, set_)
     with stoppable(out):
-        run = train(experiment, names, listen, keys, out, status=status, quiet=quiet, **terms)
+        run = train(experiment, roster, listen, keys, out, status=status, quiet=quiet, **terms)
     typer.echo(str(run.summary()))
     typer.echo(f"Results in {out}. At a client: partita deploy export")
 
 
 def train(
     experiment: Experiment,
-    names: Mapping[str, str],
+    roster: Path,
     listen: str,
     keys: Credentials | None,
     out: Path,
@@ -107,6 +112,7 @@ def train(
     **terms: Any,
 ) -> Run:
     """Serve an experiment over gRPC, with its status page and its log; clients end when the run is over."""
+    names = rosters.read(roster)
     largest = facts_of(experiment, len(names)).reply
 
     def notice(name: str, text: str) -> None:
@@ -114,6 +120,7 @@ def train(
 
     transport = GrpcTransport(listen, names, keys, largest=largest, notice=notice)
     over = False
+    follower = Follower(roster, transport.revise)
     try:
         board = Board(lambda: traffic(transport))
         page = StatusPage(board, status)
@@ -135,8 +142,41 @@ def train(
             page.close()
         over = True
     finally:
+        follower.close()
         transport.close(over)
     return run
+
+
+class Follower:
+    """Watches a roster from a thread, and hands it on when it has changed."""
+
+    def __init__(self, roster: Path, revised: Callable[[Mapping[str, str]], None]) -> None:
+        self.roster, self.revised = roster, revised
+        self._seen, self._over = self._version(), threading.Event()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._over.set()
+
+    def _version(self) -> tuple[int, int] | None:
+        try:
+            about = self.roster.stat()
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ino
+
+    def _follow(self) -> None:
+        while not self._over.wait(LOOK):
+            version = self._version()
+            if version in (None, self._seen):
+                continue
+            self._seen = version
+            try:
+                self.revised(rosters.read(self.roster))
+                LOG.info("the roster has changed; it has %d clients", len(rosters.read(self.roster)))
+            except (ValueError, OSError) as error:
+                LOG.warning("the roster has changed, and is not followed: %s", error)
 
 
 def traffic(transport: GrpcTransport) -> dict[str, dict[str, Any]]:

@@ -260,6 +260,8 @@ class GrpcClient:
         if why == "replaced":
             allowed = "one process for each client"
             raise check.fail("name", self.name, allowed, "another process with this key has connected")
+        if why == "revoked":
+            raise self._refused("this key is not on its roster any more")
         return why == "over"
 
     def _assembled(self, current: frames.Assembly | None, frame: frames.Frame) -> frames.Assembly:

@@ -43,6 +43,7 @@ class Link:
     """One stream of a client."""
 
     context: Any
+    key: str
     instance: str
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     begun: set[str] = field(default_factory=set)
@@ -147,10 +148,9 @@ class GrpcTransport:
 
     # ---- beside it
 
-    def enrol(self, name: str, key: str) -> None:
-        """Admit one more client."""
-        self._desks.setdefault(name, Desk(name))
-        self._names = {k: n for k, n in self._names.items() if n != name} | {key: name}
+    def revise(self, roster: Mapping[str, str]) -> None:
+        """Follow a roster that has changed: admit new clients, and part from those that it has no more."""
+        self._call(self._revise, dict(roster))
 
     def traffic(self) -> dict[str, Traffic]:
         """Return what has passed between the server and each client."""
@@ -165,6 +165,15 @@ class GrpcTransport:
         desk.requests[request] = body
         if desk.link is not None:
             desk.link.wake.set()
+
+    def _revise(self, roster: dict[str, str]) -> None:
+        for name in roster:
+            self._desks.setdefault(name, Desk(name))
+        self._names = {key: name for name, key in roster.items()}
+        for name, desk in self._desks.items():
+            if desk.link is not None and self._credentials and desk.link.key != roster.get(name):
+                self.notice(name, "is not on the roster any more with this key: its connection is closed")
+                _part(desk.link, "revoked")
 
     def _end(self, over: bool) -> None:
         if over:
@@ -225,7 +234,7 @@ class GrpcTransport:
             await context.abort(refused, f"no hello within {HELLO:g} s")
         except Broken as error:
             await context.abort(self._grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        desk, reason = self._who(context, frame.head)
+        desk, key, reason = self._who(context, frame.head)
         if desk is None:
             self.notice("", f"refused a connection from {context.peer()}: {reason}")
             await context.abort(refused, reason)
@@ -234,7 +243,9 @@ class GrpcTransport:
             await context.abort(self._grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams with this key")
         desk.streams += 1
         try:
-            await self._converse(desk, self._joined(desk, context, frame.head))
+            await self._converse(
+                desk, self._joined(desk, Link(context, key, str(frame.head.get("instance"))), frame.head)
+            )
         except Broken as error:
             self.notice(desk.name, f"broke the protocol ({error}); its connection was closed")
             await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -256,22 +267,21 @@ class GrpcTransport:
         if reader.done() and not reader.cancelled() and isinstance(error := reader.exception(), Broken):
             raise error
 
-    def _who(self, context: Any, hello: dict[str, Any]) -> tuple[Desk | None, str]:
-        """Return the desk of the client that has this key, or why it has none."""
+    def _who(self, context: Any, hello: dict[str, Any]) -> tuple[Desk | None, str, str]:
+        """Return the desk of the client that has this key, and the key; or why it has none."""
         if self._credentials is None:
             name = str(hello.get("name"))[:100]
-            return self._desks.get(name), f"{name!r} is not on the roster"
+            return self._desks.get(name), "", f"{name!r} is not on the roster"
         shown = context.auth_context().get("x509_pem_cert") or [b""]
         try:
             key = tls.fingerprint(shown[0])
         except ValueError:
-            return None, "it showed no certificate"
-        name = self._names.get(key, "")
-        return self._desks.get(name), f"the key {key} is not on the roster"
+            return None, "", "it showed no certificate"
+        return self._desks.get(self._names.get(key, "")), key, f"the key {key} is not on the roster"
 
-    def _joined(self, desk: Desk, context: Any, hello: dict[str, Any]) -> Link:
+    def _joined(self, desk: Desk, link: Link, hello: dict[str, Any]) -> Link:
         """Make a stream the client's. An older one ends; with it its process, if that is another one."""
-        link, old = Link(context, str(hello.get("instance"))), desk.link
+        old = desk.link
         if old is not None:
             other = old.instance != link.instance
             _part(old, "replaced" if other else "again")
@@ -287,7 +297,7 @@ class GrpcTransport:
         desk.link = link
         desk.traffic.connections += 1
         desk.traffic.heard = time.time()
-        self.notice(desk.name, f"connected from {context.peer()}")
+        self.notice(desk.name, f"connected from {link.context.peer()}")
         return link
 
     def _left(self, desk: Desk, link: Link) -> None:
