@@ -260,7 +260,7 @@ def test_random_bodies_are_faults_of_their_client(tmp_path: Path) -> None:
         (number, request), *_ = fleet.requests.items()
         head = {**head_of(valid), "id": number, "event": 1} if body[:8] == valid[:8] else {}
         fleet._take(Arrival(request.name, number, _with_id(body, valid, head)))
-        row = run.outcome.state.pending.pop(1)
+        row = fleet.answers.pop(1)
         assert fleet.requests == {}
         good += not row.rejection
         assert all(bool(torch.isfinite(x).all()) for x in row.delta.values())

@@ -164,9 +164,9 @@ class Client:
 
     def _lacking(self, states: States, run: str, number: int, address: Address) -> list[int]:
         """Return the stages whose first models are needed: this one, and those a state comes through."""
-        first = address.stage + 1 if address.exists else number
-        known = self._stage is not None and self._stage[0] == (run, number)
-        return states.lacks(range(max(1, first), number if known else number + 1))
+        through = range(address.stage + 1, number) if address.exists else range(0)
+        bound = self._stage is not None and self._stage[0] == (run, number)
+        return states.lacks([*through, *([] if bound or not number else [number])])
 
     def _turn(
         self,

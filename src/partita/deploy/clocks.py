@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from partita.core.types import Cohort, ServerState
+from partita.engine.pending import PendingUploads
 from partita.schedule import Running, Schedule, StageSpec
 from partita.schedule.asynchronous import Arrivals, Asynchronous
 from partita.schedule.clock import Clock, Flight
@@ -31,12 +32,17 @@ class Asked(Protocol):
         """Wait no more for the answers of these clients."""
         ...
 
-    def answered(self) -> Collection[int]:
-        """Return who has answered, in the order of their answers; nobody twice."""
+    @property
+    def answers(self) -> PendingUploads:
+        """What has been answered and not been used yet, in the order of arrival."""
         ...
 
     def wait(self, seconds: float) -> None:
         """Wait for an answer, at most so long."""
+        ...
+
+    def hand_over(self, clients: Iterable[int]) -> None:
+        """Give the loop what these clients have answered, as what waits to be used."""
         ...
 
     def gone(self, client: int) -> bool:
@@ -93,13 +99,13 @@ class RealClock(Clock):
 
     def ask_again(self) -> None:
         """Ask those in flight whom a process before this one has asked, and who have not answered it."""
-        here = {*self.told, *self.fleet.answered()}
+        here = {*self.told, *self.fleet.answers}
         self.ask([f for f in sorted(self.flights, key=lambda f: f.number) if f.client not in here])
 
     def arrived(self) -> list[Flight]:
         """Return the flights whose clients have answered, in the order of their answers."""
         flights = {f.client: f for f in self.flights}
-        return [flights[c] for c in self.fleet.answered() if c in flights]
+        return [flights[c] for c in self.fleet.answers if c in flights]
 
     def taken(self, flights: Collection[Flight]) -> list[Flight]:
         """Take these off: they end now. Their clients stay busy until the server has used what they sent."""
@@ -126,11 +132,12 @@ class RealClock(Clock):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has to hold, at this time."""
         self.tick()
-        return super().state()
+        return {**super().state(), "answers": self.fleet.answers.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what a checkpoint holds; the time between was nobody's."""
         super().load_state(state)
+        self.fleet.answers.load_state(state["answers"], "cpu")
         self.begun, self.told = time.monotonic() - self.now, set()
 
 
@@ -154,6 +161,7 @@ class LiveRounds(Rounds):
         clock.fleet.give_up([f.client for f in late])
         clock.free(late)
         cohort = clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, [])
+        clock.fleet.hand_over(cohort.clients)
         return cohort._replace(quorum=self._needed(len(sent)))
 
     @property
@@ -177,8 +185,9 @@ class LiveArrivals(Arrivals):
         assert isinstance(self.clock, RealClock)
         self.clock.ask_again()
         cohort = super().next(server)
-        again = {*cohort.clients, *[f.client for f in self.clock.flights]}  # what they sent late is gone
-        return cohort._replace(late=tuple([c for c in cohort.late if c not in again]))
+        self.clock.fleet.hand_over(cohort.clients)
+        here = set(cohort.clients)  # who was too late, and has answered again since, has sent what is used
+        return cohort._replace(late=tuple([c for c in cohort.late if c not in here]))
 
 
 def live(

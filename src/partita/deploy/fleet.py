@@ -11,7 +11,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
 from partita.deploy.wire import Body, pack, within
 from partita.engine.newcomers import usual_effort
+from partita.engine.pending import PendingUploads
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
@@ -81,6 +82,7 @@ class Fleet:
         self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
         self.state: State
+        self.answers = PendingUploads()
         self._initials: dict[int, Tensors] = {}
         self._bodies: dict[tuple[int, int, bool], Body] = {}
 
@@ -93,6 +95,7 @@ class Fleet:
     def enter(self, stage: Stage, state: State) -> None:
         """Take part in a stage that begins, or that a resumed run goes on with."""
         self.stage, self.state = stage, state
+        self.answers.clear()
         self._bodies.clear()
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,7 +133,7 @@ class Fleet:
     def ask(self, flight: Flight, server: ServerState) -> None:
         """Ask a client to train on this model."""
         stage, state, client = self.stage, self.state, flight.client
-        state.pending.pop(client, None)
+        self.answers.pop(client, None)
         event = flight.event.number
         new = Address(stage.number, event, secrets.randbelow(NONCES))
         group = Group((0,), Download(server.shared, server.extra, server.version), event=event)
@@ -144,7 +147,7 @@ class Fleet:
             )
             if row.rejection:
                 LOG.warning("client %s: %s", self.population.names[client], row.rejection)
-            state.pending[client] = row
+            self.answers[client] = row
 
         head = {"event": event, "nonce": new.nonce, **self._place(client, server.version)}
         self._send("train", client, head, self._model(client, server, exact=False), most_bytes(stage), take)
@@ -154,11 +157,13 @@ class Fleet:
         given_up = set(clients)
         for number, request in list(self.requests.items()):
             if request.client in given_up and request.head["kind"] == "train":
+                LOG.info("client %s: no answer in time", request.name)
                 self._cancel(number)
 
-    def answered(self) -> Collection[int]:
-        """Return who has answered, in the order of their answers."""
-        return list(self.state.pending)
+    def hand_over(self, clients: Iterable[int]) -> None:
+        """Give the loop what these clients have answered, as what waits to be used."""
+        for client in clients:
+            self.state.pending[client] = self.answers.pop(client)
 
     def gone(self, client: int) -> bool:
         """Return whether a client that was asked has been away for too long to be waited for."""

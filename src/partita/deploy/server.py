@@ -27,6 +27,7 @@ from partita.engine.setup import Setup
 from partita.engine.stopping import Interrupt
 from partita.engine.store.addresses import Addresses
 from partita.recipes.experiment import Experiment
+from partita.schedule.synchronous import Synchronous, checked_quorum
 
 LOG = logging.getLogger("partita")
 
@@ -66,7 +67,7 @@ def serve(
     """
     terms = Terms(
         None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
-        quorum,
+        None if quorum is None else checked_quorum("quorum", quorum),
         check.number("patience", patience, low=0, open_low=True),
     )
     folder = None if out is None else check.path("out", out)
@@ -91,6 +92,9 @@ def _setup(experiment: Experiment, fleet: Fleet, **options: Any) -> Setup:
     data = standing_for(experiment.data, fleet.population)
     setup = setup_of(experiment, data, executor=_nowhere, store=Addresses.make, device="cpu", **options)
     quorum = fleet.terms.quorum
+    for plan, schedule in zip(setup.plans, setup.schedules):
+        if isinstance(quorum, int) and isinstance(schedule, Synchronous):
+            check.integer("quorum", quorum, low=1, high=plan.cohort or setup.data.clients)
     if quorum is not None and quorum not in (0, 1) and any(t.release is not None for t in setup.uploads):
         reason = "whether a round counts would depend on a single client"
         raise check.fail("quorum", quorum, "1, with privacy", reason)
