@@ -27,7 +27,7 @@ def die() -> None:
 
 def main() -> None:
     fault, number, file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    handle, told = Client.handle, Rounds.round
+    handle, told, held = Client.handle, Rounds.round, list[bool]()
 
     def faulty(self: Client, body: bytes) -> bytes:
         head = head_of(body)
@@ -37,7 +37,8 @@ def main() -> None:
         reply = handle(self, body)
         if strikes and fault == "after":
             die()
-        if strikes and fault == "hold":
+        if strikes and fault == "hold" and not held:
+            held.append(True)  # once
             file.touch()
             while file.exists():
                 time.sleep(0.01)

@@ -129,9 +129,10 @@ def _enrolled(fleet: Fleet, end: float) -> Population:
 def _agreed(fleet: Fleet, parts: Mapping[str, str], end: float) -> None:
     """Wait until all clients have the experiment of the server."""
     names = fleet.population.names
-    missing = set(range(fleet.population.clients))
+    missing, others = set(range(fleet.population.clients)), dict[int, str]()
 
     def take(client: int, head: Mapping[str, Any]) -> None:
+        others.pop(client, None)
         theirs = head.get("parts")
         different = differing(parts, theirs if isinstance(theirs, dict) else {})
         if different:
@@ -140,9 +141,8 @@ def _agreed(fleet: Fleet, parts: Mapping[str, str], end: float) -> None:
             missing.discard(client)
 
     while missing:
-        others: dict[int, str] = {}
         wrong = fleet.survey("check", sorted(missing), lambda client: ({}, EMPTY), take, _left(end))  # noqa: ARG005
-        wrong |= others
+        wrong |= others  # what a client has said tells more than that it is away now
         if wrong:
             _pause(fleet, end, {names[i]: reason for i, reason in wrong.items()})
 
