@@ -23,7 +23,13 @@ from partita.deploy.turn import bound_to
 from partita.engine.stopping import terminable
 
 LOG = logging.getLogger("partita")
-WORK = {"train": "trained", "score": "scored", "last": "kept the last model", "stage": "kept a stage's model"}
+WORK = {
+    "train": "trained",
+    "score": "scored",
+    "arrive": "made a model of its own",
+    "last": "kept the last model",
+    "stage": "kept a stage's model",
+}
 
 
 def client(
