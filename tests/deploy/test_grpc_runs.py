@@ -1,4 +1,4 @@
-"""Whole runs over gRPC with clients in threads: cut links and other rosters leave the bits of a simulation."""
+"""Whole runs over gRPC with clients in threads: cut links and new rosters leave the bits of a simulation."""
 
 from __future__ import annotations
 
