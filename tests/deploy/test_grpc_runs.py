@@ -7,13 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import small_experiment
 import torch
 from cable import Net, credentials, until
 from safetensors.torch import load_file
 
 from partita import Run
-from partita.core.types import Tensors
 from partita.deploy import Client, Handler, roster, serve
 from partita.deploy import keys as deployed
 from partita.engine.callbacks import Callback, Event
@@ -32,10 +32,6 @@ def simulated() -> Run:
     return made.run(executor="loop", device="cpu", baselines=False, progress=False)
 
 
-def models(clients: dict[str, Client]) -> dict[str, Tensors]:
-    return {name: client.model() for name, client in clients.items()}
-
-
 def assert_simulated(run: Run, clients: dict[str, Client]) -> None:
     for key, value in simulated().shared.items():
         assert torch.equal(run.shared[key], value), key
@@ -43,6 +39,8 @@ def assert_simulated(run: Run, clients: dict[str, Client]) -> None:
         own = simulated().client(i).model("personal").state_dict()
         for key, value in clients[name].model().items():
             assert torch.equal(value, own[key]), (name, key)
+        score = simulated().scores("personal")[i]
+        assert clients[name].scores() == {"accuracy": pytest.approx(score, abs=1e-12)}
 
 
 def people(folder: Path) -> dict[str, Client]:
@@ -114,6 +112,7 @@ def test_a_client_that_joins_while_a_run_goes_on(net: Net, tmp_path: Path) -> No
     assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in clients["a"].model().items()}
     for key, value in run.shared.items():
         assert torch.equal(found[key], value)
+    assert 0.5 < late.scores()["accuracy"] <= 1
 
 
 def test_clients_that_are_there_before_their_server(net: Net, tmp_path: Path) -> None:

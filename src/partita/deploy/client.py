@@ -7,9 +7,10 @@ begin from. So whatever is asked twice is answered twice alike, and a client tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +20,14 @@ from partita.core import check
 from partita.core.device import arithmetic
 from partita.core.types import Tensors
 from partita.data import FederatedData
+from partita.data.population import SPLITS
 from partita.deploy.heads import address_of, kept_of, whole_number
 from partita.deploy.states import Missing, States, runs_in, write_private
 from partita.deploy.turn import Bound, Turn, begun, bind_stage, bound_to, received, state_of
 from partita.deploy.wire import EMPTY, Body, Malformed, pack, part_of, printable, unpack
-from partita.engine.evaluate import personal_model
+from partita.engine.evaluate import personal_model, scored
 from partita.engine.stage import Stage
+from partita.engine.state import State
 from partita.engine.store.addresses import Address
 from partita.recipes.experiment import Experiment
 
@@ -89,6 +92,26 @@ class Client:
 
     def model(self) -> Tensors:
         """Return the tensors of this client's own model, as its last run has left it."""
+        with self._finished() as (stage, state, number):
+            return personal_model(stage, state, number)
+
+    def scores(self, split: str = "test") -> dict[str, float]:
+        """Return how good this client's own model is on its own samples; nobody else is told."""
+        check.choice("split", split, SPLITS)
+        with self._finished() as (stage, state, number):
+            found = scored(stage, state, "personal" if stage.has_personal else "global", split)
+            return {name: float(column[number]) for name, column in found.scores.items()}
+
+    def export(self, path: str | Path) -> Path:
+        """Write this client's own model as safetensors, in a file that its owner alone can read."""
+        target = check.path("path", path)
+        tensors = {k: v.detach().cpu().contiguous() for k, v in self.model().items()}
+        write_private(target, save(tensors, {"client": self.name}))
+        return target
+
+    @contextlib.contextmanager
+    def _finished(self) -> Iterator[tuple[Stage, State, int]]:
+        """Give stage and state as the last run has left them, and the number of this client in these."""
         runs = runs_in(self.folder)
         try:
             head, tensors = States(self.folder, runs[-1]).last()
@@ -104,15 +127,9 @@ class Client:
         with arithmetic(settings.precision, settings.deterministic):
             if head.get("kind") == "arrive":
                 arrival = turn.arrived(self.data)
-                return personal_model(arrival.stage, arrival.state, 0)
-            return personal_model(turn.stage, turn.state, bound.number)
-
-    def export(self, path: str | Path) -> Path:
-        """Write this client's own model as safetensors, in a file that its owner alone can read."""
-        target = check.path("path", path)
-        tensors = {k: v.detach().cpu().contiguous() for k, v in self.model().items()}
-        write_private(target, save(tensors, {"client": self.name}))
-        return target
+                yield arrival.stage, arrival.state, 0
+            else:
+                yield turn.stage, turn.state, bound.number
 
     def _answer(self, head: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Body]:
         kind = head.get("kind")

@@ -25,7 +25,7 @@ from partita.engine.stopping import terminable
 LOG = logging.getLogger("partita")
 WORK = {
     "train": "trained",
-    "score": "scored",
+    "score": "answered a question about scores",
     "arrive": "made a model of its own",
     "last": "kept the last model",
     "stage": "kept a stage's model",

@@ -26,7 +26,8 @@ def export(
     """Write this client's own model: the shared part as the server told it last, with the personal part.
 
     It is made on this machine of what is in the folder of site.toml; nobody is called. The file can be read
-    by its owner alone, and loaded with safetensors.
+    by its owner alone, and loaded with safetensors. How good the model is on this client's test samples is
+    printed, too.
 
     Example: `partita deploy export experiment.py --site site.toml --to model.safetensors`
     """
@@ -34,3 +35,6 @@ def export(
     data = samples_of(here, recipe)
     one = Client(experiment_of(recipe, set_), here.name, data, here.folder, site=here.leave)
     typer.echo(f"{one.export(to)}: the model of client {here.name}")
+    if one.sizes[2]:
+        scores = ", ".join(f"{name} {score:.4g}" for name, score in one.scores().items())
+        typer.echo(f"On this client's own test samples, which nobody else is told: {scores}")
