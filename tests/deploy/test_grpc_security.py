@@ -67,6 +67,7 @@ def test_who_is_refused(net: Net, others: Path, unlisted: Credentials) -> None:
     assert "does not accept" in refused(net, transport.port, signed_by_others)
     assert "does not accept" in refused(net, transport.port, server)
     assert "not on the roster" in refused(net, transport.port, unlisted)
+    assert "the key is that of 'b'" in refused(net, transport.port, credentials(net.keys, "b"))
     assert transport.present() == frozenset()
     assert any("refused a connection" in text and "sha256:" in text for text in net.said)
     net.client("a", transport.port, Echo())  # nobody else suffers

@@ -90,10 +90,10 @@ def logged(quiet: bool, *handlers: logging.Handler) -> Iterator[None]:
     lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
     lines.formatter.converter = time.gmtime  # type: ignore[union-attr]
     lines.setLevel(logging.ERROR if quiet else logging.INFO)
-    lines.addFilter(Repeated())
     log.setLevel(logging.INFO)
     used = [lines, *handlers]
     for handler in used:
+        handler.addFilter(Repeated())
         log.addHandler(handler)
     try:
         yield

@@ -137,7 +137,8 @@ class GrpcClient:
                     wait, heard, self._welcome = SHORTEST, time.monotonic(), False
                 told = await self._failed(error, told)
                 if time.monotonic() - heard > self._give_up:
-                    raise self._refused(f"the server could not be reached for {self._give_up:g} s")
+                    reason = f"it could not be reached for {self._give_up:g} s"
+                    raise check.fail("server", f"{self.host}:{self.port}", "a server that is there", reason)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stopped), wait * random.uniform(0.7, 1.0))
             wait = min(LONGEST, 2 * wait)

@@ -277,7 +277,10 @@ class GrpcTransport:
             key = tls.fingerprint(shown[0])
         except ValueError:
             return None, "", "it showed no certificate"
-        return self._desks.get(self._names.get(key, "")), key, f"the key {key} is not on the roster"
+        name, says = self._names.get(key, ""), str(hello.get("name") or "")[:100]
+        if name and says not in ("", name):
+            return None, "", f"the key is that of {name!r}, and it says that it is {says!r}"
+        return self._desks.get(name), key, f"the key {key} is not on the roster"
 
     def _joined(self, desk: Desk, link: Link, hello: dict[str, Any]) -> Link:
         """Make a stream the client's. An older one ends; with it its process, if that is another one."""
