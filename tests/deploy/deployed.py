@@ -48,7 +48,7 @@ def deployed(
     """Run an experiment among clients in this process."""
     clients = clients_of(made, folder)
     where = None if out is None else folder / out
-    options = {"report": False, "progress": False, **options}
+    options = {"report": False, "progress": False, "enrolment": 0.1, **options}
     return serve(made, list(made.data.names), transport(clients), where, **options), clients
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from safetensors.torch import load_file
 
 from partita.core.types import Download, Group, ServerState, Tensors
@@ -27,7 +27,7 @@ from partita.deploy.replies import Request, ignored, read_reply, unused
 from partita.deploy.states import write_private
 from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
-from partita.deploy.wire import Body, pack, within
+from partita.deploy.wire import Body, as_tensor, pack, within
 from partita.engine.newcomers import usual_effort
 from partita.engine.pending import PendingUploads
 from partita.engine.samples import Scored
@@ -209,7 +209,9 @@ class Fleet:
         waited = {client for client in wrong if names[client] in there}
         asked = [self._send(kind, c, *ask(c), SLACK, taker(c)) for c in sorted(waited)]
         wrong |= dict.fromkeys(waited, "no answer in time")
-        while waited and (left := end - time.monotonic()) > 0:
+        left = math.inf
+        while waited and left > 0:  # what has come already is taken, however late it is
+            left = end - time.monotonic()
             self.wait(min(1.0, left))
         for request in asked:
             self._cancel(request)
@@ -286,8 +288,7 @@ class Fleet:
                 shared, extra = devices.received(kind, shared), devices.held(kind, extra)
             model = within("shared", shared)
             if packed:
-                data = bytearray(stage.channel.packed_download(shared, server.version))
-                model = {"sent": torch.frombuffer(data, dtype=torch.uint8)}
+                model = {"sent": as_tensor(stage.channel.packed_download(shared, server.version))}
             self._bodies[key] = Body.of({**model, **within("extra", extra)})
         return self._bodies[key]
 

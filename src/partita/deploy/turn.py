@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from partita.core import check, tree
 from partita.core.device import arithmetic
@@ -21,7 +20,7 @@ from partita.data.population import Numbered, Population
 from partita.deploy.agreed import digest_of, parts_of, setup_of, standing_for
 from partita.deploy.heads import checked, kept_of, whole_number
 from partita.deploy.states import States
-from partita.deploy.wire import EMPTY, Body, Malformed, part_of, printable, within
+from partita.deploy.wire import EMPTY, Body, Malformed, as_tensor, part_of, printable, within
 from partita.engine.counters import Counters, Timer
 from partita.engine.evaluate import scored
 from partita.engine.loop import execute
@@ -129,7 +128,8 @@ def bound_to(
     """Return an experiment on the samples of one client; the others have some, nobody here knows which."""
     train = np.full(clients, largest)
     train[number] = own.train[0, 1]
-    population = Population.make(train, names=Numbered(clients))
+    some = np.ones(clients, dtype=np.int64)  # of what is only looked at by the server
+    population = Population.make(train, some, Numbered(clients), n_validation=some)
     data = standing_for(experiment.data, population)
     setup = setup_of(experiment, data, executor="loop", device=device)
     own = fitted(setup, own).to(device)
@@ -224,8 +224,7 @@ def sent(stage: Stage, number: int, upload: Upload) -> Tensors:
     kind = int(devices.class_of[number])
     metrics = within("metrics", upload.metrics)
     if stage.channel.uploads.transforms:
-        packed = stage.channel.packed(upload, devices, kind)
-        return {**metrics, "sent": torch.frombuffer(bytearray(packed), dtype=torch.uint8)}
+        return {**metrics, "sent": as_tensor(stage.channel.packed(upload, devices, kind))}
     return {
         **metrics,
         **within("delta", devices.held(kind, upload.delta)),

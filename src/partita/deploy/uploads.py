@@ -31,6 +31,15 @@ def most_bytes(stage: Stage) -> int:
     return 2 * tree.nbytes(parts) + 2 * names + SLACK
 
 
+def like_of(stage: Stage) -> Upload:
+    """Return what arrives of a client, with metrics in float64: a loss has the type of its model."""
+    return stage.upload_like._replace(metrics=_wide(stage.upload_like.metrics))
+
+
+def _wide(metrics: Tensors) -> Tensors:
+    return {k: v.double() if v.is_floating_point() else v for k, v in metrics.items()}
+
+
 def row_of(
     stage: Stage,
     client: int,
@@ -42,7 +51,7 @@ def row_of(
     """Return what a client has sent as a row, screened as in a simulation."""
     upload, reason = read(stage, client, context, head, tensors)
     if reason:
-        upload = tree.map_tensors(torch.zeros_like, stage.upload_like)
+        upload = tree.map_tensors(torch.zeros_like, like_of(stage))
     delta, extra, sums = upload.payload
     personal, memory = address.state()
     return Row(delta, extra, sums, upload.metrics, personal, memory, reason)
@@ -50,7 +59,7 @@ def row_of(
 
 def set_aside(stage: Stage, address: Address, reason: str) -> Row:
     """Return the row of a client of whom nothing can be used."""
-    like = tree.map_tensors(torch.zeros_like, stage.upload_like)
+    like = tree.map_tensors(torch.zeros_like, like_of(stage))
     delta, extra, sums = like.payload
     return Row(delta, extra, sums, like.metrics, *address.state(), reason)
 
@@ -65,8 +74,8 @@ def read(
     unknown = [k for k in tensors if k.partition("/")[0] not in PARTS]
     if unknown:
         return Upload({}), f"unknown name {printable(unknown[0])}"
-    like = stage.upload_like
-    metrics, fault = read_upload(Upload(part_of(tensors, "metrics")), _stacked(Upload(like.metrics)))
+    like = like_of(stage)
+    metrics, fault = read_upload(Upload(_wide(part_of(tensors, "metrics"))), _stacked(Upload(like.metrics)))
     if fault:
         return Upload({}), f"metrics: {fault}"
     try:

@@ -141,6 +141,11 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(value)[:60])
 
 
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes, there may be none, as a tensor of them."""
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
 # ---- tensors of several parts
 
 
