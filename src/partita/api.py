@@ -527,6 +527,9 @@ class Run(Models):
         stage, state = self.outcome.stage, self.outcome.state
         refuse_changed(stage.setup.model)
         settings = stage.setup.settings
+        if stage.setup.elsewhere is not None:
+            allowed = "another run of the longer experiment, with resume=True, which its clients have too"
+            raise check.fail("rounds", rounds, allowed, "the clients are elsewhere")
         if settings.until is not None or settings.keep == "best":
             reason = "the run ended with its best round, from which a longer run would not have gone on"
             raise check.fail("rounds", rounds, "a new run with more rounds or a larger patience", reason)

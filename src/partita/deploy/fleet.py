@@ -33,6 +33,7 @@ from partita.engine.pending import PendingUploads
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
+from partita.engine.stopping import Interrupt, at_once
 from partita.engine.store.addresses import Address, Addresses
 from partita.engine.store.files import json_text, write_tensors
 from partita.schedule import Running, Schedule, StageSpec
@@ -44,6 +45,8 @@ RUN_FILE = "run.json"
 NONCES = 1 << 62
 MOST_BODIES = 8
 """Models that are kept as they are sent, for the clients that are still to receive them."""
+GRACE_SECONDS = 5.0
+"""That a round may still take when a signal has asked the server to end."""
 MOST_ASKED_AGAIN = 2
 """How often a client is sent what it lacks, and asked again, before that is a fault."""
 
@@ -69,11 +72,19 @@ class Fleet:
     population  the clients, with the samples that each was enrolled with
     run         the number of the run, 128 random bits
     folder      where the models are kept that stages begin with
+    interrupt   says whether the run is to end
     """
 
     def __init__(
-        self, transport: Transport, population: Population, run: str, terms: Terms, folder: Path | None
+        self,
+        transport: Transport,
+        population: Population,
+        run: str,
+        terms: Terms,
+        folder: Path | None,
+        interrupt: Interrupt,
     ) -> None:
+        self._interrupt, self._interrupted = interrupt, math.inf
         self.transport, self.population, self.run, self.terms = transport, population, run, terms
         self.folder, self.digest = folder, ""
         self.numbers = {name: i for i, name in enumerate(population.names)}
@@ -172,7 +183,14 @@ class Fleet:
         return away and time.monotonic() - max(since, default=0.0) > self.terms.patience
 
     def wait(self, seconds: float) -> None:
-        """Take what has come; wait for the first reply, at most so long."""
+        """Take what has come; wait for the first reply, at most so long.
+
+        A signal ends the run after this round; but a server does not wait long for a client then.
+        """
+        if self._interrupt.requested:
+            self._interrupted = min(self._interrupted, time.monotonic())
+            if time.monotonic() > self._interrupted + GRACE_SECONDS:
+                at_once(self._interrupt.requested)
         for arrival in self.transport.receive(max(0.0, seconds)):
             self._take(arrival)
 

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,18 @@ from partita.api import Run, trained
 from partita.core import check
 from partita.data import Population
 from partita.data.population import SPLITS
-from partita.deploy.agreed import differing, digest_of, parts_of, population_of, setup_of, standing_for
+from partita.deploy.agreed import (
+    MOST_SAMPLES,
+    differing,
+    digest_of,
+    parts_of,
+    population_of,
+    setup_of,
+    standing_for,
+)
 from partita.deploy.fleet import RUN_FILE, Fleet, Terms
 from partita.deploy.transport import Transport
-from partita.deploy.wire import EMPTY
+from partita.deploy.wire import EMPTY, Body
 from partita.engine.callbacks import Callback
 from partita.engine.elsewhere import Nowhere
 from partita.engine.execute import Task
@@ -35,10 +43,9 @@ FOLDER = "deployment"
 """What the server keeps beside the files of a run: who takes part, and the models that stages begin with."""
 AGAIN_SECONDS = 2.0
 """After which a client that has not enrolled is asked again."""
-MOST_SAMPLES = 1 << 32
-"""That a client may say it has."""
 
 
+@check.each_warning_once()
 def serve(
     experiment: Experiment,
     roster: Sequence[str] | Population,
@@ -72,7 +79,8 @@ def serve(
     )
     folder = None if out is None else check.path("out", out)
     run, population = _known(folder, resume, roster)
-    fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder))
+    interrupt = Interrupt()
+    fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder), interrupt)
     end = time.monotonic() + enrolment
     if population is None:
         fleet.population = _enrolled(fleet, end)
@@ -82,7 +90,7 @@ def serve(
     if population is None:
         _agreed(fleet, parts, end)
     setup = replace(setup, settings=replace(setup.settings, progress=progress), elsewhere=fleet)
-    result = trained(setup, Interrupt(), {})
+    result = trained(setup, interrupt, {})
     fleet.finish()
     return result
 
@@ -111,40 +119,47 @@ def _nowhere(task: Task) -> Nowhere:
 
 def _enrolled(fleet: Fleet, end: float) -> Population:
     """Wait until all clients have said how many samples they have, and return them with these."""
-    names, sizes = fleet.population.names, dict[str, list[int]]()
+    names, sizes = list(fleet.population.names), dict[str, list[int]]()
 
-    def take(client: int, head: Mapping[str, Any]) -> None:
-        if _are_sizes(head.get("sizes")):
-            sizes[names[client]] = head["sizes"]
+    def take(client: int, head: Mapping[str, Any]) -> str:
+        if not _are_sizes(head.get("sizes")):
+            return "counts of samples that cannot be"
+        sizes[names[client]] = head["sizes"]
+        return ""
 
-    while True:
-        missing = [i for i, name in enumerate(names) if name not in sizes]
-        if not missing:
-            return population_of(list(names), sizes)
-        wrong = fleet.survey("hello", missing, lambda client: ({}, EMPTY), take, _left(end))  # noqa: ARG005
-        if wrong:
-            _pause(fleet, end, {names[i]: reason for i, reason in wrong.items()})
+    _all_of(fleet, "hello", take, end)
+    return population_of(names, sizes)
 
 
 def _agreed(fleet: Fleet, parts: Mapping[str, str], end: float) -> None:
     """Wait until all clients have the experiment of the server."""
-    names = fleet.population.names
-    missing = set(range(fleet.population.clients))
 
-    def take(client: int, head: Mapping[str, Any]) -> None:
+    def take(client: int, head: Mapping[str, Any]) -> str:  # noqa: ARG001
         theirs = head.get("parts")
         different = differing(parts, theirs if isinstance(theirs, dict) else {})
-        if different:
-            others[client] = f"another experiment: it differs in its {', '.join(different)}"
-        else:
-            missing.discard(client)
+        return f"another experiment: it differs in its {', '.join(different)}" if different else ""
 
+    _all_of(fleet, "check", take, end)
+
+
+def _all_of(fleet: Fleet, kind: str, take: Callable[[int, Mapping[str, Any]], str], end: float) -> None:
+    """Ask all clients until each has answered well; `take` says what is wrong with an answer."""
+    names, missing = fleet.population.names, set(range(fleet.population.clients))
     while missing:
-        others: dict[int, str] = {}
-        wrong = fleet.survey("check", sorted(missing), lambda client: ({}, EMPTY), take, _left(end))  # noqa: ARG005
-        wrong |= others
-        if wrong:
-            _pause(fleet, end, {names[i]: reason for i, reason in wrong.items()})
+        reasons: dict[int, str] = {}
+
+        def taken(client: int, head: dict[str, Any], reasons: dict[int, str] = reasons) -> None:
+            reasons[client] = take(client, head)
+
+        wrong = fleet.survey(kind, sorted(missing), _nothing, taken, _left(end)) | reasons
+        missing = {client for client, reason in wrong.items() if reason}
+        if missing:
+            _pause(fleet, end, {names[i]: wrong[i] for i in sorted(missing)})
+
+
+def _nothing(client: int) -> tuple[dict[str, Any], Body]:  # noqa: ARG001
+    """Return what is asked beside the kind of a question."""
+    return {}, EMPTY
 
 
 def _left(end: float) -> float:

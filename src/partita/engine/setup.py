@@ -257,8 +257,8 @@ class Setup:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of the data as they were given."""
-        return self.clean_data.fingerprint()
+        """A digest of the data as they were given, or of what is known of clients that are elsewhere."""
+        return self.clean_data.fingerprint() if self.elsewhere is None else self.clean_data.population.digest
 
     @functools.cached_property
     def honest(self) -> np.ndarray:
