@@ -306,7 +306,7 @@ class Fleet:
                 shared, extra = devices.received(kind, shared), devices.held(kind, extra)
             model = within("shared", shared)
             if packed:
-                model = {"sent": as_tensor(stage.channel.packed_download(shared, server.version))}
+                model = {"sent": as_tensor(stage.channel.packed_download(shared))}
             self._bodies[key] = Body.of({**model, **within("extra", extra)})
         return self._bodies[key]
 

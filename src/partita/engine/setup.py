@@ -38,6 +38,7 @@ from partita.engine.model.probe import (
     tried,
 )
 from partita.engine.model.seeding import kept, set_all
+from partita.engine.passage import check_passage
 from partita.engine.placement import placed
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
@@ -158,7 +159,9 @@ class Setup:
         setup._check_plans()
         if origin is None:  # not for each baseline again
             warn_about_scale(clean)
-        return settled(setup)
+        setup = settled(setup)
+        check_passage(setup)
+        return setup
 
     def _check_plans(self) -> None:
         clients = self.data.clients
