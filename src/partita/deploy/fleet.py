@@ -89,6 +89,7 @@ class Fleet:
         self.folder, self.digest = folder, ""
         self.numbers = {name: i for i, name in enumerate(population.names)}
         self.requests: dict[str, Request] = {}
+        self.secret: int | None = None
         self.ignored = self.bytes_up = self.bytes_down = 0
         self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
@@ -100,7 +101,9 @@ class Fleet:
     # ---- what the engine asks for
 
     def begin(self, schedule: Schedule, spec: StageSpec) -> Running:
-        """Start a schedule on real time."""
+        """Start a schedule on real time; with privacy, nobody else may know who takes part."""
+        if self.secret is not None:
+            spec = spec._replace(seed=self.secret)
         return live(schedule, spec, self, self.terms.deadline, self.terms.quorum)
 
     def enter(self, stage: Stage, state: State) -> None:
@@ -120,7 +123,7 @@ class Fleet:
         """Return the number of the run, and who takes part with how many samples."""
         sizes = zip(*[self.population.sizes(split).tolist() for split in SPLITS])
         clients = {name: list(n) for name, n in zip(self.population.names, sizes)}
-        return json_text({"run": self.run, "clients": clients}, indent=2).encode()
+        return json_text({"run": self.run, "secret": self.secret, "clients": clients}, indent=2).encode()
 
     def scored(self, stage: Stage, state: State, model: str, split: str, every_sample: bool) -> Scored:
         """Ask the clients that are there how a model does on their samples; NaN for those who do not say."""

@@ -57,6 +57,7 @@ def serve(
     quorum: int | float | None = None,
     patience: float = 60.0,
     enrolment: float = 600.0,
+    secret: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     report: bool = True,
@@ -71,6 +72,8 @@ def serve(
     quorum      usable uploads without which a round is abandoned, or which share of its cohort
     patience    seconds to wait for scores, and for a client that has gone while it was at work
     enrolment   seconds to wait until all have enrolled
+    secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
+                server alone has). Whoever has the experiment knows its seed, and could take such noise off
     """
     terms = Terms(
         None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
@@ -78,7 +81,7 @@ def serve(
         check.number("patience", patience, low=0, open_low=True),
     )
     folder = None if out is None else check.path("out", out)
-    run, population = _known(folder, resume, roster)
+    run, known_secret, population = _known(folder, resume, roster)
     interrupt = Interrupt()
     fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder), interrupt)
     end = time.monotonic() + enrolment
@@ -89,7 +92,11 @@ def serve(
     fleet.digest = digest_of(parts)
     if population is None:
         _agreed(fleet, parts, end)
-    setup = replace(setup, settings=replace(setup.settings, progress=progress), elsewhere=fleet)
+    if any(t.release is not None for t in setup.uploads):
+        chosen = secrets.randbelow(check.LARGEST) if secret is None else secret
+        fleet.secret = chosen if known_secret is None else known_secret
+    settings = replace(setup.settings, progress=progress)
+    setup = replace(setup, settings=settings, elsewhere=fleet, secret=fleet.secret)
     result = trained(setup, interrupt, {})
     fleet.finish()
     return result
@@ -199,17 +206,17 @@ def _stages(folder: Path | None) -> Path | None:
 
 def _known(
     folder: Path | None, resume: bool, roster: Sequence[str] | Population
-) -> tuple[str, Population | None]:
-    """Return the number of the run and its clients with their samples, as far as they are known."""
+) -> tuple[str, int | None, Population | None]:
+    """Return the number of the run, its secret, and its clients with their samples, as far as known."""
     pinned = roster if isinstance(roster, Population) else None
     file = None if folder is None else folder / FOLDER / RUN_FILE
     if not resume or file is None or not file.is_file():
-        return secrets.token_hex(16), pinned
+        return secrets.token_hex(16), None, pinned
     found = read_json(file)
-    run, clients = found.get("run"), found.get("clients")
+    run, clients, secret = found.get("run"), found.get("clients"), found.get("secret")
     if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{32}", run) or not isinstance(clients, dict):
         raise check.fail("resume", True, f"the run that {file} was written for")
-    if not all(map(_are_sizes, clients.values())):
+    if not all(map(_are_sizes, clients.values())) or not (secret is None or type(secret) is int):
         raise check.fail("resume", True, f"{file} with the samples of each client")
     names = list(_of_names(roster).names)
     if names[: len(clients)] != list(clients):
@@ -217,4 +224,4 @@ def _known(
         raise check.fail(
             "roster", names[:5], "the same clients in the same order, new ones behind them", reason
         )
-    return run, population_of(list(clients), clients)
+    return run, secret, population_of(list(clients), clients)

@@ -116,16 +116,23 @@ class Way:
                 message = decode(message, given[i], draws.branch(key, "upload", i))
         return message
 
-    def send(
+    def __call__(
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
-    ) -> tuple[Message, Message, list[Message]]:
-        """Return what compression is given, what is sent of it, and what each transform was given."""
+    ) -> tuple[Message, Tensors]:
+        """Return what arrives at the server, and what compression has lost so far."""
+        return self.passage(message, publics, key, residual)[1:]
+
+    def passage(
+        self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
+    ) -> tuple[Message, Message, Tensors]:
+        """Return what is sent, what arrives of it, and what compression has lost so far."""
         n = len(self.transforms)
         whole, given = self.encode(message, publics, key, range(self.lossless))
         if residual:
             whole = whole._replace(numbers={k: v + residual[k] for k, v in whole.numbers.items()})
         sent, then = self.encode(whole, publics, key, range(self.lossless, n))
-        return whole, sent, [*given, *then]
+        arrived = self.decode(sent, [*given, *then], key)
+        return sent, arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
 
     def layout(self, message: Message, publics: Sequence[Tensors]) -> codec.Entries:
         """Return the layout of the bytes of what is sent of such a message, which both sides know."""
@@ -252,11 +259,9 @@ class Channel:
                 publics = [told(i, download.extra) for i in range(len(way.transforms))]
                 message, residual = message_of(upload, self.statistics), _residual(state)
                 assert download.key is not None
-                whole, sent, given = way.send(message, publics, download.key, residual)
-                if feedback or decoded:
-                    arrived = way.decode(sent, given, download.key)
-                    lost = {RESIDUAL + k: whole.numbers[k] - arrived.numbers[k] for k in residual}
-                    new = new._replace(memory={**new.memory, **lost}) if feedback else new
+                sent, arrived, lost = way.passage(message, publics, download.key, residual)
+                memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
+                new = new._replace(memory=memory) if feedback else new
                 upload = self._arrived(arrived, upload) if decoded else _as_sent(sent, upload)
                 return upload, new
 
@@ -384,8 +389,8 @@ class Channel:
         """Return what is sent of a model, what each transform was given, and a key."""
         message = message_of(Upload(shared), self.statistics)
         key = _trial_key(message)
-        _, sent, given = self.downloads.send(message, [{}] * len(self.downloads.transforms), key, {})
-        return sent, given, key
+        n = len(self.downloads.transforms)
+        return *self.downloads.encode(message, [{}] * n, key, range(n)), key
 
     def _download_layout(self, shared: Tensors) -> codec.Entries:
         message = message_of(Upload(shared), self.statistics)

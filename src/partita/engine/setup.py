@@ -81,6 +81,7 @@ class Setup:
     newcomers   clients that come after training
     crew        the workers that compute, while the run goes on
     elsewhere   the clients, where they are real: they hold their samples, and `data` has only their sizes
+    secret      what the noise of releases is drawn from (None: the seed, which is in the experiment)
     """
 
     settings: Settings
@@ -100,6 +101,7 @@ class Setup:
     newcomers: FederatedData | None = None
     crew: Team | None = None
     elsewhere: Elsewhere | None = None
+    secret: int | None = None
 
     @classmethod
     def of(
@@ -269,6 +271,11 @@ class Setup:
         honest = np.ones(self.data.clients, dtype=bool)
         honest[list(self.settings.byzantine_clients)] = False
         return honest
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of what is released."""
+        return self.settings.seed if self.secret is None else self.secret
 
     @property
     def watched(self) -> str:
