@@ -259,11 +259,14 @@ class Channel:
                 publics = [told(i, download.extra) for i in range(len(way.transforms))]
                 message, residual = message_of(upload, self.statistics), _residual(state)
                 assert download.key is not None
-                sent, arrived, lost = way.passage(message, publics, download.key, residual)
+                if decoded:
+                    arrived, lost = way(message, publics, download.key, residual)
+                    upload = self._arrived(arrived, upload)
+                else:
+                    sent, _, lost = way.passage(message, publics, download.key, residual)
+                    upload = _as_sent(sent, upload)
                 memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
-                new = new._replace(memory=memory) if feedback else new
-                upload = self._arrived(arrived, upload) if decoded else _as_sent(sent, upload)
-                return upload, new
+                return upload, new._replace(memory=memory) if feedback else new
 
             return _with_own(rule)._replace(finish=finish)
 
