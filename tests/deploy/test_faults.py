@@ -165,15 +165,19 @@ def test_a_fault_is_named_and_has_no_effect(name: str, tmp_path: Path) -> None:
 
 
 def test_a_client_that_lied_once_goes_on_from_where_it_was(tmp_path: Path) -> None:
-    lied = []
+    lied, transports = [], set()
 
     def once(arrival: Arrival, transport: Lying) -> list[Arrival]:
         lied.append(arrival)
+        transports.add(transport)
         return filled(float("nan"))(arrival, transport) if len(lied) == 2 else [arrival]
 
     run, clients = deployed(experiment(), tmp_path, lying(once), out=None)
     assert run.facts["excluded_why"] == {"bob": "not finite"}
     assert len(lied) == 3
+    heads = [head_of(message) for transport in transports for message in transport.messages]
+    asked = [head["address"] for head in heads if head["kind"] == "train" and head["number"] == 1]
+    assert [address and address[1] for address in asked] == [None, 0, 0]
     kept = {int(p.name.split("-")[2]) for p in clients["bob"].folder.glob("*/state-*")}
     assert kept == {2}  # of events 0 and 2, the last is that of its third turn
     honest, _ = deployed(experiment(), tmp_path / "honest", out=None)
