@@ -205,6 +205,7 @@ STORED = (
     "fedplus-mnist",
     "fedplus-stragglers",
     "byzantine",
+    "bytes-",
     "lora",
     "embracing-",
 )

@@ -122,6 +122,7 @@ from partita.schedule import Clock, ClockedSchedule, Delays, StageSpec
 
 if TYPE_CHECKING:
     from partita.recipes.comparison import Comparison, SplitComparison, compare, split
+    from partita.recipes.membership import membership
     from partita.recipes.tuning import Tuning, tune
 
 __version__ = "0.1.0"
@@ -179,6 +180,7 @@ __all__ = [
     "load",
     "local",
     "measures",
+    "membership",
     "models",
     "moon",
     "optim",
@@ -269,6 +271,7 @@ _LATER = {  # names of modules that load when they are used
     "SplitComparison": "partita.recipes.comparison",
     "compare": "partita.recipes.comparison",
     "split": "partita.recipes.comparison",
+    "membership": "partita.recipes.membership",
     "Tuning": "partita.recipes.tuning",
     "tune": "partita.recipes.tuning",
 }

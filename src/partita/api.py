@@ -31,6 +31,7 @@ from partita.data import FederatedData
 from partita.data.population import SPLITS
 from partita.engine.callbacks import Callback, ProgressBar, Trace
 from partita.engine.evaluate import personal_model, scores
+from partita.engine.fitting import refuse_misfits
 from partita.engine.folder import RunFolder
 from partita.engine.newcomers import (
     Arrival,
@@ -87,7 +88,9 @@ class Arguments(Settings):
                 raise check.fail(f"baselines[{name!r}]", other, "a run on the same clients")
         with arithmetic(settings.precision, settings.deterministic):
             setup = Setup.of(self.model, data, self.algorithm, settings)
-            return setup.expecting(self.data.subset(held_out)) if held_out else setup
+            setup = setup.expecting(self.data.subset(held_out)) if held_out else setup
+            refuse_misfits(setup)
+            return setup
 
     @property
     def references(self) -> Mapping[str, Record]:
@@ -527,6 +530,9 @@ class Run(Models):
         stage, state = self.outcome.stage, self.outcome.state
         refuse_changed(stage.setup.model)
         settings = stage.setup.settings
+        if stage.setup.elsewhere is not None:
+            allowed = "another run of the longer experiment, with resume=True, which its clients have too"
+            raise check.fail("rounds", rounds, allowed, "the clients are elsewhere")
         if settings.until is not None or settings.keep == "best":
             reason = "the run ended with its best round, from which a longer run would not have gone on"
             raise check.fail("rounds", rounds, "a new run with more rounds or a larger patience", reason)

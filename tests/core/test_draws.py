@@ -107,7 +107,21 @@ def test_normal_moments() -> None:
     assert draws.normal(keys(1)).dtype == torch.float32
 
 
-@each("draw", [draws.bits, draws.uniform, draws.normal])
+def test_normal64_has_the_tails() -> None:
+    """Beyond 5, where a float32 of 23 bits ends at 5.8, there are as many numbers as there should be."""
+    x = draws.normal64(keys(4_000_000))
+    assert x.dtype == torch.float64
+    assert abs(x.mean().item()) < 0.002
+    assert abs(x.var().item() - 1) < 0.003
+    for bound in (2.0, 3.0, 4.0):
+        share = (x.abs() > bound).double().mean().item()
+        assert share == pytest.approx(math.erfc(bound / math.sqrt(2)), rel=0.2)
+    assert 4.5 < x.abs().max() < 8.6
+    smallest = torch.tensor([-(1 << 63)])  # whatever the bits, no number is infinite
+    assert draws.normal64(smallest).isfinite().all()
+
+
+@each("draw", [draws.bits, draws.uniform, draws.normal, draws.normal64])
 def test_a_draw_does_not_depend_on_its_neighbours(draw) -> None:
     k = keys(24)
     alone = torch.stack([draw(one) for one in k])
@@ -206,3 +220,19 @@ def test_keys_of_the_host_are_those_of_a_device(parts: tuple) -> None:
     on_device = [torch.as_tensor(p) if isinstance(p, np.ndarray) else p for p in parts]
     expected = draws.key(5, "batches", *on_device).reshape(-1)
     assert draws.keys(5, "batches", *parts).tolist() == expected.tolist()
+
+
+def test_several_numbers_of_one_key() -> None:
+    """Uniform, none alike, and as many as asked for: more do not change those before them."""
+    key = draws.key(0, "test")
+    many = draws.uniforms(key, 20_001)
+    assert many.shape == (20_001,)
+    assert many.dtype == torch.float32
+    assert torch.equal(draws.uniforms(key, 7), many[:7])
+    assert 0 < float(many.min()) < float(many.max()) < 1
+    assert stats.kstest(many.double().numpy(), "uniform").pvalue > 1e-3
+    even, odd = many[0::2][:10_000].double().numpy(), many[1::2].double().numpy()
+    assert abs(np.corrcoef(even, odd)[0, 1]) < 5 / math.sqrt(10_000)
+    assert len(draws.uniforms(key, 0)) == 0
+    both = torch.func.vmap(lambda k: draws.uniforms(k, 5))(torch.stack([key, key + 1]))
+    assert torch.equal(both[1], draws.uniforms(key + 1, 5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deployed import (
     assert_same,
     bits_of_deployment,

@@ -165,15 +165,19 @@ def test_a_fault_is_named_and_has_no_effect(name: str, tmp_path: Path) -> None:
 
 
 def test_a_client_that_lied_once_goes_on_from_where_it_was(tmp_path: Path) -> None:
-    lied = []
+    lied, transports = [], set()
 
     def once(arrival: Arrival, transport: Lying) -> list[Arrival]:
         lied.append(arrival)
+        transports.add(transport)
         return filled(float("nan"))(arrival, transport) if len(lied) == 2 else [arrival]
 
     run, clients = deployed(experiment(), tmp_path, lying(once), out=None)
     assert run.facts["excluded_why"] == {"bob": "not finite"}
     assert len(lied) == 3
+    heads = [head_of(message) for transport in transports for message in transport.messages]
+    asked = [head["address"] for head in heads if head["kind"] == "train" and head["number"] == 1]
+    assert [address and address[1] for address in asked] == [None, 0, 0]
     kept = {int(p.name.split("-")[2]) for p in clients["bob"].folder.glob("*/state-*")}
     assert kept == {2}  # of events 0 and 2, the last is that of its third turn
     honest, _ = deployed(experiment(), tmp_path / "honest", out=None)
@@ -345,3 +349,51 @@ def test_states_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in files if path.is_dir()} == {0o700}
     with pytest.raises(ValueError, match="number"):
         States(tmp_path, "../elsewhere")
+
+
+def test_counts_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for sizes in ([1 << 40, 0, 0], [-1, 0, 0], [5], "many", [True, 0, 0]):
+        made = experiment()
+
+        class Boasting(Recorded):
+            def __init__(self, clients: Mapping[str, Any]) -> None:
+                super().__init__(clients)
+                self.change = self._boast
+
+            def _boast(self, arrival: Arrival, sizes: Any = sizes) -> list[Arrival]:
+                head = head_of(arrival.body)
+                if head["kind"] == "hello" and arrival.name == "bob":
+                    arrival = arrival._replace(body=pack({**head, "sizes": sizes}))
+                return [arrival]
+
+        with pytest.raises(Refused, match="bob: counts of samples that cannot be"):
+            deployed(made, tmp_path, Boasting, out=None)
+
+
+def test_pinned_counts_are_those_that_count(tmp_path: Path) -> None:
+    """A client that has others than the roster says is told so, each time; it counts for nothing."""
+    made = experiment()
+    sizes = {split: made.data.sizes(split) for split in ("train", "validation", "test")}
+    train = sizes["train"].copy()
+    train[1] += 1
+    clients = clients_of(made, tmp_path)
+    pinned = [
+        pt.data.Population.make(n, sizes["test"], list(clients), n_validation=sizes["validation"])
+        for n in (sizes["train"], train)
+    ]
+    run = serve(made, pinned[0], Local(clients), None, report=False)
+    assert_same(run.shared, simulated(made).shared)
+    run = serve(made, pinned[1], Local(clients_of(made, tmp_path / "other")), None, report=False)
+    assert run.facts["excluded_why"] == {"bob": "error there: sizes was refused there"}
+
+
+def test_a_client_with_very_many_samples_takes_no_memory() -> None:
+    from partita.deploy.agreed import standing_for
+
+    example = experiment().data
+    data = standing_for(example, pt.data.Population.make([1 << 30, 3]))
+    assert data.sizes().tolist() == [1 << 30, 3]
+    assert data.y.untyped_storage().nbytes() == example.y.untyped_storage().nbytes()
+    x, y = data.gather(torch.tensor([0, (1 << 30) - 1]))
+    assert torch.equal(x, example.gather(torch.tensor([0, 0]))[0])
+    assert y.tolist() == [int(example.y[0])] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import partita as pt
 import small
 from algorithms.test_every_algorithm import SINGLE
 from partita.core.check import Refused
-from partita.deploy import Arrival, Client, Local, serve
+from partita.deploy import Arrival, Client, Local, fleet, serve
 from partita.deploy.wire import unpack
 from support import each
 
@@ -73,6 +74,25 @@ def test_a_round_below_its_quorum_is_abandoned(quorum: Any, abandoned: int, tmp_
     assert run.store.touched.tolist() == []  # and so are the states
 
 
+def test_a_signal_ends_a_server_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a deadline it would wait for ever; then it goes on where its checkpoint is."""
+
+    class Interrupted(Silent):
+        looks = 0
+
+        def receive(self, timeout: float) -> list[Arrival]:
+            self.looks += 1
+            if self.looks == 8:
+                signal.raise_signal(signal.SIGINT)
+            return super().receive(timeout)
+
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        deployed(experiment(), tmp_path, Interrupted)
+    run, clients = deployed(experiment(), tmp_path, resume=True)
+    assert_same(bits_of_simulation(simulated(experiment())), bits_of_deployment(run, clients))
+
+
 def test_a_late_reply_is_nobodys(tmp_path: Path) -> None:
     """Bob's reply to a round comes when the next one has begun."""
 
@@ -93,8 +113,8 @@ def test_a_late_reply_is_nobodys(tmp_path: Path) -> None:
     run, _ = deployed(experiment(), tmp_path, Slow, out=None, deadline=BRIEFLY, patience=BRIEFLY)
     assert_same(run.shared, without_bob())
     assert run.outcome is not None
-    fleet: Any = run.outcome.stage.setup.elsewhere
-    assert fleet.ignored > 0
+    elsewhere: Any = run.outcome.stage.setup.elsewhere
+    assert elsewhere.ignored > 0
 
 
 def test_evaluation_skips_who_is_not_there(tmp_path: Path) -> None:
@@ -214,9 +234,9 @@ def test_who_comes_later_is_personalized_by_the_methods_rule(name: str, tmp_path
     assert_same(run.shared, alone.shared)  # it has no part in training
     assert_same(alone.personalize(data.subset([2])).personalized(0), clients["cy"].model())
     assert run.outcome is not None
-    fleet: Any = run.outcome.stage.setup.elsewhere
+    elsewhere: Any = run.outcome.stage.setup.elsewhere
     expected = alone.personalize(data.subset([2])).scores("personal")[0]
-    assert fleet.newcomers["cy"]["scores"]["accuracy"] == expected
+    assert elsewhere.newcomers["cy"]["scores"]["accuracy"] == expected
 
 
 # ---- what is refused

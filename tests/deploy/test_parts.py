@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ UPLOADS = {
     "randk": [T.randk(0.3)],
     "two": [T.topk(0.3), T.half()],
     "released": [clipped(0.05)],
+    "private": [pt.privacy.gaussian(noise=1.0, clip=0.1)],
+    "private and short": [pt.privacy.gaussian(noise=1.0, clip=0.1), T.topk(0.4, feedback=False)],
 }
 
 
-@each("name", UPLOADS, slow=lambda name: name in ("half", "low rank", "randk"))
+@each("name", UPLOADS, slow=lambda name: name in ("half", "low rank", "randk", "two"))
 def test_uploads_are_sent_as_their_transforms_encode_them(name: str, tmp_path: Path) -> None:
     transports: list[Recorded] = []
 
@@ -96,12 +99,37 @@ def test_uploads_are_sent_as_their_transforms_encode_them(name: str, tmp_path: P
         transports.append(Recorded(clients))
         return transports[-1]
 
-    run = same(experiment(uploads=UPLOADS[name]), tmp_path, transport=made)
+    run = same(experiment(uploads=UPLOADS[name]), tmp_path, transport=made, secret=0)  # the seed
     assert run.outcome is not None
     uploads = [m for m in transports[0].messages if unpack(m, 1 << 30)[0]["kind"] == "upload"]
     sizes = {len(unpack(m, 1 << 30)[1]["sent"]) for m in uploads}
     assert sizes == {run.outcome.stage.bytes_up[0]}
     assert not any(part_of(unpack(m, 1 << 30)[1], "delta") for m in uploads)
+
+
+def test_noise_is_a_secret_of_the_server(tmp_path: Path) -> None:
+    """It does not follow from the seed, which clients have; a resumed run draws the same."""
+    made = experiment(uploads=[pt.privacy.gaussian(noise=1.0, clip=0.1)], checkpoint_every=1)
+    poisson = replace(made, schedule=pt.schedule.synchronous("poisson"), cohort=1, rounds=8)
+    runs = [deployed(made, tmp_path / str(i))[0] for i in range(2)]
+    with pytest.raises(AssertionError):
+        assert_same(runs[0].shared, runs[1].shared)
+    kept = (tmp_path / "0" / "out" / "deployment" / "run.json").read_text()
+    assert runs[0].outcome is not None
+    secret = runs[0].outcome.stage.setup.secret
+    assert str(secret) in kept
+    others = [p for p in (tmp_path / "0").rglob("*") if p.is_file() and p.name != "run.json"]
+    assert not any(str(secret).encode() in p.read_bytes() for p in others)
+    again, _ = deployed(made, tmp_path / "again", secret=secret)
+    assert_same(again.shared, runs[0].shared)
+    resumed, _ = deployed(replace(made, rounds=3), tmp_path / "0", resume=True)
+    assert resumed.outcome is not None
+    assert resumed.outcome.stage.setup.secret == secret
+    turns = [deployed(poisson, tmp_path / f"p{i}", secret=i)[0].column("reports").tolist() for i in (1, 2)]
+    assert turns[0] != turns[1]  # nor does it follow from the seed who takes part
+    plain, _ = deployed(experiment(), tmp_path / "plain")
+    assert plain.outcome is not None
+    assert plain.outcome.stage.setup.secret is None
 
 
 def test_what_transforms_cannot_have_sent_is_set_aside(tmp_path: Path) -> None:

@@ -59,6 +59,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rounds": 10,
         "schedule": S.asynchronous(concurrency=5, buffer=2, staleness="sqrt", delays=SLOW),
     },
+    "private": {  # noise that is taken back later, a clip that follows, and what compression has lost
+        "store": "memory",
+        "checkpoint_every": 1,
+        "rounds": 8,
+        "uploads": [pt.privacy.banded(noise=0.5, clip=0.2, quantile=0.5), pt.transforms.topk(0.3)],
+    },
     "late": {
         "store": "memory",
         "checkpoint_every": 1,

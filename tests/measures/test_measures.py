@@ -13,7 +13,7 @@ import partita as pt
 from partita.core.parts import Algorithm, Measure
 from partita.core.types import Tensors
 from partita.data import FederatedData
-from partita.engine import evaluate
+from partita.engine import measuring
 from support import each
 
 both_executors = each("executor", ["loop", "vmap"])
@@ -223,7 +223,7 @@ def test_blocks_of_clients_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of all clients at once may not fit."""
     every = (pt.measures.gradient_norm("output"), pt.measures.aggregation_change(), pt.measures.line_loss(3))
     whole = federate(pt.fedavg(LR), *every).metrics[-1]["measures"]
-    monkeypatch.setattr(evaluate, "STATE_BYTES", 1)
+    monkeypatch.setattr(measuring, "STATE_BYTES", 1)
     single = federate(pt.fedavg(LR), *every).metrics[-1]["measures"]
     for name, values in whole.items():
         for key, value in values.items():

@@ -21,7 +21,7 @@ from partita.core.metrics import LOSSES, METRICS
 from partita.core.parts import Algorithm, LocalRule, Measure, Probe
 from partita.core.types import ClientState, Download, Partition, Tensors, Upload
 from partita.data import FederatedData
-from partita.engine import evaluate
+from partita.engine import measuring
 from partita.engine.model.problem import ModelProblem, make_problem
 from partita.measures.ended import ended
 from partita.measures.probe import _unseen, probed
@@ -397,7 +397,7 @@ def test_byzantine_clients_and_those_without_samples_take_no_part() -> None:
 def test_clients_and_samples_in_parts(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = pt.measures.svcca(X)
     whole = found(federate(pt.local(LR), measure, executor=executor))
-    monkeypatch.setattr(evaluate, "STATE_BYTES", 1)
+    monkeypatch.setattr(measuring, "STATE_BYTES", 1)
     assert measure.probe is not None
     few = measure._replace(probe=measure.probe._replace(batch=4))
     assert found(federate(pt.local(LR), few, executor=executor)) == pytest.approx(whole, abs=1e-9)

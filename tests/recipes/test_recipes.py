@@ -15,6 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from partita import data, fedavg, federate, models
 from partita.engine.record import Record, Summary
 from partita.recipes import RECIPES, Study, partial, persafl, quadratic
+from partita.recipes.bytes import frontier
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.expressions import parse
 from partita.recipes.fedplus import table_methods
@@ -409,3 +410,22 @@ def test_ffgg_on_real_data_runs() -> None:
     runs, _ = run("ffgg-real", *some, clients=4, rounds=1, personal_rounds=1, epochs=1)
     assert set(runs) == {"fedavg", *some}
     assert all(runs[name][0].summary()["test"]["personal"] is not None for name in some)
+
+
+@NEEDS_DATA
+@pytest.mark.slow
+def test_the_table_of_bytes() -> None:
+    """One round: what a run sends is what its compressor says, and the figure has all of it."""
+    runs, (table,) = run("bytes-utility", clients=6, rounds=1)
+    rows = {row[0]: row for row in table.rows}
+    assert list(rows) == list(runs)
+    fewer = {name: float(row[3]) for name, row in rows.items()}
+    assert fewer["half"] == 2
+    assert 31 < fewer["quantize-1"] * 1.06 < 34
+    assert fewer["topk-0.1-quantize-8"] > fewer["topk-0.1"] > 1
+    assert [rows[name][-1] for name in ("dense", "half", "topk-0.1")] == ["", "-", "-"]
+    assert rows["topk-0.01"][-1] in ("yes", "no")
+    chart = frontier(runs)
+    (panel,) = chart.panels
+    assert sum(len(line.x) for line in panel.series) == len(runs)
+    assert all(0 < x < 1 for line in panel.series for x in line.x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,7 +50,7 @@ def test_states_of_the_next_cohort_are_read_ahead(order, tmp_path, monkeypatch) 
     assert all(torch.equal(found.shared[k], v) for k, v in memory.shared.items())
 
 
-@each("order", ["random", "turns"])
+@each("order", ["random", "turns", "cyclic", "poisson"])
 @each("cohort", [3, 7])
 def test_cohorts_that_come_back_together_need_no_queue(order, cohort, monkeypatch) -> None:
     """The shorter way of a plain round has the results, and leaves the state, of the long one."""
@@ -66,3 +67,62 @@ def test_cohorts_that_come_back_together_need_no_queue(order, cohort, monkeypatc
     long = rounds()
     assert str(short) == str(long)
     assert short[0][1].staleness == (0,) * len(short[0][1].clients)
+
+
+def cohorts(order: str, clients: int, cohort: int, rounds: int, seed: int = 0) -> list[tuple[int, ...]]:
+    spec = StageSpec(clients, cohort, 0, rounds, seed, 0.0, lambda client: 1)  # noqa: ARG005
+    schedule = pt.schedule.synchronous(order).begin(spec)
+    return [
+        tuple(schedule.next(ServerState({"w": torch.zeros(1)}, {}, {}, t)).clients) for t in range(rounds)
+    ]
+
+
+def test_a_chance_of_each_client() -> None:
+    """Sizes are binomial, every client comes as often as any other, and two of them come independently."""
+    found = cohorts("poisson", 40, 10, 4000)
+    sizes = np.array([len(c) for c in found])
+    assert sizes.mean() == pytest.approx(10, abs=0.15)
+    assert sizes.var() == pytest.approx(40 * 0.25 * 0.75, rel=0.08)
+    there = np.zeros((4000, 40))
+    for t, clients in enumerate(found):
+        there[t, list(clients)] = 1
+    assert np.abs(there.mean(0) - 0.25).max() < 0.03
+    pairs = np.corrcoef(there.T)[np.triu_indices(40, 1)]
+    assert abs(pairs.mean()) < 0.002  # fixed sizes would give −1/39
+    assert np.abs(pairs).max() < 0.07
+
+
+def test_the_cohort_is_everyone_where_the_chance_is_one() -> None:
+    assert all(sorted(c) == list(range(9)) for c in cohorts("poisson", 9, 9, 5))
+
+
+def test_a_fixed_order_lets_clients_rest_longest() -> None:
+    """With 10 clients and cohorts of 3, whoever comes in round t comes again in round t + 4."""
+    found = cohorts("cyclic", 10, 3, 12)
+    assert found[:4] == found[4:8] == found[8:]
+    assert sorted(c for cohort in found[:4] for c in cohort) == list(range(10))
+    shuffled = cohorts("turns", 10, 3, 12)
+    assert shuffled[:4] != shuffled[4:8]
+
+
+@each(
+    "order, expected",
+    [
+        ("poisson", (0.25, 100, 1)),
+        ("random", (None, 100, 1)),
+        ("turns", (None, 25, 1)),
+        ("cyclic", (None, 25, 4)),
+    ],
+)
+def test_what_a_schedule_promises(order, expected) -> None:
+    """100 rounds of 10 of 40 clients: chance, most turns, rounds from one turn to the next."""
+    assert pt.schedule.synchronous(order).participation(40, 10, 100) == expected
+    if expected[1] < 100:
+        turns = np.bincount([c for cohort in cohorts(order, 40, 10, 100) for c in cohort])
+        assert turns.max() <= expected[1]
+
+
+def test_late_uploads_keep_no_promise() -> None:
+    delays = pt.schedule.delays(upload=pt.schedule.exponential(2.0))
+    schedule = pt.schedule.synchronous("poisson", delays=delays, deadline=1.0, late="apply")
+    assert schedule.participation(40, 10, 100) == (None, 100, None)

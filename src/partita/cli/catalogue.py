@@ -73,6 +73,10 @@ ATTACKED = _program(
     "pt.fedavg(lr=0.1, aggregate=pt.aggregate.coordinate_median())", "attack={}, byzantine=0.2"
 )
 MEASURED = _program(FEDALT, "measures=[{}]", 'run.metrics[-1]["measures"]')
+INVERTED = _program("pt.fedavg(lr=0.1)", "measures=[{}]", 'run.metrics[-1]["measures"]').replace(
+    "rounds=20, steps=5, batch=16", "rounds=4, steps=1, batch=1"
+)
+TOLD_APART = _program("pt.fedavg(lr=0.1)", "newcomers=0.5, measures=[{}]", 'run.metrics[-1]["measures"]')
 SENT = _program(FEDALT, "uploads=[{}]", 'run.summary()["bytes_up"]')
 PRIVATE = _program("pt.fedavg(lr=0.1)", "cohort=5, uploads=[{}]", 'run.summary()["privacy"]')
 WEAK = _program(FEDALT, "capacity={}", 'run.clients[0]["class"], run.summary()["classes"]')
@@ -125,6 +129,19 @@ VALUES: dict[str, Any] = {
     "inputs": 64,
     "scale": 0.1,
     "widths": (64, 32, 10),
+}
+
+
+# parts that need other runs than the rest of their kind: a program, and the settings of a command
+OTHER_RUNS: dict[Any, tuple[str, str]] = {
+    measures.gradient_inversion: (
+        INVERTED,
+        "algorithm=fedavg' --set cohort=5 --set steps=1 --set batch=1 --set 'measures=[{}]",
+    ),
+    measures.membership: (
+        TOLD_APART,
+        "algorithm=fedavg' --set cohort=5 --set newcomers=0.5 --set 'measures=[{}]",
+    ),
 }
 
 
@@ -281,7 +298,7 @@ KINDS = {
     ),
     "privacy": Kind(
         "privacy mechanisms",
-        lambda: _public(privacy),
+        lambda: _public(privacy, "gaussian", "banded"),
         PRIVATE,
         "pt.privacy.{}",
         "cohort=5' --set 'uploads=[{}]",
@@ -451,6 +468,8 @@ def _python(chapter: Kind, name: str, part: Callable[..., Any]) -> str | None:
     written = chapter.call.format(inner)
     if part is capacity.rank:
         return RANKED.format(written)
+    if part in OTHER_RUNS:
+        return OTHER_RUNS[part][0].format(written)
     if chapter.example in (TIMED, CHOSEN):
         return chapter.example.format(", ".join(sorted({*re.findall(r"\w+(?=\()", written)})), written)
     return chapter.example.format(written)
@@ -473,7 +492,8 @@ def _command(kind: str, chapter: Kind, name: str, part: Callable[..., Any]) -> s
         settings = [f"--set {shlex.quote(s)}" for s in (f"algorithm={name}", *options)]
         return " ".join(["partita run digits", *settings])
     written = _call(chapter, name, part) if chapter.command and name not in DEEP else None
-    return written and f"partita run digits --set '{chapter.command.format(written)}'"
+    other = OTHER_RUNS[part][1] if part in OTHER_RUNS else chapter.command
+    return written and f"partita run digits --set '{other.format(written)}'"
 
 
 def _equation(module: str, name: str) -> str | None:

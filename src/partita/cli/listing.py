@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from partita import attack, augment, privacy, transforms
+from partita import attack, augment, transforms
 from partita.algorithms import METHODS
 from partita.cli import catalogue, screen
 from partita.cli.catalogue import KINDS, Facts
 from partita.engine.store.files import json_text
 from partita.recipes import RECIPES, Experiment
-from partita.recipes.expressions import CAPACITIES, SCHEDULES
+from partita.recipes.expressions import CAPACITIES, MECHANISMS, SCHEDULES
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")]
 
@@ -48,7 +48,7 @@ def complete_set(incomplete: str) -> list[str]:
         "augment": augment.__all__,
         "schedule": SCHEDULES,
         "capacity": CAPACITIES,
-        "uploads": [*transforms.__all__, *privacy.__all__],
+        "uploads": [*transforms.__all__, *MECHANISMS],
         "downloads": ["half"],
     }
     fields = [f.name for f in dataclasses.fields(Experiment) if f.name not in ("model", "data")]

@@ -94,10 +94,10 @@ def _entry(path: str, number: bool, value: Tensor, bits: int | None, below: int 
         raise check.fail(path, dtype, "whole numbers, where entries are packed or have a limit")
     if dtype == torch.bool:
         below = 2 if below is None else min(below, 2)
-    elif width < full and below is None:
-        below = 1 << width
-    if below is not None and dtype != torch.bool:
+    elif below is not None:
         below = check.integer(f"limit of {path}", below, low=1, high=1 << width)
+    elif width < full:
+        below = 1 << width
     return Entry(path, number, dtype, tuple(value.shape), width, below)
 
 

@@ -104,10 +104,29 @@ def uniform(key: Tensor) -> Tensor:
     return (_shift(bits(key), 41).to(torch.float32) + 0.5) * 2.0**-23
 
 
+def uniforms(key: Tensor, count: int) -> Tensor:
+    """Return so many uniform numbers in (0, 1) of one key, float32: two of the 64 bits of each draw."""
+    words = fold(key, torch.arange(-(-count // 2), device=key.device))
+    pairs = torch.stack([_shift(words, 41), (words >> 9) & ((1 << 23) - 1)], -1)
+    return (pairs.reshape(-1)[:count].to(torch.float32) + 0.5) * 2.0**-23
+
+
 def normal(key: Tensor) -> Tensor:
     """Return a standard normal number for each key, float32 (Box-Muller)."""
     radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, 1))))
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, 2)))
+
+
+def normal64(key: Tensor) -> Tensor:
+    """Return a standard normal number for each key, float64, out to 8.5: what privacy needs of the tails."""
+    radius = torch.sqrt(-2.0 * torch.log(_uniform64(fold(key, 1))))
+    return radius * torch.cos(2.0 * math.pi * _uniform64(fold(key, 2)))
+
+
+def _uniform64(key: Tensor) -> Tensor:
+    """Return a uniform number in (0, 1) for each key, float64."""
+    # 52 bits and a half: the largest, 1 − 2⁻⁵³, is still a double below 1
+    return (_shift(bits(key), 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
 def number(seed: int, purpose: str, *parts: int) -> float:

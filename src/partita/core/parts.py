@@ -143,6 +143,10 @@ class Problem(Protocol):
         """Return ∇²f(params) d on the batch, for a direction d in some of the parameters."""
         ...
 
+    def smooth_grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> Tensors:
+        """Return ∇f on the batch in a form that `torch.func` can differentiate again, by inputs too."""
+        ...
+
     def repeat(self, step: Callable[[Any], tuple[Any, Tensor | None]], carry: Any, steps: int) -> Any:
         """carry ← step(carry), up to `steps` times: for steps inside of a step, on the same batch.
 
@@ -229,7 +233,7 @@ class Release(NamedTuple):
     public  what clients know of the transform, and `secret` what the server alone knows, as the last release
             left them
     key     seeds what is random: of (seed, the server's version, the transform)
-    expected  what all who could have reported count together on average
+    expected  what all who could have reported count together on average, and how many `clients` they are
     """
 
     total: Upload
@@ -238,6 +242,7 @@ class Release(NamedTuple):
     secret: Tensors
     key: Tensor
     expected: float
+    clients: float
 
 
 class Taken(NamedTuple):
@@ -293,6 +298,9 @@ class Transform(NamedTuple):
     bind        (Taken, as the run plans it) -> the transform of this run: what a bound asked for takes, such
                 as the noise of an epsilon, is found before the first round
     account     (Taken) -> numbers for metrics.jsonl, progress and report, such as {"epsilon": 1.3}
+    expands     why it may lose more than the length of what it was given ('': it does not). Beside feedback,
+                what clients keep would grow without end
+    entrywise   whether what becomes of an entry depends on no other one, nor on where it is
     """
 
     name: str
@@ -312,6 +320,8 @@ class Transform(NamedTuple):
     bind: Callable[[Taken], Transform] | None = None
     account: Callable[[Taken], Mapping[str, float]] | None = None
     below: Callable[[Message], Mapping[str, int]] | None = None
+    expands: str = ""
+    entrywise: bool = False
 
 
 class Share(NamedTuple):
@@ -471,6 +481,28 @@ class Probe(NamedTuple):
     batch: int = 32
 
 
+class Watched(NamedTuple):
+    """What a measure is to look at in a stage, for it to refuse what it cannot.
+
+    like       what a client sends that holds the whole model, without what transforms add
+    x, y       a few samples, as the model takes them
+    params     the model's tensors when the stage begins
+    seen       of how many samples a client makes an upload, at most
+    newcomers  how many clients are held out
+    alike      whether every client holds the whole model
+    """
+
+    algorithm: Algorithm
+    problem: Problem
+    like: Upload
+    x: Inputs
+    y: Tensor
+    params: Tensors
+    seen: int
+    newcomers: int
+    alike: bool
+
+
 class Measure(NamedTuple):
     """Something to follow during a run beside scores; clients compute it as they compute an evaluation.
 
@@ -483,6 +515,16 @@ class Measure(NamedTuple):
                that a client sent, the model that it ended with ('ended/NAME')
     own        clients bring their own states, as to an evaluation; else the personal part is as at the start
     probe      samples for all clients. `download.extra` then also holds them, as a model takes them ('probe')
+    of_upload  as `of_cohort`, from where the server sits. `download` is what each client had received, and
+               `download.extra` also holds what the server saw it send ('sent/NAME'), and what the server has
+               made of all of it ('made/NAME'). States are those after the round, and phases draw the batches
+               that those of the client's training have drawn
+    most       how many clients of the cohort are measured, the first ones (None: all)
+    newcomers  those whom `newcomers=` has held out are measured too, after the clients of the run: for them
+               `uploads.metrics['newcomer']` is 1, for all others 0
+    fits       (Watched) -> None: refuses what it cannot measure, before any work (None: it measures anything)
+
+    Where nothing leaves a client, measures of uploads and of newcomers find nothing.
     """
 
     name: str
@@ -494,6 +536,10 @@ class Measure(NamedTuple):
     reduce: Callable[[Upload], Upload] | None = None
     own: bool = False
     probe: Probe | None = None
+    of_upload: bool = False
+    most: int | None = None
+    newcomers: bool = False
+    fits: Callable[[Watched], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -29,27 +29,38 @@ from partita.recipes.experiment import Experiment
 from partita.schedule.asynchronous import Asynchronous
 from partita.schedule.synchronous import Synchronous
 
+MOST_ROWS = 1 << 20
+"""Of an example, that stand for the samples of the largest client."""
+MOST_SAMPLES = 1 << 31
+"""That a client may say it has."""
+
 
 def standing_for(example: FederatedData, population: Population) -> FederatedData:
     """Return data with the counts of a population, whose rows are those of an example, again and again.
 
-    They take no memory but a number for each row of the largest client.
+    They take little memory, whatever a client says it has: beyond MOST_ROWS all are the same one.
     """
     counts = [population.n_train, population.n_validation, population.n_test]
     ends = np.cumsum(counts, axis=0)
-    rows = torch.arange(int(max(1, ends[-1].max()))) % example.rows
+    most = int(max(1, ends[-1].max()))
+    rows = torch.arange(most) % example.rows if most <= MOST_ROWS else torch.zeros(1).long().expand(most)
     ranges = [np.stack([end - n, n], axis=1) for end, n in zip(ends, counts)]
 
     def again(column: Column) -> Column:
         if isinstance(column, Tensor):
             return Mapped(column, rows, column.dtype)
-        return columns_of.select(column, rows)
+        if isinstance(column, Mapped):
+            return replace(column, rows=chosen(column.rows))
+        return replace(column, start=chosen(column.start), length=chosen(column.length))
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor[rows] if most <= MOST_ROWS else tensor[:1].expand(most, *tensor.shape[1:])
 
     return replace(
         example,
         x=columns_of.each(again, example.x),
-        y=example.y.index_select(0, rows),
-        lengths=None if example.lengths is None else example.lengths.index_select(0, rows),
+        y=chosen(example.y),
+        lengths=None if example.lengths is None else chosen(example.lengths),
         train=ranges[0],
         validation=ranges[1],
         test=ranges[2],

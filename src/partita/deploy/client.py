@@ -21,6 +21,7 @@ from partita.core.device import arithmetic
 from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.data.population import SPLITS
+from partita.deploy.agreed import MOST_SAMPLES
 from partita.deploy.heads import address_of, kept_of, whole_number
 from partita.deploy.states import Missing, States, runs_in, write_private
 from partita.deploy.turn import Bound, Turn, begun, bind_stage, bound_to, received, state_of
@@ -35,7 +36,8 @@ LOG = logging.getLogger("partita")
 
 MOST_BYTES = 1 << 32
 """Of a request."""
-MOST_CLIENTS = 1 << 24
+MOST_CLIENTS = 1 << 20
+"""Among whom a server may say that this one is."""
 TRAIN_LOSS = "train_loss"
 
 
@@ -170,8 +172,8 @@ class Client:
         names = ("clients", "number", "largest")
         key = tuple([whole_number(head, name) for name in names])
         clients, number, largest = key
-        if not number < clients <= MOST_CLIENTS:
-            raise Malformed(f"client {number} of {clients}")
+        if not number < clients <= MOST_CLIENTS or largest > MOST_SAMPLES:
+            raise Malformed(f"client {number} of {clients}, who have up to {largest} samples")
         if head.get("sizes") not in (None, self.sizes):
             raise check.fail("sizes", self.sizes, f"{head.get('sizes')}, as it had when it enrolled")
         if self._bound is None or self._bound[0] != key:

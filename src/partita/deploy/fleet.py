@@ -33,6 +33,7 @@ from partita.engine.pending import PendingUploads
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
+from partita.engine.stopping import Interrupt, at_once
 from partita.engine.store.addresses import Address, Addresses
 from partita.engine.store.files import json_text, write_tensors
 from partita.schedule import Running, Schedule, StageSpec
@@ -44,6 +45,8 @@ RUN_FILE = "run.json"
 NONCES = 1 << 62
 MOST_BODIES = 8
 """Models that are kept as they are sent, for the clients that are still to receive them."""
+GRACE_SECONDS = 5.0
+"""That a round may still take when a signal has asked the server to end."""
 MOST_ASKED_AGAIN = 2
 """How often a client is sent what it lacks, and asked again, before that is a fault."""
 
@@ -69,15 +72,24 @@ class Fleet:
     population  the clients, with the samples that each was enrolled with
     run         the number of the run, 128 random bits
     folder      where the models are kept that stages begin with
+    interrupt   says whether the run is to end
     """
 
     def __init__(
-        self, transport: Transport, population: Population, run: str, terms: Terms, folder: Path | None
+        self,
+        transport: Transport,
+        population: Population,
+        run: str,
+        terms: Terms,
+        folder: Path | None,
+        interrupt: Interrupt,
     ) -> None:
+        self._interrupt, self._interrupted = interrupt, math.inf
         self.transport, self.population, self.run, self.terms = transport, population, run, terms
         self.folder, self.digest = folder, ""
         self.numbers = {name: i for i, name in enumerate(population.names)}
         self.requests: dict[str, Request] = {}
+        self.secret: int | None = None
         self.ignored = self.bytes_up = self.bytes_down = 0
         self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
@@ -89,7 +101,9 @@ class Fleet:
     # ---- what the engine asks for
 
     def begin(self, schedule: Schedule, spec: StageSpec) -> Running:
-        """Start a schedule on real time."""
+        """Start a schedule on real time; with privacy, nobody else may know who takes part."""
+        if self.secret is not None:
+            spec = spec._replace(seed=self.secret)
         return live(schedule, spec, self, self.terms.deadline, self.terms.quorum)
 
     def enter(self, stage: Stage, state: State) -> None:
@@ -109,7 +123,7 @@ class Fleet:
         """Return the number of the run, and who takes part with how many samples."""
         sizes = zip(*[self.population.sizes(split).tolist() for split in SPLITS])
         clients = {name: list(n) for name, n in zip(self.population.names, sizes)}
-        return json_text({"run": self.run, "clients": clients}, indent=2).encode()
+        return json_text({"run": self.run, "secret": self.secret, "clients": clients}, indent=2).encode()
 
     def scored(self, stage: Stage, state: State, model: str, split: str, every_sample: bool) -> Scored:
         """Ask the clients that are there how a model does on their samples; NaN for those who do not say."""
@@ -172,7 +186,14 @@ class Fleet:
         return away and time.monotonic() - max(since, default=0.0) > self.terms.patience
 
     def wait(self, seconds: float) -> None:
-        """Take what has come; wait for the first reply, at most so long."""
+        """Take what has come; wait for the first reply, at most so long.
+
+        A signal ends the run after this round; but a server does not wait long for a client then.
+        """
+        if self._interrupt.requested:
+            self._interrupted = min(self._interrupted, time.monotonic())
+            if time.monotonic() > self._interrupted + GRACE_SECONDS:
+                at_once(self._interrupt.requested)
         for arrival in self.transport.receive(max(0.0, seconds)):
             self._take(arrival)
 
@@ -288,7 +309,7 @@ class Fleet:
                 shared, extra = devices.received(kind, shared), devices.held(kind, extra)
             model = within("shared", shared)
             if packed:
-                model = {"sent": as_tensor(stage.channel.packed_download(shared, server.version))}
+                model = {"sent": as_tensor(stage.channel.packed_download(shared))}
             self._bodies[key] = Body.of({**model, **within("extra", extra)})
         return self._bodies[key]
 

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,18 @@ from partita.api import Run, trained
 from partita.core import check
 from partita.data import Population
 from partita.data.population import SPLITS
-from partita.deploy.agreed import differing, digest_of, parts_of, population_of, setup_of, standing_for
+from partita.deploy.agreed import (
+    MOST_SAMPLES,
+    differing,
+    digest_of,
+    parts_of,
+    population_of,
+    setup_of,
+    standing_for,
+)
 from partita.deploy.fleet import RUN_FILE, Fleet, Terms
 from partita.deploy.transport import Transport
-from partita.deploy.wire import EMPTY
+from partita.deploy.wire import EMPTY, Body
 from partita.engine.callbacks import Callback
 from partita.engine.elsewhere import Nowhere
 from partita.engine.execute import Task
@@ -35,10 +43,9 @@ FOLDER = "deployment"
 """What the server keeps beside the files of a run: who takes part, and the models that stages begin with."""
 AGAIN_SECONDS = 2.0
 """After which a client that has not enrolled is asked again."""
-MOST_SAMPLES = 1 << 32
-"""That a client may say it has."""
 
 
+@check.each_warning_once()
 def serve(
     experiment: Experiment,
     roster: Sequence[str] | Population,
@@ -50,6 +57,7 @@ def serve(
     quorum: int | float | None = None,
     patience: float = 60.0,
     enrolment: float = 600.0,
+    secret: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     report: bool = True,
@@ -64,6 +72,8 @@ def serve(
     quorum      usable uploads without which a round is abandoned, or which share of its cohort
     patience    seconds to wait for scores, and for a client that has gone while it was at work
     enrolment   seconds to wait until all have enrolled
+    secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
+                server alone has). Whoever has the experiment knows its seed, and could take such noise off
     """
     terms = Terms(
         None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
@@ -71,8 +81,9 @@ def serve(
         check.number("patience", patience, low=0, open_low=True),
     )
     folder = None if out is None else check.path("out", out)
-    run, population = _known(folder, resume, roster)
-    fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder))
+    run, known_secret, population = _known(folder, resume, roster)
+    interrupt = Interrupt()
+    fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder), interrupt)
     end = time.monotonic() + enrolment
     if population is None:
         fleet.population = _enrolled(fleet, end)
@@ -81,8 +92,12 @@ def serve(
     fleet.digest = digest_of(parts)
     if population is None:
         _agreed(fleet, parts, end)
-    setup = replace(setup, settings=replace(setup.settings, progress=progress), elsewhere=fleet)
-    result = trained(setup, Interrupt(), {})
+    if any(t.release is not None for t in setup.uploads):
+        chosen = secrets.randbelow(check.LARGEST) if secret is None else secret
+        fleet.secret = chosen if known_secret is None else known_secret
+    settings = replace(setup.settings, progress=progress)
+    setup = replace(setup, settings=settings, elsewhere=fleet, secret=fleet.secret)
+    result = trained(setup, interrupt, {})
     fleet.finish()
     return result
 
@@ -111,40 +126,47 @@ def _nowhere(task: Task) -> Nowhere:
 
 def _enrolled(fleet: Fleet, end: float) -> Population:
     """Wait until all clients have said how many samples they have, and return them with these."""
-    names, sizes = fleet.population.names, dict[str, list[int]]()
+    names, sizes = list(fleet.population.names), dict[str, list[int]]()
 
-    def take(client: int, head: Mapping[str, Any]) -> None:
-        if _are_sizes(head.get("sizes")):
-            sizes[names[client]] = head["sizes"]
+    def take(client: int, head: Mapping[str, Any]) -> str:
+        if not _are_sizes(head.get("sizes")):
+            return "counts of samples that cannot be"
+        sizes[names[client]] = head["sizes"]
+        return ""
 
-    while True:
-        missing = [i for i, name in enumerate(names) if name not in sizes]
-        if not missing:
-            return population_of(list(names), sizes)
-        wrong = fleet.survey("hello", missing, lambda client: ({}, EMPTY), take, _left(end))  # noqa: ARG005
-        if wrong:
-            _pause(fleet, end, {names[i]: reason for i, reason in wrong.items()})
+    _all_of(fleet, "hello", take, end)
+    return population_of(names, sizes)
 
 
 def _agreed(fleet: Fleet, parts: Mapping[str, str], end: float) -> None:
     """Wait until all clients have the experiment of the server."""
-    names = fleet.population.names
-    missing, others = set(range(fleet.population.clients)), dict[int, str]()
 
-    def take(client: int, head: Mapping[str, Any]) -> None:
-        others.pop(client, None)
+    def take(client: int, head: Mapping[str, Any]) -> str:  # noqa: ARG001
         theirs = head.get("parts")
         different = differing(parts, theirs if isinstance(theirs, dict) else {})
-        if different:
-            others[client] = f"another experiment: it differs in its {', '.join(different)}"
-        else:
-            missing.discard(client)
+        return f"another experiment: it differs in its {', '.join(different)}" if different else ""
+
+    _all_of(fleet, "check", take, end)
+
+
+def _all_of(fleet: Fleet, kind: str, take: Callable[[int, Mapping[str, Any]], str], end: float) -> None:
+    """Ask all clients until each has answered well; `take` says what is wrong with an answer."""
+    names, missing = fleet.population.names, set(range(fleet.population.clients))
+    reasons: dict[int, str] = {}  # what a client has said tells more than that it is away now
+
+    def taken(client: int, head: dict[str, Any]) -> None:
+        reasons[client] = take(client, head)
 
     while missing:
-        wrong = fleet.survey("check", sorted(missing), lambda client: ({}, EMPTY), take, _left(end))  # noqa: ARG005
-        wrong |= others  # what a client has said tells more than that it is away now
-        if wrong:
-            _pause(fleet, end, {names[i]: reason for i, reason in wrong.items()})
+        wrong = fleet.survey(kind, sorted(missing), _nothing, taken, _left(end)) | reasons
+        missing = {client for client, reason in wrong.items() if reason}
+        if missing:
+            _pause(fleet, end, {names[i]: wrong[i] for i in sorted(missing)})
+
+
+def _nothing(client: int) -> tuple[dict[str, Any], Body]:  # noqa: ARG001
+    """Return what is asked beside the kind of a question."""
+    return {}, EMPTY
 
 
 def _left(end: float) -> float:
@@ -184,17 +206,17 @@ def _stages(folder: Path | None) -> Path | None:
 
 def _known(
     folder: Path | None, resume: bool, roster: Sequence[str] | Population
-) -> tuple[str, Population | None]:
-    """Return the number of the run and its clients with their samples, as far as they are known."""
+) -> tuple[str, int | None, Population | None]:
+    """Return the number of the run, its secret, and its clients with their samples, as far as known."""
     pinned = roster if isinstance(roster, Population) else None
     file = None if folder is None else folder / FOLDER / RUN_FILE
     if not resume or file is None or not file.is_file():
-        return secrets.token_hex(16), pinned
+        return secrets.token_hex(16), None, pinned
     found = read_json(file)
-    run, clients = found.get("run"), found.get("clients")
+    run, clients, secret = found.get("run"), found.get("clients"), found.get("secret")
     if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{32}", run) or not isinstance(clients, dict):
         raise check.fail("resume", True, f"the run that {file} was written for")
-    if not all(map(_are_sizes, clients.values())):
+    if not all(map(_are_sizes, clients.values())) or not (secret is None or type(secret) is int):
         raise check.fail("resume", True, f"{file} with the samples of each client")
     names = list(_of_names(roster).names)
     if names[: len(clients)] != list(clients):
@@ -202,4 +224,4 @@ def _known(
         raise check.fail(
             "roster", names[:5], "the same clients in the same order, new ones behind them", reason
         )
-    return run, population_of(list(clients), clients)
+    return run, secret, population_of(list(clients), clients)

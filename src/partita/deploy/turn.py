@@ -189,7 +189,7 @@ def received(stage: Stage, head: dict[str, Any], tensors: Tensors) -> ServerStat
     like = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
     version = whole_number(head, "version")
     if "sent" in tensors:
-        shared = stage.channel.unpacked_download(tensors["sent"].numpy().tobytes(), like.shared, version)
+        shared = stage.channel.unpacked_download(tensors["sent"].numpy().tobytes(), like.shared)
     for found, expected, what in ((shared, like.shared, "shared"), (extra, like.extra, "extra")):
         if unknown := set(found) - set(expected):
             raise Malformed(f"{what} with {printable(min(unknown))}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from partita.core import check, draws, tree
 from partita.core.parts import Algorithm, Taken, Transform
 from partita.core.types import Download, Partition, Tensors, Upload
+from partita.engine.channel import told
 from partita.engine.execute.task import Task
 from partita.engine.model.problem import ModelProblem
 
@@ -108,14 +109,20 @@ def account(stage: Stage, state: State) -> dict[str, float]:
     rounds[stage.number] = version - state.stage_start
     turns = int(state.counters.clock.turns.reports.max(initial=0))
     taken = _taken(setup, {i: rounds.get(i, 0) for i in setup.sending}, turns)
-    return {name: value for of in accounts for name, value in of(taken).items()}
+    figures = {name: value for of in accounts for name, value in of(taken).items()}
+    return figures | {name: float(x) for name, x in _public(stage, state).items() if not x.dim()}
+
+
+def _public(stage: Stage, state: State) -> Tensors:
+    """Return what the transform that releases tells clients, such as the clip of this round."""
+    return {} if stage.releases is None else told(stage.releases.number, state.server.extra)
 
 
 def _taken(setup: Setup, rounds: dict[int, int], turns: int | None) -> Taken:
     """Return what so many rounds of each stage release; `turns` is the most of a client, where it is known.
 
-    Where stages differ, the largest rate holds for all of them; where one follows another, nothing is known
-    of how long a client rests between them.
+    Where stages differ, the largest rate holds for all of them. What is correlated between releases begins
+    anew with each stage, so that only the rests within stages count.
     """
     clients, numbers = setup.data.clients, setup.sending
     parts = [_participation(setup, i, setup.plans[i].rounds or 0) for i in numbers]
@@ -124,7 +131,8 @@ def _taken(setup: Setup, rounds: dict[int, int], turns: int | None) -> Taken:
     known = [most for _, most, _ in now]
     bound = None if any(most is None for most in known) else sum(most or 0 for most in known)
     ends = [most for _, most, _ in parts]
-    apart = parts[0][2] if len(parts) == 1 else None
+    rests = [rest for _, _, rest in parts]
+    apart = None if any(rest is None for rest in rests) else min((rest or 1 for rest in rests), default=None)
     found = [n for n in (bound, turns, sum(rounds.values())) if n is not None]
     return Taken(
         releases=sum(rounds.values()),

@@ -116,16 +116,23 @@ class Way:
                 message = decode(message, given[i], draws.branch(key, "upload", i))
         return message
 
-    def send(
+    def __call__(
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
-    ) -> tuple[Message, Message, list[Message]]:
-        """Return what compression is given, what is sent of it, and what each transform was given."""
+    ) -> tuple[Message, Tensors]:
+        """Return what arrives at the server, and what compression has lost so far."""
+        return self.passage(message, publics, key, residual)[1:]
+
+    def passage(
+        self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
+    ) -> tuple[Message, Message, Tensors]:
+        """Return what is sent, what arrives of it, and what compression has lost so far."""
         n = len(self.transforms)
         whole, given = self.encode(message, publics, key, range(self.lossless))
         if residual:
             whole = whole._replace(numbers={k: v + residual[k] for k, v in whole.numbers.items()})
         sent, then = self.encode(whole, publics, key, range(self.lossless, n))
-        return whole, sent, [*given, *then]
+        arrived = self.decode(sent, [*given, *then], key)
+        return sent, arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
 
     def layout(self, message: Message, publics: Sequence[Tensors]) -> codec.Entries:
         """Return the layout of the bytes of what is sent of such a message, which both sides know."""
@@ -141,7 +148,9 @@ class Way:
         """Return the bytes of what is sent of such a message."""
         return codec.size(self.layout(message, publics))
 
-    def tried(self, message: Message, publics: Sequence[Tensors]) -> tuple[Message, list[set[str]]]:
+    def tried(
+        self, field: str, message: Message, publics: Sequence[Tensors]
+    ) -> tuple[Message, list[set[str]]]:
         """Return what arrives of a message, and what of it each transform has added.
 
         Compression that finds nothing left to compress is refused.
@@ -154,11 +163,20 @@ class Way:
                 last = self.transforms[i - 1].name
                 reason = f"{last!r} leaves no numbers to compress"
                 raise check.fail(
-                    f"uploads[{i}]", transform.name, f"{transform.name!r} before {last!r}", reason
+                    f"{field}[{i}]", transform.name, f"{transform.name!r} before {last!r}", reason
                 )
         kept = set(arrived.rest) - set(message.rest)
         paths = [set(step.numbers) | set(step.rest) for step in steps]
         return arrived, [(after - before) & kept for before, after in itertools.pairwise(paths)]
+
+
+def _refuse_idle(transforms: Sequence[Transform], message: Message) -> None:
+    """Refuse compression of what a method sends beside the model: averages, which are no directions."""
+    idle = next((i for i, t in enumerate(transforms) if t.lossy), None)
+    if idle is not None and not message.numbers:
+        sent = ", ".join(sorted(message.rest)[:3])
+        reason = f"clients send {sent}, which travel as they are"
+        raise check.fail(f"uploads[{idle}]", transforms[idle].name, "a method that sends changes", reason)
 
 
 def _trial_key(message: Message) -> Tensor:
@@ -198,7 +216,8 @@ class Channel:
         way, names = Way(uploads), frozenset(statistics)
         publics = [{} if t.begin is None else t.begin(like)[0] for t in uploads]
         message = message_of(like, names)
-        arrived, found = way.tried(message, publics) if uploads else (message, [])
+        _refuse_idle(uploads, message)
+        arrived, found = way.tried("uploads", message, publics) if uploads else (message, [])
         added = {path: number for number, paths in enumerate(found) for path in sorted(paths)}
         sent = {own_name(number, path): arrived.rest[path] for path, number in added.items()}
         like = like._replace(extra={**like.extra, **sent})
@@ -240,13 +259,14 @@ class Channel:
                 publics = [told(i, download.extra) for i in range(len(way.transforms))]
                 message, residual = message_of(upload, self.statistics), _residual(state)
                 assert download.key is not None
-                whole, sent, given = way.send(message, publics, download.key, residual)
-                if feedback or decoded:
-                    arrived = way.decode(sent, given, download.key)
-                    lost = {RESIDUAL + k: whole.numbers[k] - arrived.numbers[k] for k in residual}
-                    new = new._replace(memory={**new.memory, **lost}) if feedback else new
-                upload = self._arrived(arrived, upload) if decoded else _as_sent(sent, upload)
-                return upload, new
+                if decoded:
+                    arrived, lost = way(message, publics, download.key, residual)
+                    upload = self._arrived(arrived, upload)
+                else:
+                    sent, _, lost = way.passage(message, publics, download.key, residual)
+                    upload = _as_sent(sent, upload)
+                memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
+                return upload, new._replace(memory=memory) if feedback else new
 
             return _with_own(rule)._replace(finish=finish)
 
@@ -347,27 +367,33 @@ class Channel:
         return cohort._replace(groups=tuple(map(self._received, cohort.groups)))
 
     def _received(self, group: Group) -> Group:
-        download = group.download
-        sent, given, key = self._download(download.shared, download.version)
-        received, _ = upload_of(self.downloads.decode(sent, given, key), Upload(download.shared))
-        return group._replace(download=download._replace(shared=received.delta))
+        shared = group.download.shared
+        if not shared:  # every client alone
+            return group
+        receive = torch.func.vmap(self._of_server) if group.stacked else self._of_server
+        return group._replace(download=group.download._replace(shared=receive(shared)))
 
-    def packed_download(self, shared: Tensors, version: int) -> bytes:
-        """Return the bytes of a model on its way to clients."""
-        return codec.pack(self._download(shared, version)[0], self._download_layout(shared))
+    def _of_server(self, shared: Tensors) -> Tensors:
+        """Return what arrives at a client of the server's model; its transforms draw nothing."""
+        sent, given, key = self._download(shared)
+        return upload_of(self.downloads.decode(sent, given, key), Upload(shared))[0].delta
 
-    def unpacked_download(self, data: bytes | memoryview, like: Tensors, version: int) -> Tensors:
-        """Return the model that these bytes are of, in the shapes of `like`."""
-        _, given, key = self._download(like, version)  # of which shapes are looked at
+    def packed_download(self, shared: Tensors) -> bytes:
+        """Return the bytes of the server's model on its way to clients."""
+        return codec.pack(self._download(shared)[0], self._download_layout(shared))
+
+    def unpacked_download(self, data: bytes | memoryview, like: Tensors) -> Tensors:
+        """Return the model that arrives of these bytes, in the shapes of `like`."""
+        _, given, key = self._download(like)  # of which shapes are looked at
         sent = codec.unpack(data, self._download_layout(like), key.device)
         return upload_of(self.downloads.decode(sent, given, key), Upload(like))[0].delta
 
-    def _download(self, shared: Tensors, version: int) -> tuple[Message, list[Message], Tensor]:
-        """Return what is sent of a model, what each transform was given, and the key of its draws."""
+    def _download(self, shared: Tensors) -> tuple[Message, list[Message], Tensor]:
+        """Return what is sent of a model, what each transform was given, and a key."""
         message = message_of(Upload(shared), self.statistics)
-        key = draws.key(0, "download", version, device=next(iter(shared.values())).device)
-        _, sent, given = self.downloads.send(message, [{}] * len(self.downloads.transforms), key, {})
-        return sent, given, key
+        key = _trial_key(message)
+        n = len(self.downloads.transforms)
+        return *self.downloads.encode(message, [{}] * n, key, range(n)), key
 
     def _download_layout(self, shared: Tensors) -> codec.Entries:
         message = message_of(Upload(shared), self.statistics)

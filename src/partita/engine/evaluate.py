@@ -1,9 +1,8 @@
-"""What clients compute beside training, as programs of their own: scores, measures, statistics, models."""
+"""What clients compute beside training, as programs of their own: scores, statistics, models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,14 +12,11 @@ from partita.algorithms.local.batchnorm import settled
 from partita.algorithms.local.evaluation import REAL, ROWS, SUMS
 from partita.core import check, tree
 from partita.core.metrics import ClientMetric, mean_of
-from partita.core.parts import Measure
-from partita.core.types import ClientState, Cohort, Download, Group, Tensors, Upload
+from partita.core.types import ClientState, Download, Group, Tensors
 from partita.data import FederatedData
 from partita.engine.samples import Scored
 from partita.engine.stage import STATE_BYTES, Stage, evaluation_name, most_samples
 from partita.engine.state import State
-from partita.measures.ended import ENDED
-from partita.measures.probe import probe_samples
 
 NO_STATE = ClientState({}, {})
 
@@ -161,91 +157,3 @@ def _statistics(stage: Stage, state: State, name: str, clients: np.ndarray) -> T
         total = {k: total[k] + v for k, v in sums.items()} if total else sums
         samples = samples + upload.metrics["samples"].sum(dtype=torch.float64)
     return settled(total, samples, stage.problem.tracked, state.server.shared) if len(clients) else {}
-
-
-# ---- measures
-
-
-def measures(
-    stage: Stage, state: State, cohort: Cohort, uploads: Upload, usable: Sequence[bool]
-) -> dict[str, Any]:
-    """Return what each of the run's measures finds now, by its name; Byzantine clients have no part in it."""
-    values = {}
-    for measure in stage.setup.settings.measures:
-        if measure.of_cohort:
-            values[measure.name] = _of_cohort(stage, state, measure, cohort, uploads, usable)
-        else:
-            values[measure.name] = _of_everyone(stage, state, measure)
-    return values
-
-
-def _of_everyone(stage: Stage, state: State, measure: Measure) -> dict[str, Any]:
-    """Measure the server's model for all, with the clients' states, or a personal part as at the start."""
-    clients, partition = stage.setup.measurable, stage.measured_partition(measure)
-    shared = tree.pick(state.server.shared, partition.shared)
-    download = Download(shared, _extra(stage, state, measure), state.server.version)
-    new = ClientState(tree.pick(state.initial, partition.personal), {})
-
-    def block(places: list[int]) -> tuple[Group, ClientState]:
-        states = state.load(stage, clients[places]) if measure.own else tree.expand(new, len(places))
-        return Group(tuple(range(len(places))), download), states
-
-    return _measure(stage, state, measure, clients, block)
-
-
-def _of_cohort(
-    stage: Stage, state: State, measure: Measure, cohort: Cohort, uploads: Upload, usable: Sequence[bool]
-) -> dict[str, Any]:
-    """Measure the server's model now, and beside it the model that each client of the cohort ended with."""
-    able = set(stage.setup.measurable.tolist())
-    positions = [i for i, c in enumerate(cohort.clients) if usable[i] and c in able]
-    clients = np.asarray([cohort.clients[i] for i in positions], dtype=np.int64)
-    now = (state.server.shared, _extra(stage, state, measure))
-
-    def block(places: list[int]) -> tuple[Group, ClientState]:
-        chosen = [positions[i] for i in places]
-        shared, extra = tree.expand(now, len(chosen))
-        download = Download(shared, {**extra, **_ended(cohort, uploads, chosen)}, state.server.version)
-        return Group(tuple(range(len(chosen))), download, stacked=True), state.load(stage, clients[places])
-
-    return _measure(stage, state, measure, clients, block)
-
-
-def _extra(stage: Stage, state: State, measure: Measure) -> Tensors:
-    """What a client receives beside the model: what the method sends, and the samples of a probe."""
-    return {**state.server.extra, **probe_samples(measure, stage.setup.data, stage.setup.settings.seed)}
-
-
-def _ended(cohort: Cohort, uploads: Upload, positions: Sequence[int]) -> Tensors:
-    """Return the models that these clients ended with: what each received, less its delta."""
-    received: dict[str, list[torch.Tensor]] = {k: [] for k in uploads.delta}
-    for position in positions:
-        group = next(g for g in cohort.groups if position in g.positions)
-        row = group.positions.index(position)
-        for k, rows in received.items():
-            rows.append(group.download.shared[k][row] if group.stacked else group.download.shared[k])
-    chosen = list(positions)
-    return {f"{ENDED}{k}": torch.stack(rows) - uploads.delta[k][chosen] for k, rows in received.items()}
-
-
-def _measure(
-    stage: Stage,
-    state: State,
-    measure: Measure,
-    clients: np.ndarray,
-    block: Callable[[list[int]], tuple[Group, ClientState]],
-) -> dict[str, Any]:
-    """Run a measure for these clients, as many at once as their states, uploads and probes fit."""
-    setup, results = stage.setup, []
-    program, context = stage.programs[f"measure {measure.name}"], state.context(stage)
-    client_bytes = tree.nbytes(state.initial)
-    if measure.probe is not None:
-        client_bytes += measure.probe.batch * setup.profile.sample_bytes
-    most = max(1, min(stage.limits.clients_per_block, STATE_BYTES // max(1, client_bytes)))
-    for a in range(0, len(clients), most):
-        places = list(range(a, min(a + most, len(clients))))
-        group, states = block(places)
-        upload = stage.executor(program, clients[places], group, states, context)[0]
-        results.append(upload if measure.reduce is None else measure.reduce(upload))
-    samples = torch.as_tensor(setup.data.train[clients, 1], device=setup.settings.device)
-    return measure.summarize(tree.cat(results), samples) if results else {}

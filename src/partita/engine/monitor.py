@@ -15,10 +15,11 @@ from partita.engine.callbacks import Callback, Event
 from partita.engine.counters import Ending
 from partita.engine.description import configuration, describe
 from partita.engine.divergence import advice, divergence, who
-from partita.engine.evaluate import mean_score, measures, scored
+from partita.engine.evaluate import mean_score, scored
 from partita.engine.execute.plan import progress_of, worked
 from partita.engine.folder import RunFolder
 from partita.engine.loop import Round
+from partita.engine.measuring import measures
 from partita.engine.record import Record
 from partita.engine.samples import Scored
 from partita.engine.setup import Setup

@@ -158,7 +158,9 @@ def returned(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, St
     other, new = among(stage, state, data)
     if stage.keeps_state:
         for places in other.blocks(np.flatnonzero(known)):
-            new.save(places.tolist(), state.load(stage, numbers[places]))
+            states = state.load(stage, numbers[places])
+            memory = tree.pick(states.memory, new.new_client.memory)  # they send nothing that could be lost
+            new.save(places.tolist(), states._replace(memory=memory))
     return other, new, known
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from partita.core import check, draws
 from partita.core.parts import Algorithm, Problem, Release, ServerRule, Transform
-from partita.core.types import ServerState, Tensors, Upload
-from partita.engine.channel import OWN, Channel, own_name, told, without_own
+from partita.core.types import Message, ServerState, Tensors, Upload
+from partita.engine.channel import OWN, Channel, message_of, own_name, told, without_own
 from partita.engine.devices.devices import Devices
 
 if TYPE_CHECKING:
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
 PARTS = ("delta", "extra", "sums")
 
-TRIED = (1.0, 0.5, 0.25)
+TRIED = (1.0, 0.5, 0.25, 0.75, 0.3, 0.9, 0.6, 0.4)
 """Weights of the made-up uploads that show how a method adds up what it is sent."""
+LONG = 100.0
+"""How much longer than the others the first of them is: what sets outliers aside takes no mean."""
 
 
 def counts_by_samples(algorithm: Algorithm, problem: Problem, like: Upload, why: str) -> bool:
     """Return whether a method's clients count by samples, or each alike; refuse one that does not add up.
 
-    What it makes of three random uploads must be the mean of their deltas and the sums of the rest.
+    What it makes of some random uploads, one of them much longer, must be the mean of their deltas and the
+    sums of the rest.
     """
     weight = torch.tensor(TRIED, dtype=torch.float64, device=_device(like))
     stacks = [{k: _random(number, k, v) for k, v in part.items()} for number, part in enumerate(like.payload)]
@@ -59,7 +62,9 @@ def counts_by_samples(algorithm: Algorithm, problem: Problem, like: Upload, why:
 def _random(number: int, name: str, like: Tensor) -> Tensor:
     shape = (len(TRIED), *like.shape)
     key = draws.branch(draws.key(number, "trial", device=like.device), name)
-    return draws.normal(draws.places(key, shape)).to(like.dtype)
+    stack = draws.normal(draws.places(key, shape))
+    stack[0] *= LONG
+    return stack.to(like.dtype)
 
 
 def _weighted(stack: Tensor, weight: Tensor) -> Tensor:
@@ -82,13 +87,14 @@ class Counts:
     """How much clients count in a sum, and what is expected of a round.
 
     most      w_max, where clients count by samples (None: each counts for 1)
-    expected  what those who report in a round count together on average
+    expected  what those who report in a round count together on average, and how many `clients` they are
     held      what of it holds a coordinate, by name, where not all hold all of a tensor
     members   the share of all clients that holds a coordinate, by name, where not all hold all of a tensor
     """
 
     most: float | None
     expected: float
+    clients: float
     held: Tensors
     members: Tensors
 
@@ -109,7 +115,7 @@ class Counts:
                     whole = found.setdefault(name, torch.zeros(devices.full[name]).reshape(-1))
                     whole[slice(None) if columns is None else columns.cpu()] = float(value)
         shaped = [{k: v.reshape(devices.full[k]) for k, v in found.items()} for found in (held, members)]
-        return cls(most, rate * float(counted.sum()), *shaped)
+        return cls(most, rate * float(counted.sum()), rate * len(samples), *shaped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +162,7 @@ class Releases:
             secret=told(self.number, server.opt),
             key=draws.key(self.seed, "release", server.version, self.number, device=_device(self.like)),
             expected=self.counts.expected,
+            clients=self.counts.clients,
         )
         assert self.transform.release is not None
         total, public, secret = self.transform.release(release)
@@ -230,7 +237,20 @@ def releases_of(
         reason = f"{transform.name}: {algorithm.name} counts models, of which no bound is known"
         raise check.fail("uploads", algorithm.name, "a method whose clients send differences", reason)
     own = channel.like._replace(extra=without_own(channel.like.extra))
+    _check_covered(transform, algorithm, message_of(own, channel.statistics))
     by_samples = counts_by_samples(algorithm, problem, own, transform.for_sums or transform.name)
     samples, rate = setup.data.train[:, 1], setup.rate(number)
     counts = Counts.of(samples, rate, by_samples, transform.weight_cap, setup.devices)
-    return Releases(transform, place, channel.like, setup.settings.seed, counts)
+    return Releases(transform, place, channel.like, setup.noise_seed, counts)
+
+
+def _check_covered(transform: Transform, algorithm: Algorithm, message: Message) -> None:
+    """Refuse a method that sends more than directions: of the rest no bound is known."""
+    if statistics := [path for path in message.rest if not path.startswith("extra.")]:
+        name = statistics[0].partition(".")[2]
+        reason = f"{transform.name} does not cover {name}, which clients send with the model"
+        raise check.fail("norm", "global", "'personal', or a model with GroupNorm or LayerNorm", reason)
+    if message.rest:
+        names = ", ".join(path.partition(".")[2] for path in message.rest)
+        reason = f"{transform.name} does not cover {names}, which clients of {algorithm.name} send as well"
+        raise check.fail("uploads", algorithm.name, "a method that sends changes of the model alone", reason)

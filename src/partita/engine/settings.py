@@ -147,10 +147,11 @@ def _downloads(field: str, downloads: Any) -> tuple[Transform, ...]:
     """Return the transforms of downloads, which are the same for all clients and need no draws."""
     transforms = _transforms(field, downloads)
     for number, transform in enumerate(transforms):
-        if transform.encode is None or transform.draws or transform.feedback or transform.release:
+        at_server = transform.begin or transform.accept or transform.release or transform.bind
+        if transform.encode is None or transform.draws or transform.feedback or at_server:
             allowed = "transforms that draw nothing and remember nothing, such as partita.transforms.half()"
             raise check.fail(f"{field}[{number}]", transform.name, allowed)
-    return transforms
+    return in_order(transforms, field)
 
 
 def _callbacks(field: str, callbacks: Any) -> Sequence[Callback]:

@@ -156,7 +156,8 @@ class Stage:
     def adds_up(self) -> bool:
         """Whether deltas may be added up as they come: the method allows it, and nobody looks at one."""
         settings = self.setup.settings
-        looked_at = settings.attack is not None or any(m.of_cohort for m in settings.measures)
+        measured = any(m.of_cohort or m.of_upload for m in settings.measures)
+        looked_at = settings.attack is not None or measured
         able = getattr(self.algorithm.aggregate, "adds_up", False) and self.setup.devices.alike
         return (able or self.releases is not None) and not looked_at
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,29 @@ from partita.data import FederatedData, arrays, columns
 from partita.data.federated import SPLITS
 
 PROBE = "probe"
+SAMPLES = "a tensor or an array of at least 2 samples"
+
+
+def samples_or_count(field: str, value: Any) -> Any:
+    """Return the samples of a probe, or how many to take of the clients' test samples."""
+    if isinstance(value, Tensor | np.ndarray):
+        if value.ndim == 0 or len(value) < 2:
+            raise check.fail(f"shape of {field}", list(value.shape), SAMPLES)
+        return value
+    try:
+        return check.integer(field, value, low=2)
+    except check.Refused as error:
+        raise check.fail(field, value, f"{error.allowed}, or {SAMPLES}") from None
+
+
+def described(x: Any) -> int | str:
+    """Describe the samples of a probe in a few words that tell them from others."""
+    if isinstance(x, int):
+        return x
+    values = x.detach().double().cpu().numpy() if isinstance(x, Tensor) else x
+    values = values.astype(np.float64) if values.dtype.kind in "biuf" else values  # all else is refused later
+    digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+    return f"{len(x)} samples of shape {list(x.shape[1:])}, {digest[:16]}"
 
 
 def probed(download: Download) -> tuple[Tensor, Download]:

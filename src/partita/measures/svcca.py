@@ -11,7 +11,6 @@ basis, so orthonormal ones serve: the singular values of the product of two are 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -23,12 +22,11 @@ from partita.core import check, draws
 from partita.core.options import Option, checked
 from partita.core.parts import Algorithm, LocalRule, Measure, Probe, Problem
 from partita.core.types import ClientState, Download, Tensors, Upload
-from partita.measures.probe import probed
+from partita.measures.probe import SAMPLES, described, probed, samples_or_count
 
 POINTS = 4096  # of a layer's outputs that are looked at, if samples have positions
 TOLERANCE = 1e-5  # a singular value below this part of ‖A‖_F is rounding of 32-bit numbers
 ROWS = 128  # clients that are compared with all others at once
-ALLOWED = "a tensor or an array of at least 2 samples"
 
 
 def similarity(a: Tensor, b: Tensor, k: int = 4) -> float:
@@ -121,17 +119,6 @@ def similarities(q: Tensor) -> Tensor:
     return torch.cat(pairs)
 
 
-def _samples(field: str, value: Any) -> Any:
-    if isinstance(value, Tensor | np.ndarray):
-        if value.ndim == 0 or len(value) < 2:
-            raise check.fail(f"shape of {field}", list(value.shape), ALLOWED)
-        return value
-    try:
-        return check.integer(field, value, low=2)
-    except check.Refused as error:
-        raise check.fail(field, value, f"{error.allowed}, or {ALLOWED}") from None
-
-
 def _names(field: str, value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
     if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
@@ -146,8 +133,8 @@ def svcca(
         Option(
             "samples that no client trains on, or how many to take of the clients' test samples",
             low=2,
-            allowed=ALLOWED,
-            check=_samples,
+            allowed=SAMPLES,
+            check=samples_or_count,
             example=64,
         ),
     ],
@@ -191,7 +178,7 @@ def svcca(
         overall = torch.max if over == "max" else torch.mean
         return {name: float(overall(rho)) for name, rho in pairs.items() if len(rho)}
 
-    options = {"x": _described(x), "blocks": blocks, "k": k, "over": over}
+    options = {"x": described(x), "blocks": blocks, "k": k, "over": over}
     return Measure("svcca", client, summarize, options, own=True, probe=probe)
 
 
@@ -220,13 +207,3 @@ def _drawn(output: Tensor, first: int, count: int) -> Tensor:
 def _finite(q: Tensor) -> Tensor:
     """Return Q without the clients whose outputs were not finite."""
     return q[torch.isfinite(q).flatten(1).all(1)]
-
-
-def _described(x: Any) -> int | str:
-    """Describe the samples in a few words that tell them from others."""
-    if isinstance(x, int):
-        return x
-    values = x.detach().double().cpu().numpy() if isinstance(x, Tensor) else x
-    values = values.astype(np.float64) if values.dtype.kind in "biuf" else values  # all else is refused later
-    digest = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
-    return f"{len(x)} samples of shape {list(x.shape[1:])}, {digest[:16]}"

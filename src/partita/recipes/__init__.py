@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partita.core import check
+from partita.recipes.bytes import bytes_utility
 from partita.recipes.byzantine import byzantine
 from partita.recipes.digits import digits
 from partita.recipes.embracing import embracing_capacity
@@ -28,6 +29,7 @@ from partita.recipes.memory import partial_memory
 from partita.recipes.offices import offices
 from partita.recipes.partial import partial_harm, partial_splits
 from partita.recipes.persafl import persafl_cifar, persafl_mnist
+from partita.recipes.privacy import privacy_utility
 from partita.recipes.quadratic import (
     ffgg_async,
     ffgg_byzantine,
@@ -47,7 +49,9 @@ RECIPES: dict[str, Recipe] = {
     "digits": digits,
     "offices": offices,
     "byzantine": byzantine,
+    "bytes-utility": bytes_utility,
     "lora": lora,
+    "privacy-utility": privacy_utility,
     "partial-splits": partial_splits,
     "partial-harm": partial_harm,
     "partial-memory": partial_memory,
@@ -75,7 +79,9 @@ RECIPES: dict[str, Recipe] = {
 TASK = ("femnist", "shakespeare", "free_spoken_digits")  # the first is the default
 NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byzantine": ("", ("femnist",)),
+    "bytes-utility": ("", ("femnist",)),
     "lora": ("", ("shakespeare",)),
+    "privacy-utility": ("", ("femnist",)),
     "partial-splits": ("data", TASK),
     "partial-harm": ("data", TASK),
     "ffgg-real": ("data", TASK),

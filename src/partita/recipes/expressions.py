@@ -20,6 +20,7 @@ Functions = dict[str, Callable[..., Any]]
 
 
 CAPACITIES = ("depth", "fjord", "heterofl", "rank", "shallow", "width")
+MECHANISMS = ("banded", "gaussian")
 SCHEDULES = ("asynchronous", "synchronous", "preferred")
 MODULES = {
     "optim": constructors(optim),
@@ -32,7 +33,7 @@ MODULES = {
     "measures": constructors(measures),
     "schedule": {n: f for n, f in constructors(schedule).items() if f is not schedule.activity},
     "transforms": constructors(transforms),
-    "privacy": constructors(privacy),
+    "privacy": {n: f for n, f in constructors(privacy).items() if n in MECHANISMS},
 }
 """The functions that a setting may call, by the word before their names: `optim.adam`, `attack.alie`."""
 TAKES = {
@@ -183,12 +184,14 @@ def _call(node: ast.Call, option: str, prefix: str = "") -> Any:
 def _allowed(option: str) -> tuple[Functions, Functions]:
     """Return the functions that this option may call, as `schedule.delays` and as `delays`.
 
-    A name alone is of the module that the option takes, else of the first that has it.
+    A name alone is of the modules that the option takes, else of the first that has it.
     """
     modules = {"schedule": MODULES["schedule"]} if option == "schedule" else MODULES
     full = {f"{word}.{name}": f for word, functions in modules.items() for name, f in functions.items()}
     short = {name.partition(".")[2]: f for name, f in reversed(full.items())}
-    return full, dict(sorted({**short, **modules.get(TAKES.get(option, option), {})}.items()))
+    for word in reversed(FIELDS.get(option, (TAKES.get(option, option),))):
+        short |= modules.get(word, {})
+    return full, dict(sorted(short.items()))
 
 
 def _argument(node: ast.expr, option: str, function: str = "") -> Any:

@@ -14,6 +14,11 @@ from partita.report.rows import Row, Runs
 NOT_DRAWN = ("f", "m", "buckets", "chosen")
 """What an aggregator says of every round alike, or in the numbers of clients."""
 LINE = ("line_loss", "loss")
+BESIDE = {
+    "gradient_inversion": ("mse", "guess", "match"),
+    "membership": ("auc_low", "auc_high", "member_loss", "newcomer_loss"),
+}
+"""What a measure says beside the numbers that are drawn."""
 
 
 class Words(NamedTuple):
@@ -42,6 +47,35 @@ KNOWN = {
         "distance",
         "How far clients' models move when the server has aggregated: the mean over those who took part, and "
         "one standard deviation. Spikes where the score falls: aggregation throws clients back.",
+    ),
+    ("gradient_inversion", "error"): Words(
+        "What the server reconstructs",
+        "error, as a share of that of a guess",
+        "How far samples that were reconstructed from an upload are from the real ones, over the error of a "
+        "guess that does not look. 0: they are the samples; 1: nothing was learned. A better attack finds "
+        "more.",
+    ),
+    ("gradient_inversion", "recovered"): Words(
+        "Samples that the server reconstructs",
+        "share of samples",
+        "Samples whose reconstruction has less than a tenth of the error of a guess that does not look.",
+    ),
+    ("gradient_inversion", "labels"): Words(
+        "Labels that the server knows",
+        "share of samples",
+        "How many labels behind an upload the server has right: inferred from the last layer, or known.",
+    ),
+    ("membership", "auc"): Words(
+        "Who took part, by the loss of the model",
+        "area under the curve",
+        "The chance that a client that took part has a lower loss than one that was held out. 0.5: the model "
+        "does not tell them apart. The interval is auc_low to auc_high; a test with shadow runs finds more.",
+    ),
+    ("membership", "advantage"): Words(
+        "Advantage over guessing who took part",
+        "true less false positives",
+        "The share of members, less that of held-out clients, among as many clients as there are members: "
+        "those with the least loss. 0 is chance.",
     ),
     LINE: Words(
         "Loss on the way to the aggregate",
@@ -91,7 +125,8 @@ def _items(row: Row) -> Iterator[tuple[str, str, Any]]:
     """Yield of a row of metrics the measure, what it calls the number, the number or list."""
     for name, values in _mapping(row.get("measures")).items():
         for key, value in _mapping(values).items():
-            yield str(name), str(key), value
+            if key not in BESIDE.get(str(name), ()):
+                yield str(name), str(key), value
     for key, value in _mapping(row.get("aggregation")).items():
         if str(key).rpartition(".")[2] not in NOT_DRAWN:
             yield "aggregation", str(key), value

@@ -27,7 +27,8 @@ from partita.schedule.choosing import MOST_QUESTIONS, chosen, wait_for_answers
 from partita.schedule.clock import Clock, ClockedSchedule, Flight
 from partita.schedule.staleness import OfSchedule
 
-ORDERS, LATE = ("random", "turns"), ("drop", "apply", "partial")
+ORDERS, LATE = ("random", "turns", "cyclic", "poisson"), ("drop", "apply", "partial")
+IN_TURNS = ("turns", "cyclic")
 ROUNDING = 1e-9  # 0.3 of 10 clients are 3, though 0.3 * 10 may be a little less
 ALLOWED_QUORUM = "a number of clients from 1, or a share from 0.0 up to 1.0"
 
@@ -52,7 +53,12 @@ class Synchronous:
 
     order: Annotated[
         str,
-        Option("cohorts by chance, or so that all had a turn before any has a second one", choices=ORDERS),
+        Option(
+            "cohorts by chance; or so that all had a turn before any has a second one, in a new order each "
+            "time ('turns') or always in the same one ('cyclic'); or each client by a chance of its own, so "
+            "that cohorts differ in size ('poisson': what accounts of privacy count with)",
+            choices=ORDERS,
+        ),
     ] = "random"
     _: KW_ONLY
     delays: TurnDelays = None
@@ -125,6 +131,23 @@ class Synchronous:
             raise check.fail("late", self.late, f"'drop' for {algorithm.name}: {algorithm.synchronous_only}")
         return self
 
+    def participation(
+        self, clients: int, cohort: int, rounds: int
+    ) -> tuple[float | None, int | None, int | None]:
+        """Return what is promised of so many rounds: chance, most turns of a client, rounds between two.
+
+        The chance is of each client by itself (None: there is no such chance). Uploads that are applied late
+        are of other rounds than those in which they were asked for: then nothing is promised of either.
+        """
+        if self.late == "apply":
+            return None, rounds, None
+        if self.order == "poisson":
+            return cohort / clients, rounds, 1
+        cohorts = -(-clients // cohort)
+        if self.order in IN_TURNS:
+            return None, -(-rounds // cohorts), cohorts if self.order == "cyclic" else 1
+        return None, rounds, 1
+
     def begin(self, spec: StageSpec) -> Rounds:
         return Rounds(self, spec, Clock.of(spec, self.delays, self.available))
 
@@ -178,12 +201,26 @@ class Rounds(ClockedSchedule[Synchronous]):
             return chosen(self.options.choose, self.spec, self.clock, round, self.spec.cohort, round, ask)
         if self.options.order == "random":
             return self.clock.idle(self.spec.cohort, round)
-        # the next ones of a random order of all clients; a new order when everyone had a turn
+        if self.options.order == "poisson":
+            return self._by_chance(round)
+        # the next ones of a random order of all clients; in turns, a new order when everyone had one
         number, place = divmod(round, self._cohorts)
-        order = _order(self.spec.seed, number, self.spec.clients)
+        order = _order(self.spec.seed, number if self.options.order == "turns" else 0, self.spec.clients)
         next_ones = order[place * self.spec.cohort : (place + 1) * self.spec.cohort].tolist()
         busy = set(self.clock.busy)
         return [c for c in next_ones if c not in busy]
+
+    def _by_chance(self, round: int) -> list[int]:
+        """Return each client with the probability cohort / clients, whoever else comes.
+
+        How many come is binomial, and who they are a sample of that size: what a coin for each of them gives,
+        without as many coins as there are clients. Whoever is still at work is not asked.
+        """
+        rng = draws.generator(self.spec.seed, "poisson", round)
+        count = int(rng.binomial(self.spec.clients, self.spec.cohort / self.spec.clients))
+        busy = set(self.clock.busy)
+        sample = rng.choice(self.spec.clients, count, replace=False, shuffle=False).tolist()
+        return [c for c in sample if c not in busy]
 
     def _ask(
         self, server: ServerState, clients: NDArray[np.int64], samples: int | None
@@ -229,7 +266,7 @@ class Rounds(ClockedSchedule[Synchronous]):
         quorum = self.options.quorum
         if not isinstance(quorum, int):
             return max(1, int(np.ceil(quorum * sent)))
-        if self.options.order == "random":
+        if self.options.order not in IN_TURNS:
             return quorum
         before = round % self._cohorts * self.spec.cohort
         return min(quorum, self.spec.clients - before)

@@ -1,4 +1,4 @@
-"""What transforms have in common: names for what they add, tensors end to end, numbers in a shorter type."""
+"""What transforms have in common: names for what they add, tensors end to end."""
 
 from __future__ import annotations
 
@@ -37,25 +37,12 @@ def joined(tensors: Tensors) -> Tensor:
 def parted(vector: Tensor, like: Tensors) -> Tensors:
     """Return a vector as the tensors that it was joined from."""
     pieces = torch.split(vector, [x.numel() for x in like.values()])
-    return {k: narrowed(piece, x.dtype).reshape(x.shape) for piece, (k, x) in zip(pieces, like.items())}
+    return {k: piece.to(x.dtype).reshape(x.shape) for piece, (k, x) in zip(pieces, like.items())}
 
 
 def in_order_of(like: Tensors, found: Mapping[str, Tensor]) -> Tensors:
     """Return tensors in the order that they had before they were encoded."""
     return {path: found[path] for path in like}
-
-
-def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers in another type; finite ones beyond its range become the last ones within.
-
-    What is not finite stays so: the server refuses it, and whoever has sent it.
-    """
-    if x.dtype == dtype:
-        return x
-    most = torch.finfo(dtype).max
-    if torch.finfo(x.dtype).max <= most:
-        return x.to(dtype)
-    return torch.where(x.isfinite(), x.clamp(-most, most), x).to(dtype)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

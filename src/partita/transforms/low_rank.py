@@ -1,13 +1,14 @@
 """Low-rank compression: Vogels, Karimireddy & Jaggi, *PowerSGD* (2019), for each client by itself.
 
-    P = M Q₀,  P̂ = orthonormal columns of P,  Q = Mᵀ P̂,  C(M) = P̂ Qᵀ = P̂ P̂ᵀ M
+    P = M Q,  P̂ = orthonormal columns of P,  Q ← Mᵀ P̂      `iterations` times, from a random Q
+    C(M) = P̂ Qᵀ = P̂ P̂ᵀ M,                                  ‖M − C(M)‖ ≤ ‖M‖
 
-One step of subspace iteration from a random Q₀, drawn from the key: P̂ and Q are sent, r (n + m) numbers for
-the n m of a matrix. A tensor of more dimensions is a matrix with a row for each place of its first axis. What
-is no matrix, and what would not get smaller, is sent as it is.
+P̂ and Q are sent, r (n + m) numbers for the n m of a matrix. A tensor of more dimensions is a matrix with a
+row for each place of its first axis. What is no matrix, and what would not get smaller, is sent as it is.
 
-PowerSGD starts from the Q of the last step, which all workers share. Here each client has directions of its
-own, takes part now and then, and the server would have to know which Q it has: it starts anew each time.
+PowerSGD takes one step from the Q of the step before, in which workers add up their P and then their Q. A
+client of a cohort takes part now and then, so that its last Q is old: it starts anew, with a second step in
+place of the Q, and the server adds up what it makes of P̂ and Q.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from partita.core import draws
 from partita.core.options import Option
 from partita.core.parts import Transform
 from partita.core.types import Message, Tensors
-from partita.transforms.base import in_order_of, narrowed, transform, unused, working
+from partita.transforms.base import in_order_of, transform, unused, working
 
 DEPENDENT = 100
 """A column whose rest is below so many times the precision is made of rounding errors."""
@@ -30,6 +31,9 @@ DEPENDENT = 100
 @transform
 def low_rank(
     rank: Annotated[int, Option("r, the columns of both factors", low=1)] = 2,
+    iterations: Annotated[
+        int, Option("steps towards the directions of most length; more take time, and no bytes", low=1)
+    ] = 2,
     feedback: Annotated[
         bool, Option("whether clients keep what was not sent, and add it to what they send next")
     ] = True,
@@ -57,9 +61,12 @@ def low_rank(
             matrix = x.reshape(n, m).to(working(x.dtype))
             start = draws.normal(draws.places(draws.branch(key, path), (m, r))).to(matrix.dtype)
             largest = matrix.abs().amax()  # lengths of what is divided by it are finite
-            left = orthonormal(matrix / torch.where(largest == 0, 1, largest) @ start)
+            scaled = matrix / torch.where(largest == 0, 1, largest)
+            left = orthonormal(scaled @ start)
+            for _ in range(iterations - 1):
+                left = orthonormal(scaled @ (scaled.T @ left))
             for name, factor in zip(names(message, path), (left, matrix.T @ left)):
-                numbers[name] = narrowed(factor, x.dtype)
+                numbers[name] = factor.to(x.dtype)
         return Message(numbers, message.rest)
 
     def decode(message: Message, before: Message, key: Tensor) -> Message:  # noqa: ARG001
@@ -67,10 +74,10 @@ def low_rank(
         for path in matrices(before):
             like = before.numbers[path]
             left, right = (numbers.pop(name).to(working(like.dtype)) for name in names(before, path))
-            numbers[path] = narrowed(left @ right.T, like.dtype).reshape(like.shape)
+            numbers[path] = (left @ right.T).to(like.dtype).reshape(like.shape)
         return Message(in_order_of(before.numbers, numbers), message.rest)
 
-    options = {"rank": rank, "feedback": feedback}
+    options = {"rank": rank, "iterations": iterations, "feedback": feedback}
     return Transform("low_rank", options, encode, decode, draws=True, lossy=True, feedback=feedback)
 
 

@@ -5,6 +5,13 @@
     C(x)[c] = s (2 level/L − 1)                                      E[C(x)] = x,  |C(x)[c] − x[c]| < 2s/L
 
 L is even but for one bit, so that 0 stays 0; two bits are −s, 0 and s, and one bit is −s and s alone.
+
+An entry errs by a variance of (s/L)² at most, and the largest of a bucket of n not at all:
+
+    E‖C(x) − x‖² ≤ (n − 1) (s/L)² ≤ (n − 1)/L² ‖x‖²
+
+Rounded to the nearest level, no entry errs by more than it has, but for one bit. With feedback, either must
+hold: n − 1 < L², or the nearest of two bits and more.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from partita.core import draws
+from partita.core import check, draws
 from partita.core.options import Option
 from partita.core.parts import Transform
 from partita.core.types import Message, Tensors
@@ -31,6 +38,13 @@ def quantize(
             "whether entries are rounded at random, right on average, or to the nearest level (for downloads)"
         ),
     ] = True,
+    feedback: Annotated[
+        bool,
+        Option(
+            "whether clients keep what rounding has lost, and add it to what they send next: for 2 or 3 bits "
+            "with `stochastic=False`"
+        ),
+    ] = False,
 ) -> Transform:
     """Each entry is sent as one of a few levels between −s and s, for a scale s of each bucket.
 
@@ -38,6 +52,10 @@ def quantize(
     nothing, as transforms of downloads must.
     """
     steps = max(1, 2**bits - 2)
+    expands = expanding(bits, bucket, steps, stochastic)
+    if feedback and expands:
+        reason = f"what clients keep would grow: {expands}"
+        raise check.fail("transform feedback", feedback, "feedback=False", reason)
 
     def names(before: Message, path: str) -> tuple[str, str]:
         return unused(before, f"{path}.levels"), unused(before, f"{path}.scales")
@@ -52,8 +70,7 @@ def quantize(
             t = (_relative(flat, spread(scale, bucket, len(flat))) + 1) / 2 * steps
             low = t.floor()
             if stochastic:
-                place = torch.arange(len(flat), device=flat.device)
-                up = draws.uniform(draws.fold(draws.branch(key, path), place)) < t - low
+                up = draws.uniforms(draws.branch(key, path), len(flat)) < t - low
             else:
                 up = t - low >= 0.5
             rest[levels] = (low + up).to(torch.uint8)
@@ -75,8 +92,28 @@ def quantize(
     def below(before: Message) -> dict[str, int]:
         return {names(before, path)[0]: steps + 1 for path in before.numbers}
 
-    options = {"bits": bits, "bucket": bucket, "stochastic": stochastic}
-    return Transform("quantize", options, encode, decode, packed, draws=stochastic, lossy=True, below=below)
+    options = {"bits": bits, "bucket": bucket, "stochastic": stochastic, "feedback": feedback}
+    return Transform(
+        "quantize",
+        options,
+        encode,
+        decode,
+        packed,
+        draws=stochastic,
+        lossy=True,
+        feedback=feedback,
+        below=below,
+        expands=expands,
+    )
+
+
+def expanding(bits: int, bucket: int, steps: int, stochastic: bool) -> str:
+    """Return why rounding may lose more than the length of what is rounded ('': it does not)."""
+    if bits == 1:
+        return "one bit has no level for 0; use bits=2, stochastic=False"
+    if not stochastic or bucket - 1 < steps**2:
+        return ""
+    return f"{bits} bits drawn at random need a bucket of at most {steps**2}, or stochastic=False"
 
 
 def scales_of(flat: Tensor, bucket: int) -> Tensor:

@@ -47,7 +47,8 @@ def randk(
 ) -> Transform:
     """Each client sends entries drawn at random, others in each round.
 
-    Use it where topk's search for the largest entries costs too much, or as a baseline of it.
+    Use it as a baseline of topk, or with `unbiased=True` where clients keep no state: no indices are sent,
+    but its entries are not the large ones.
     """
     if unbiased and feedback:
         reason = "what is multiplied by d/k is no contraction, so that what clients keep would grow"
@@ -82,7 +83,10 @@ def randk(
         return Message(in_order_of(before.numbers, numbers), message.rest)
 
     options = {"share": share, "feedback": feedback, "unbiased": unbiased}
-    return Transform("randk", options, encode, decode, draws=True, lossy=True, feedback=feedback)
+    expands = "unbiased=True multiplies what arrives by d/k" if unbiased else ""
+    return Transform(
+        "randk", options, encode, decode, draws=True, lossy=True, feedback=feedback, expands=expands
+    )
 
 
 def drawn(key: Tensor, d: int, k: int) -> Tensor:

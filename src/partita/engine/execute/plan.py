@@ -154,6 +154,19 @@ def most_steps(rule: LocalRule, data: FederatedData, context: RoundContext) -> i
     return most
 
 
+def most_seen(
+    phases: Sequence[Phase], clients: np.ndarray, data: FederatedData, context: RoundContext
+) -> int:
+    """Return the most samples that any of these clients sees in some phases, as far as they may differ."""
+    seen = np.zeros(len(clients), dtype=np.int64)
+    for phase in phases:
+        work = work_of(phase, context)
+        n = data.ranges(work.split)[clients, 1]
+        steps = count_steps(n, clients, work, context)
+        seen = np.maximum(seen, n) if work.batch is None else seen + steps * phase.batches * work.batch
+    return int(np.minimum(seen, data.train[clients, 1]).max(initial=0))
+
+
 def rounds_left(context: RoundContext) -> int:
     """Return how many rounds of the stage are left, by the client that is furthest behind."""
     at = context.stage_round

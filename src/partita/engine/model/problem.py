@@ -140,6 +140,15 @@ class ModelProblem:
                 product = torch.func.vjp(gradient, point)[1](direction)[0]
         return product
 
+    def smooth_grad(self, params: Tensors, batch: Batch, wrt: Sequence[str]) -> Tensors:
+        """Return ∇f on the batch in a form that `torch.func` can differentiate again, by inputs too."""
+        batch = constants(self, self.minimized, batch)
+        plain = replace(self, last=False, keeps=True)  # as for products with the Hessian
+        with self.draws.of(batch.key):
+            f = plain.f(params, batch)
+            gradient: Tensors = torch.func.grad(lambda moving: f(moving)[0])(tree.pick(params, wrt))
+        return gradient
+
     def augmented(self, batch: Batch) -> Batch:
         """Return the batch as training sees it."""
         return (
