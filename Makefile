@@ -8,7 +8,7 @@ endif
 export NO_MKDOCS_2_WARNING := 1
 TOOLS := pytest pytest-xdist hypothesis hatchling markdown-it-py torchmetrics
 LOWEST := $(addprefix tests/,test_packaging.py core data optim schedule models measures aggregate track cli \
-  engine/model engine/execute engine/significance recipes/test_tuning.py report)
+  engine/model engine/execute engine/significance recipes/test_tuning.py report deploy)
 
 .PHONY: demo test test-all test-lowest test-ecosystem lint bench docs clean
 
@@ -59,7 +59,7 @@ docs: .venv/.dev     ## builds the documents into site/
 .venv-lowest/.done: pyproject.toml constraints-lowest.txt
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[hf,track,tune]' $(TOOLS)
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[hf,track,tune,deploy]' $(TOOLS)
 	touch $@
 
 .venv-ecosystem/.done: pyproject.toml constraints-ecosystem.txt

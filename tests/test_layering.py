@@ -28,7 +28,7 @@ AXES = (
     "models",
     "workers",
 )
-LAYERS = (("core",), AXES, ("engine",), ("report", "track"), ("api",), ("recipes",), ("cli",))
+LAYERS = (("core",), AXES, ("engine",), ("report", "track"), ("api",), ("recipes",), ("deploy",), ("cli",))
 """From the ground up: a folder imports from its own layer and from those below it."""
 HEAVY = (
     "sklearn",
@@ -43,6 +43,8 @@ HEAVY = (
     "wandb",
     "optuna",
     "cloudpickle",
+    "grpc",
+    "cryptography",
 )
 
 

@@ -29,7 +29,7 @@ PROJECT: dict[str, Any] = DECLARED["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 FOR_DEVELOPERS = {"dev", "docs", "ecosystem"}
 """Extras that run at pinned versions only: nobody installs their oldest ones beside Partita."""
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny", "grpc": "grpcio"}
 """Distributions whose name is not that of their module."""
 
 

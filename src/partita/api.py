@@ -49,6 +49,7 @@ from partita.engine.setup import Setup
 from partita.engine.state import Holdings, decode, has_global
 from partita.engine.stopping import Interrupt
 from partita.engine.store import Store, durable, open_store
+from partita.engine.store.addresses import Addresses, are_addresses
 from partita.engine.store.files import copy_folder, write_csv, write_json
 from partita.engine.store.output import new_folder, new_page
 from partita.engine.table import Column, Table
@@ -149,10 +150,10 @@ def federate(given: Arguments) -> Run:
     settings, folder = setup.settings, setup.settings.folder
     if folder is not None and settings.report and (folder / "config.json").exists():
         new_page("out", folder / "report.html")
-    return _trained(setup, interrupt, given.references)
+    return trained(setup, interrupt, given.references)
 
 
-def _trained(
+def trained(
     setup: Setup, interrupt: Interrupt, references: Mapping[str, Record], before: Outcome | None = None
 ) -> Run:
     """Carry a run out, from its beginning, its checkpoint or the end of one `before`, and write its page."""
@@ -532,6 +533,9 @@ class Run(Models):
         stage, state = self.outcome.stage, self.outcome.state
         refuse_changed(stage.setup.model)
         settings = stage.setup.settings
+        if stage.setup.elsewhere is not None:
+            allowed = "another run of the longer experiment, with resume=True, which its clients have too"
+            raise check.fail("rounds", rounds, allowed, "the clients are elsewhere")
         if settings.until is not None or settings.keep == "best":
             reason = "the run ended with its best round, from which a longer run would not have gone on"
             raise check.fail("rounds", rounds, "a new run with more rounds or a larger patience", reason)
@@ -543,7 +547,7 @@ class Run(Models):
         settings = replace(setup.settings, callbacks=tuple(callbacks), progress=progress)
         setup, given = replace(setup, settings=settings), settings.baselines
         references = given if isinstance(given, Mapping) else {}
-        return _trained(setup, Interrupt(), references, self.outcome)
+        return trained(setup, Interrupt(), references, self.outcome)
 
     def personalize(
         self,
@@ -718,6 +722,10 @@ def _like(mean: Tensor, value: Tensor) -> Tensor:
 
 def _states(saved: Mapping[str, Any], path: Path, clients: int) -> Store:
     """Open the clients' states of a checkpoint."""
+    if are_addresses(saved["store"]):
+        addresses = Addresses(clients)
+        addresses.restore(saved["store"])
+        return addresses
     states = path.parent / f"clients-{saved['stage']}"
     kind = "disk" if states.exists() else "memory"
     store = open_store(ClientState(**saved["new_client"]), clients, kind=kind, folder=states)

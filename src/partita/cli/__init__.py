@@ -10,6 +10,7 @@ import typer
 
 from partita.cli import compare as comparing
 from partita.cli import data as getting
+from partita.cli import deploy as deploying
 from partita.cli import listing, workers
 from partita.cli import personalize as personalizing
 from partita.cli import run as running
@@ -42,6 +43,7 @@ for command in (listing.show, benching.bench):
     app.command()(command)
 app.add_typer(getting.app, name="data")
 app.add_typer(workers.app, name="workers")
+app.add_typer(deploying.app, name="deploy")
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -124,6 +126,12 @@ class Population:
         """Return how many samples each client has."""
         counts: IntArray = getattr(self, f"n_{check.choice('split', split, SPLITS)}")
         return counts.copy()
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits, the same for the same names and counts."""
+        counts = [self.sizes(split).tolist() for split in SPLITS]
+        return hashlib.sha256(json.dumps([list(self.names), *counts]).encode()).hexdigest()[:16]
 
     def subset(self, clients: Iterable[int]) -> Population:
         """Return some of the clients, in the order given."""

@@ -40,6 +40,8 @@ OWN = "uploads."
 """What begins the names, in `extra`, of what transforms send and of what they tell clients."""
 RESIDUAL = "residual."
 """What begins the names, in a client's memory, of what compression has lost so far."""
+SENT = "sent."
+"""What begins the names, in `extra`, of what is sent, where an upload is not what arrives."""
 
 
 # ---- an upload as a message
@@ -118,13 +120,19 @@ class Way:
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
     ) -> tuple[Message, Tensors]:
         """Return what arrives at the server, and what compression has lost so far."""
+        return self.passage(message, publics, key, residual)[1:]
+
+    def passage(
+        self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
+    ) -> tuple[Message, Message, Tensors]:
+        """Return what is sent, what arrives of it, and what compression has lost so far."""
         n = len(self.transforms)
         whole, given = self.encode(message, publics, key, range(self.lossless))
         if residual:
             whole = whole._replace(numbers={k: v + residual[k] for k, v in whole.numbers.items()})
         sent, then = self.encode(whole, publics, key, range(self.lossless, n))
         arrived = self.decode(sent, [*given, *then], key)
-        return arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
+        return sent, arrived, {k: whole.numbers[k] - arrived.numbers[k] for k in residual}
 
     def layout(self, message: Message, publics: Sequence[Tensors]) -> codec.Entries:
         """Return the layout of the bytes of what is sent of such a message, which both sides know."""
@@ -221,12 +229,15 @@ class Channel:
 
     # ---- the client's side
 
-    def around(self, algorithm: Algorithm) -> Algorithm:
-        """Return the method whose clients send their uploads this way; who comes later sends nothing."""
+    def around(self, algorithm: Algorithm, decoded: bool = True) -> Algorithm:
+        """Return the method whose clients send their uploads this way; who comes later sends nothing.
+
+        decoded  whether an upload is what arrives at the server; else it is what is sent, all in `extra`
+        """
         if not self.uploads.transforms:
             return algorithm
         later = algorithm.newcomer or algorithm.local
-        return replace(algorithm, local=self._sending(algorithm.local), newcomer=_silent(later))
+        return replace(algorithm, local=self._sending(algorithm.local, decoded), newcomer=_silent(later))
 
     def new_client(self, state: ClientState) -> ClientState:
         """Return the state of a client that was never seen, with nothing lost so far."""
@@ -235,7 +246,9 @@ class Channel:
         lost = tree.zeros_like(message_of(self.like, self.statistics).numbers)
         return state._replace(memory={**state.memory, **{RESIDUAL + k: v for k, v in lost.items()}})
 
-    def _sending(self, build: Callable[[Problem], LocalRule]) -> Callable[[Problem], LocalRule]:
+    def _sending(
+        self, build: Callable[[Problem], LocalRule], decoded: bool
+    ) -> Callable[[Problem], LocalRule]:
         way, feedback = self.uploads, self.uploads.feedback
 
         def bind(problem: Problem) -> LocalRule:
@@ -246,16 +259,60 @@ class Channel:
                 publics = [told(i, download.extra) for i in range(len(way.transforms))]
                 message, residual = message_of(upload, self.statistics), _residual(state)
                 assert download.key is not None
-                arrived, lost = way(message, publics, download.key, residual)
-                upload, beside = upload_of(arrived, upload)
-                sent = {own_name(self.added[path], path): value for path, value in beside.items()}
+                if decoded:
+                    arrived, lost = way(message, publics, download.key, residual)
+                    upload = self._arrived(arrived, upload)
+                else:
+                    sent, _, lost = way.passage(message, publics, download.key, residual)
+                    upload = _as_sent(sent, upload)
                 memory = {**new.memory, **{RESIDUAL + k: v for k, v in lost.items()}}
-                upload = upload._replace(extra={**upload.extra, **sent})
                 return upload, new._replace(memory=memory) if feedback else new
 
             return _with_own(rule)._replace(finish=finish)
 
         return bind
+
+    def _arrived(self, message: Message, before: Upload) -> Upload:
+        """Return the upload of what has arrived, with what transforms have sent beside it."""
+        upload, beside = upload_of(message, before)
+        sent = {own_name(self.added[path], path): value for path, value in beside.items()}
+        return upload._replace(extra={**upload.extra, **sent})
+
+    # ---- between two machines
+
+    def packed(self, upload: Upload, devices: Devices, kind: int) -> bytes:
+        """Return the bytes of an upload as it is sent (`around`) by a client of this class of devices."""
+        layout = self.layout(devices, kind)
+        sent = {k.removeprefix(SENT): v for k, v in upload.extra.items() if k.startswith(SENT)}
+        parts: tuple[Tensors, Tensors] = ({}, {})
+        for entry in layout:
+            parts[0 if entry.number else 1][entry.path] = sent[entry.path]
+        return codec.pack(Message(*parts), layout)
+
+    def unpacked(self, data: bytes | memoryview, devices: Devices, kind: int, key: Tensor) -> Upload:
+        """Return what arrives of these bytes, which may come from anybody; refuse what nobody has sent.
+
+        key  that of the client's turn, `Download.key`
+        """
+        held = self._held(devices, kind)
+        _, given = self._trial(held)
+        sent = codec.unpack(data, self.layout(devices, kind), key.device)
+        return self._arrived(self.uploads.decode(sent, given, key), held)
+
+    def layout(self, devices: Devices, kind: int) -> codec.Entries:
+        """Return the layout of the bytes that a client of this class sends."""
+        return self.uploads.layout(
+            message_of(self._held(devices, kind), self.statistics), self._publics(self.like)
+        )
+
+    def _held(self, devices: Devices, kind: int) -> Upload:
+        """Return what the method itself makes of the turn of a client of this class."""
+        own = self.like._replace(extra=without_own(self.like.extra))
+        return own._replace(delta=devices.held(kind, own.delta), sums=devices.held(kind, own.sums))
+
+    def _trial(self, held: Upload) -> tuple[Message, list[Message]]:
+        message, way = message_of(held, self.statistics), self.uploads
+        return way.encode(message, self._publics(self.like), _trial_key(message), range(len(way.transforms)))
 
     # ---- what it costs
 
@@ -263,9 +320,7 @@ class Channel:
         """Return the bytes that a client of this class of devices uploads: those of what is really sent."""
         if not self.uploads.transforms:
             return devices.bytes_up(kind, self.like)
-        own = self.like._replace(extra=without_own(self.like.extra))
-        held = own._replace(delta=devices.held(kind, own.delta), sums=devices.held(kind, own.sums))
-        return self.uploads.size(message_of(held, self.statistics), self._publics(self.like))
+        return codec.size(self.layout(devices, kind))
 
     def bytes_down(self, devices: Devices, kind: int, server: ServerState) -> int:
         """Return the bytes that a client of this class downloads: its part, and its frozen blocks."""
@@ -320,10 +375,35 @@ class Channel:
 
     def _of_server(self, shared: Tensors) -> Tensors:
         """Return what arrives at a client of the server's model; its transforms draw nothing."""
+        sent, given, key = self._download(shared)
+        return upload_of(self.downloads.decode(sent, given, key), Upload(shared))[0].delta
+
+    def packed_download(self, shared: Tensors) -> bytes:
+        """Return the bytes of the server's model on its way to clients."""
+        return codec.pack(self._download(shared)[0], self._download_layout(shared))
+
+    def unpacked_download(self, data: bytes | memoryview, like: Tensors) -> Tensors:
+        """Return the model that arrives of these bytes, in the shapes of `like`."""
+        _, given, key = self._download(like)  # of which shapes are looked at
+        sent = codec.unpack(data, self._download_layout(like), key.device)
+        return upload_of(self.downloads.decode(sent, given, key), Upload(like))[0].delta
+
+    def _download(self, shared: Tensors) -> tuple[Message, list[Message], Tensor]:
+        """Return what is sent of a model, what each transform was given, and a key."""
         message = message_of(Upload(shared), self.statistics)
         key = _trial_key(message)
-        arrived, _ = self.downloads(message, [{}] * len(self.downloads.transforms), key, {})
-        return upload_of(arrived, Upload(shared))[0].delta
+        n = len(self.downloads.transforms)
+        return *self.downloads.encode(message, [{}] * n, key, range(n)), key
+
+    def _download_layout(self, shared: Tensors) -> codec.Entries:
+        message = message_of(Upload(shared), self.statistics)
+        return self.downloads.layout(message, [{}] * len(self.downloads.transforms))
+
+
+def _as_sent(message: Message, before: Upload) -> Upload:
+    """Return an upload that is what is sent, by paths behind a prefix."""
+    sent = {f"{SENT}{path}": value for part in message for path, value in part.items()}
+    return before._replace(delta={}, sums={}, extra=sent)
 
 
 def _own(download: Download) -> Download:

@@ -31,6 +31,8 @@ def scored(stage: Stage, state: State, model: str, split: str = "test", every_sa
 
     Only the deciding metric is computed, unless `every_sample` is to be kept.
     """
+    if stage.setup.elsewhere is not None:
+        return stage.setup.elsewhere.scored(stage, state, model, split, every_sample)
     refresh_statistics(stage, state)
     metrics, data, context = stage.setup.profile.metrics, stage.setup.data, state.context(stage)
     metrics, keeps_rows = (metrics if every_sample else metrics[:1]), every_sample

@@ -25,6 +25,8 @@ from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
 NOT_DECIDING = ("data_on", "checkpoint_every", "workers")
+LEFT = r"checkpoint|deployment|\.config\.json\.tmp"
+"""What a run may have left that was killed before its first checkpoint."""
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
 
@@ -87,7 +89,7 @@ class RunFolder:
         if self.path is None:
             return None
         if not (self.path / "config.json").exists():
-            new_folder("out", self.path, left=r"checkpoint|\.config\.json\.tmp")
+            new_folder("out", self.path, left=LEFT)
             self._hold()
             _clear(self.path)
             return None

@@ -27,6 +27,7 @@ from partita.engine.model.fit import check_labels
 from partita.engine.model.padding import for_metrics
 from partita.engine.model.probe import evaluated
 from partita.engine.record import MODELS, Summary, score_text
+from partita.engine.setup import Setup
 from partita.engine.stage import Stage, evaluations
 from partita.engine.state import State, has_global
 from partita.engine.store import open_store
@@ -79,7 +80,7 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
     They are honest, and their devices hold the whole model.
     """
     setup = stage.setup
-    data = _fitted(stage, data)
+    data = fitted(setup, data)
     refresh_statistics(stage, state)  # those of the clients of training
     data, kept = for_metrics(setup.model, data.to(setup.settings.device), setup.profile)
     profile = setup.profile._replace(kept=kept)
@@ -93,7 +94,13 @@ def among(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, State
         replace(
             stage,
             setup=replace(
-                setup, data=data, clean_data=data, profile=profile, settings=settings, devices=devices
+                setup,
+                data=data,
+                clean_data=data,
+                profile=profile,
+                settings=settings,
+                devices=devices,
+                elsewhere=None,
             ),
             executor=executor,
             spread=None,
@@ -157,24 +164,24 @@ def returned(stage: Stage, state: State, data: FederatedData) -> tuple[Stage, St
     return other, new, known
 
 
-def _fitted(stage: Stage, data: FederatedData) -> FederatedData:
+def fitted(setup: Setup, data: FederatedData) -> FederatedData:
     """Return samples in the precision of training; refuse another form, and labels that nobody had."""
     if not isinstance(data, FederatedData):
         raise check.fail("data", data, "a FederatedData, made by partita.data.from_arrays(...) or the like")
-    ours = stage.setup.data
+    ours = setup.data
     data = _same_labels(ours, data)
     if hint := other_scale(ours, data):
         check.warn(hint)
     x, y = columns.alike(data.x, ours.x), inputs.alike(data.y, ours.y)
     forms = [("x", columns.described(x), columns.described(ours.x))]
-    if stage.setup.clean_data.lengths is None:  # labels of positions may be as many as they like
+    if setup.clean_data.lengths is None:  # labels of positions may be as many as they like
         forms.append(("y", inputs.sample_form(y), inputs.sample_form(ours.y)))
     for name, given, form in forms:
         if given != form:
             raise check.fail(f"data: a sample of {name}", given, f"{form}, as in training")
-    data = replace(data, x=x, y=inputs.single(y, "targets")).masked_for(stage.setup.model)
-    profile = stage.setup.profile
-    output = evaluated(stage.setup.model, ours.fixed(), profile.forward, profile.trial)
+    data = replace(data, x=x, y=inputs.single(y, "targets")).masked_for(setup.model)
+    profile = setup.profile
+    output = evaluated(setup.model, ours.fixed(), profile.forward, profile.trial)
     check_labels(profile.loss, output, data)
     return data
 

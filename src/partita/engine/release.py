@@ -241,7 +241,7 @@ def releases_of(
     by_samples = counts_by_samples(algorithm, problem, own, transform.for_sums or transform.name)
     samples, rate = setup.data.train[:, 1], setup.rate(number)
     counts = Counts.of(samples, rate, by_samples, transform.weight_cap, setup.devices)
-    return Releases(transform, place, channel.like, setup.settings.seed, counts)
+    return Releases(transform, place, channel.like, setup.noise_seed, counts)
 
 
 def _check_covered(transform: Transform, algorithm: Algorithm, message: Message) -> None:

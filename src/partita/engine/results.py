@@ -46,7 +46,7 @@ def figures(stage: Stage, state: State, monitor: Monitor, references: Mapping[st
         monitor.note("resampling test samples")
     found = _chance(stage, results, samples, columns)
     chances = {name: column for each in found.values() for name, column in each.columns.items()}
-    unusual = _unusual(stage.setup.clean_data)
+    unusual = _unusual(stage.setup)
     rows = _client_rows(stage, state, {**columns, **chances}, unusual.columns)
     summary = _summary(stage, state, columns)
     summary["chance"] = {f"vs_{kind}": each.facts for kind, each in found.items()}
@@ -139,9 +139,10 @@ def _columns(stage: Stage, state: State, results: Results, references: Mapping[s
     return columns
 
 
-def _unusual(data: FederatedData) -> UnusualClients:
+def _unusual(setup: Setup) -> UnusualClients:
     """Return whose inputs or labels are unlike those of the others; of very many clients, nobody's."""
-    if data.clients > MOST_CLIENTS:
+    data = setup.clean_data
+    if data.clients > MOST_CLIENTS or setup.elsewhere is not None:
         return UnusualClients({}, {})
     return unusual_clients(data, _label_counts(data))
 
@@ -229,7 +230,7 @@ def _samples(stage: Stage, results: Results, references: Mapping[str, Record]) -
         theirs = references[model].samples if model in references else None
         if model not in rows and theirs is not None and model in theirs.rows:
             rows[model] = theirs.rows[model]
-    if tree.nbytes(rows) > SAMPLES_BYTES:
+    if tree.nbytes(rows) > SAMPLES_BYTES or stage.setup.elsewhere is not None:
         return None
     starts, sizes = data.test.T
     index = torch.from_numpy(np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes))
@@ -249,7 +250,7 @@ def _client_rows(stage: Stage, state: State, scores: Columns, unusual: Mapping[s
         **dict.fromkeys(CLIENT_COLUMNS[CLIENT_COLUMNS.index("local") : CLIENT_COLUMNS.index("distance")]),
         **scores,
         "distance": _distances(stage, state),
-        "label_shift": _label_shift(stage.setup.clean_data),
+        "label_shift": None if stage.setup.elsewhere is not None else _label_shift(stage.setup.clean_data),
         **dict.fromkeys(("input_z", "label_z")),
         **unusual,
         **state.counters.clock.turns.columns(),
@@ -267,7 +268,8 @@ def _distances(stage: Stage, state: State) -> np.ndarray | None:
     """Return ‖v_i − v̄‖ of each client that has trained a personal part v_i; v̄ is their mean."""
     touched, trainable = state.store.touched, stage.problem.trainable
     names = [k for k in stage.partition.personal if k in trainable]  # no counters or statistics
-    if not names or not stage.keeps_state or not len(touched):
+    here = stage.setup.elsewhere is None
+    if not names or not stage.keeps_state or not len(touched) or not here:
         return None
     total: Tensors = {}
     for block in stage.blocks(touched):
@@ -409,7 +411,7 @@ def majority(setup: Setup) -> dict[str, float] | None:
     """
     data = setup.clean_data
     y = data.y
-    classes = _classes_of(y)
+    classes = _classes_of(y) if setup.elsewhere is None else 0
     if not classes or not setup.test_weight.any():
         return None
     labels, right = y.cpu().numpy(), np.zeros((2, data.clients))

@@ -44,6 +44,7 @@ from partita.engine.settings import Settings, as_alone, as_one, schedule_of, ste
 from partita.schedule import Schedule, synchronous
 
 if TYPE_CHECKING:
+    from partita.engine.elsewhere import Elsewhere
     from partita.engine.workers.crew import Team
 
 
@@ -79,6 +80,8 @@ class Setup:
     uploads     what happens to uploads, with nothing left open, and `sending` the stages that have any
     newcomers   clients that come after training
     crew        the workers that compute, while the run goes on
+    elsewhere   the clients, where they are real: they hold their samples, and `data` has only their sizes
+    secret      what the noise of releases is drawn from (None: the seed, which is in the experiment)
     """
 
     settings: Settings
@@ -97,6 +100,8 @@ class Setup:
     sending: tuple[int, ...] = ()
     newcomers: FederatedData | None = None
     crew: Team | None = None
+    elsewhere: Elsewhere | None = None
+    secret: int | None = None
 
     @classmethod
     def of(
@@ -257,8 +262,8 @@ class Setup:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of the data as they were given."""
-        return self.clean_data.fingerprint()
+        """A digest of the data as they were given, or of what is known of clients that are elsewhere."""
+        return self.clean_data.fingerprint() if self.elsewhere is None else self.clean_data.population.digest
 
     @functools.cached_property
     def honest(self) -> np.ndarray:
@@ -266,6 +271,11 @@ class Setup:
         honest = np.ones(self.data.clients, dtype=bool)
         honest[list(self.settings.byzantine_clients)] = False
         return honest
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of what is released."""
+        return self.settings.seed if self.secret is None else self.secret
 
     @property
     def watched(self) -> str:

@@ -31,6 +31,7 @@ from partita.engine.pending import PendingUploads
 from partita.engine.setup import Setup
 from partita.engine.stage import Choices, Stage, bind
 from partita.engine.store import Clients, Store, open_store
+from partita.engine.store.addresses import Addresses
 from partita.schedule import Running, StageSpec
 
 
@@ -188,7 +189,11 @@ def next_stage(before: Stage, state: State, notify: Callable[[str], None]) -> tu
         state.executor_choices,
     )
     new.server_is_complete = state.server_is_complete
-    if stage.algorithm.stateful:  # else every client begins alike, each time
+    if not stage.algorithm.stateful:  # every client begins alike, each time
+        return stage, new
+    if isinstance(new.store, Addresses):
+        new.store.carry(state.store)
+    else:
         for block in stage.blocks(state.store.touched):
             old, fresh = state.store.load(block), new.store.load(block)
             personal = {k: old.personal.get(k, v) for k, v in fresh.personal.items()}
@@ -265,6 +270,7 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         ask=lambda clients, samples: questions(clients, samples),
     )
     server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
+    schedule = setup.schedules[stage.number]
     state = State(
         stage=stage.number,
         stage_start=start,
@@ -272,13 +278,15 @@ def _open(stage: Stage, start: int, time: float, counters: Counters, timer: Time
         new_client=stage.new_client,
         server=server._replace(version=start),
         store=store,
-        schedule=setup.schedules[stage.number].begin(spec),
+        schedule=schedule.begin(spec) if setup.elsewhere is None else setup.elsewhere.begin(schedule, spec),
         counters=counters,
         timer=timer,
         executor_choices=choices,
         rounds=tuple(part.rounds or 0 for part in setup.plans),
     )
     questions = Questions(stage, state)
+    if setup.elsewhere is not None:
+        setup.elsewhere.enter(stage, state)
     return state
 
 

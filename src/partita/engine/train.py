@@ -142,6 +142,8 @@ def _refusing_misfits(saved: Checkpoint) -> Iterator[None]:
 
 def _warn_about_untrained(stage: Stage, state: State) -> None:
     setup = stage.setup
+    if setup.elsewhere is not None:  # the labels, which a guess is made of, are with the clients
+        return
     if setup.algorithm.name == "finetune" and not setup.algorithm.stages and not state.server.version:
         warn_about_untrained(
             setup.clean_data,

@@ -33,7 +33,7 @@ ROUNDING = 1e-9  # 0.3 of 10 clients are 3, though 0.3 * 10 may be a little less
 ALLOWED_QUORUM = "a number of clients from 1, or a share from 0.0 up to 1.0"
 
 
-def _checked_quorum(field: str, value: Any) -> int | float:
+def checked_quorum(field: str, value: Any) -> int | float:
     """Return a whole number, which counts clients, or any other, which is a share of them."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (value >= 1 if isinstance(value, int) else 0 <= value <= 1):
@@ -76,7 +76,7 @@ class Synchronous:
             "how many usable uploads a server step needs, or which share of the cohort; a round that never "
             "has them is abandoned",
             allowed=ALLOWED_QUORUM,
-            check=_checked_quorum,
+            check=checked_quorum,
         ),
     ] = 1
     late: Annotated[

@@ -1,0 +1,82 @@
+"""The roster: who may take part, each name pinned to the fingerprint of a public key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.core import check
+
+FILE = "roster.toml"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+KEY = re.compile(r"sha256:[0-9a-f]{64}")
+LARGEST = 1 << 24
+HEAD = """\
+# Who may take part: each client's name, and the SHA-256 of its public key (client.crt).
+# `partita deploy keys` adds clients; a client whose line is removed is refused when the server starts again.
+
+[clients]
+"""
+
+
+def name(field: str, value: str) -> str:
+    """Return the name of a client; refuse what could not name a folder."""
+    if not NAME.fullmatch(value):
+        allowed = (
+            "a name of at most 64 letters, digits, '.', '_' and '-' that begins with a letter or a digit"
+        )
+        raise check.fail(field, value, allowed)
+    return value
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return the fingerprint of each client's key, by name."""
+    content = toml(path)
+    known(str(path), content, ("clients",))
+    clients = content.get("clients")
+    if not isinstance(clients, Mapping) or not clients:
+        allowed = '[clients] with lines such as a = "sha256:..." (partita deploy keys writes them)'
+        raise check.fail("roster", str(path), allowed)
+    for client, key in clients.items():
+        name(f"{path}: client", client)
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            raise check.fail(f"{path}: {client}", key, "'sha256:' and 64 hexadecimal digits")
+    shared = {key for key in clients.values() if list(clients.values()).count(key) > 1}
+    for key in sorted(shared):
+        names = ", ".join(client for client, own in clients.items() if own == key)
+        raise check.fail(f"{path}: {names}", key, "a key for each client: this one is of several")
+    return dict(clients)
+
+
+def write(path: Path, clients: Mapping[str, str]) -> None:
+    """Replace the roster in one step."""
+    lines = [f"{json.dumps(client)} = {json.dumps(key)}\n" for client, key in clients.items()]
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+        f.write(HEAD + "".join(lines))
+    os.replace(temporary, path)
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """Read a file of TOML; the error names the file and the line."""
+    if not path.is_file():
+        raise check.fail("file", str(path), "a file that exists (partita deploy keys writes it)")
+    if path.stat().st_size > LARGEST:
+        raise check.fail("file", str(path), f"at most {LARGEST} bytes")
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise check.fail("file", str(path), "TOML", str(error)) from None
+
+
+def known(where: str, content: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Refuse a key that nobody would read, and suggest the one that is meant."""
+    allowed = list(keys)
+    for key in content:
+        if key not in allowed:
+            raise check.fail(f"{where}: key", key, f"one of {', '.join(allowed)}{check.meant(key, allowed)}")
