@@ -198,6 +198,6 @@ def test_examples_call_commands_that_are_there(unit: str) -> None:
     context = group.make_context("partita", ["deploy"], resilient_parsing=True)
     sub = group.get_command(context, "deploy")  # type: ignore[attr-defined]
     for words in found:
-        name, *arguments = shlex.split(words.partition(" $(")[0].rstrip("'"))
+        name, *arguments = shlex.split(words.partition(" $$(")[0].rstrip("'"))
         command = sub.get_command(context, name)
         command.make_context(name, arguments)
