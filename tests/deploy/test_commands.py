@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cable import until
 from typer.main import get_command
 
 from partita import cli
+from partita.cli.deploy import server
 from partita.core.check import Refused
 from partita.deploy import keys as deployed
 from partita.deploy.agreed import digest_of, parts_of, setup_of
@@ -198,6 +200,21 @@ def test_examples_call_commands_that_are_there(unit: str) -> None:
     context = group.make_context("partita", ["deploy"], resilient_parsing=True)
     sub = group.get_command(context, "deploy")  # type: ignore[attr-defined]
     for words in found:
-        name, *arguments = shlex.split(words.partition(" $(")[0].rstrip("'"))
+        name, *arguments = shlex.split(words.partition(" $$(")[0].rstrip("'"))
         command = sub.get_command(context, name)
         command.make_context(name, arguments)
+
+
+def test_a_server_follows_its_roster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a change that is none, such as a file that is half written."""
+    monkeypatch.setattr(server, "LOOK", 0.01)
+    deployed.make(tmp_path, ["a"])
+    file = tmp_path / "server" / "roster.toml"
+    seen: list[list[str]] = []
+    follower = server.Follower(file, lambda clients: seen.append(list(clients)))
+    file.write_text("[clients")
+    deployed.make(tmp_path / "more", ["b", "c"])
+    file.write_text((tmp_path / "more" / "server" / "roster.toml").read_text())
+    until(lambda: seen)
+    follower.close()
+    assert seen[-1] == ["b", "c"]

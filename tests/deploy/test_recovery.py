@@ -195,7 +195,7 @@ class Shuffled(Recorded):
 @each("name", ["fedalt", "feedback", "pipeline"], slow=lambda name: name == "pipeline")
 def test_answered_out_of_order(name: str, tmp_path: Path) -> None:
     made, bits, _ = plain(name)
-    run, clients = deployed(made, tmp_path, Shuffled, out=None)
+    run, clients = deployed(made, tmp_path, Shuffled, out=None, enrolment=60.0)
     assert_same(bits, bits_of_deployment(run, clients))
 
 

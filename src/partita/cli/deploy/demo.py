@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from partita.cli import screen, tables
+from partita.cli import screen
 from partita.cli.common import stoppable
 from partita.cli.deploy.options import Quiet, experiment_of
 from partita.cli.deploy.server import train
@@ -67,8 +67,10 @@ def demo(
             quiet=quiet,
         )
     console = screen.console()
-    console.print(tables.scores(run, run.summary()))
+    summary = run.summary()
     console.print(
+        f"{summary['algorithm']}: {summary['clients']} clients, {summary['rounds']} rounds; test "
+        f"{summary['metric']} of the personal models {summary['test']['personal']:.3f}\n"
         f"Every client in pictures: open [bold]{escape(str(out / 'run' / 'report.html'))}[/bold]\n"
         f"What each client has said: {escape(str(out / 'keys'))}/*/log.txt\n"
         f"Its own model: partita deploy export {escape(str(file))} "
