@@ -447,6 +447,45 @@ def test_stages_that_send_nothing_cost_nothing() -> None:
     assert found.summary()["privacy"]["epsilon"] == pytest.approx(pt.privacy.epsilon(2.0, 10, rate=1 / 3))
 
 
+def test_a_stage_that_begins_in_the_middle_of_an_order_may_have_more_turns() -> None:
+    """Two rounds of finetune, then the last cohort of one order and the first of the next: two turns."""
+    stages = pt.pipeline(
+        pt.stage(pt.finetune("output", lr=0.1), rounds=2), pt.stage(pt.fedavg(lr=0.1), rounds=2)
+    )
+    schedule = pt.schedule.synchronous("turns")
+    options = {"model": pt.models.mlp(64, 8, 10), "rounds": None, "cohort": 4, "schedule": schedule}
+    account = run([gaussian(epsilon=2)], stages, **options).summary()["privacy"]
+    assert account["epsilon"] == pytest.approx(pt.privacy.epsilon(account["noise"], 2))
+    assert 1.98 < account["epsilon"] <= 2
+
+
+@each("schedule", ["cyclic", "turns"])
+def test_sums_are_divided_by_those_who_come_on_average(schedule) -> None:
+    """Of 12 clients 8 come, then 4: 6 on average."""
+    schedule = pt.schedule.synchronous(schedule)
+    found = moved([0.5] * 12, [gaussian(noise=1e-9, clip=1.0)], rounds=2, cohort=8, schedule=schedule)
+    assert found == pytest.approx(np.full(12, 0.5 / 6), rel=1e-5)
+
+
+def test_noise_for_more_rounds_than_planned_is_for_the_turns_in_them() -> None:
+    """Three cohorts take turns: six rounds more are two turns more."""
+    (described,) = run([banded(epsilon=8, rounds=12)], rounds=6, cohort=4).config["uploads"]
+    assert described["noise"] == pt.privacy.noise_for(8, 4)
+    with pytest.raises(Refused):
+        run([banded(epsilon=8, rounds=5)], rounds=6, cohort=4)
+
+
+def test_a_longer_run_is_compared_with_baselines_of_the_same_noise(tmp_path) -> None:
+    method, model = pt.fedalt("output", lr=0.1), pt.models.mlp(64, 8, 10)
+    options = {"rounds": 3, "cohort": 4, "baselines": True, "out": tmp_path}
+    found = run([gaussian(epsilon=8)], method, model=model, **options)
+    longer = found.extend(rounds=2)
+    assert longer.summary()["privacy"]["noise"] == found.summary()["privacy"]["noise"]
+    baseline = json.loads((tmp_path / "baselines" / "global" / "summary.json").read_text())
+    assert baseline["rounds"] == 5
+    assert baseline["privacy"] == pytest.approx(longer.summary()["privacy"])
+
+
 def test_compression_after_the_clip_stays_within_it() -> None:
     """Stochastic levels may be longer than what they stand for: the server clips what arrives."""
     chain = [gaussian(noise=1e-9, clip=0.05), pt.transforms.quantize(bits=2, bucket=2000)]
@@ -487,6 +526,13 @@ def test_what_is_not_covered_is_refused(case) -> None:
 def test_personal_norms_are_no_release() -> None:
     found = run([gaussian(noise=1.0)], model=Norms(), norm="personal")
     assert "2.running_mean" not in found.shared
+
+
+def test_a_baseline_that_shares_statistics_is_refused_by_its_name() -> None:
+    method = pt.fedalt("output", lr=0.1)
+    with pytest.raises(Refused) as refused:
+        run([gaussian(noise=1.0)], method, model=Norms(), norm="personal", baselines=True)
+    assert refused.value.field == "baselines"
 
 
 def test_a_delta_that_exposes_a_client_is_warned_of() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import partita as pt
+from partita.core.check import Refused
 from partita.core.types import Cohort, ServerState
 from partita.engine.store import DiskStore
 from partita.schedule.base import StageSpec
@@ -126,3 +127,40 @@ def test_late_uploads_keep_no_promise() -> None:
     delays = pt.schedule.delays(upload=pt.schedule.exponential(2.0))
     schedule = pt.schedule.synchronous("poisson", delays=delays, deadline=1.0, late="apply")
     assert schedule.participation(40, 10, 100) == (None, 100, None)
+
+
+@each("first", [True, False])
+def test_turns_in_rounds_that_begin_anywhere(first) -> None:
+    """A later stage may begin in the middle of an order, and have the end of one and the next one."""
+    found = cohorts("turns", 10, 4, 60)
+    schedule = pt.schedule.synchronous("turns")
+    for length in range(1, 9):
+        starts = [0] if first else range(60 - length)
+        most = max(np.bincount(np.concatenate(found[t : t + length])).max() for t in starts)
+        assert schedule.participation(10, 4, length, first=first)[1] == most
+    assert schedule.participation(10, 4, 0, first=first)[1] == 0
+
+
+def by_chance(rounds: int = 200, cohort: int = 40, **options) -> list[Cohort]:
+    spec = StageSpec(40, cohort, 0, rounds, 0, 0.0, lambda client: 1)  # noqa: ARG005
+    schedule = pt.schedule.synchronous("poisson", **options).begin(spec)
+    return [schedule.next(ServerState({"w": torch.zeros(1)}, {}, {}, t)) for t in range(rounds)]
+
+
+def test_by_chance_an_upload_counts_whoever_else_is_late() -> None:
+    """The server waits for nobody beyond the deadline: whether it did would depend on another client."""
+    upload = pt.schedule.exponential(2.0)
+    found = by_chance(cohort=2, delays=pt.schedule.delays(upload=upload), deadline=0.5)
+    assert any(c.late and not c.clients for c in found)
+    for cohort in found:
+        assert all(delay <= 0.5 for delay in cohort.delays)
+    with pytest.raises(Refused) as refused:
+        pt.schedule.synchronous("poisson", delays=pt.schedule.delays(upload=upload), deadline=0)
+    assert refused.value.field == "deadline"
+
+
+def test_by_chance_clients_straggle_by_a_chance_of_their_own() -> None:
+    """A fixed share would let one client decide that another one is late: counts are binomial."""
+    late = np.array([len(c.late) for c in by_chance(400, stragglers=0.3)])
+    assert late.mean() == pytest.approx(12, abs=0.5)
+    assert late.var() == pytest.approx(40 * 0.3 * 0.7, rel=0.25)

@@ -80,6 +80,9 @@ def _check_releases(setup: Setup, transform: Transform) -> None:
     if settings.norm == "static" and setup.profile.buffers:
         reason = f"{name} does not cover statistics that are measured over all clients"
         raise check.fail("norm", settings.norm, "'personal', or a model with GroupNorm or LayerNorm", reason)
+    if settings.norm == "personal" and setup.profile.buffers and settings.baselines is True:
+        reason = f"{name} does not cover statistics, which clients of the global baseline share"
+        raise check.fail("baselines", True, "False, or a model with GroupNorm or LayerNorm", reason)
     for schedule in setup.schedules:
         choice = getattr(schedule, "choose", None)
         if choice is not None:
@@ -153,6 +156,6 @@ def _participation(setup: Setup, number: int, rounds: int) -> tuple[float | None
     if promise is None:  # a user's schedule: anyone may come each time
         return None, rounds, None
     found: tuple[float | None, int | None, int | None] = promise(
-        clients, setup.plans[number].cohort or clients, rounds
+        clients, setup.plans[number].cohort or clients, rounds, first=number == 0
     )
     return found

@@ -42,6 +42,7 @@ from partita.engine.passage import check_passage
 from partita.engine.placement import placed
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
+from partita.schedule.synchronous import IN_TURNS
 
 if TYPE_CHECKING:
     from partita.engine.elsewhere import Elsewhere
@@ -82,6 +83,7 @@ class Setup:
     crew        the workers that compute, while the run goes on
     elsewhere   the clients, where they are real: they hold their samples, and `data` has only their sizes
     secret      what the noise of releases is drawn from (None: the seed, which is in the experiment)
+    shorter     the run that this one goes on with, whose uploads its own are
     """
 
     settings: Settings
@@ -102,6 +104,7 @@ class Setup:
     crew: Team | None = None
     elsewhere: Elsewhere | None = None
     secret: int | None = None
+    shorter: Setup | None = None
 
     @classmethod
     def of(
@@ -217,6 +220,8 @@ class Setup:
         model = lean_copy(self.model, own=self.names)
         model.load_state_dict(self.initial, strict=False)
         other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
+        if self.shorter is not None and other.uploads:  # calibrated once, as those of the run
+            other = replace(other, uploads=self.shorter.like(algorithm, folder, alone=alone).uploads)
         return replace(other, newcomers=self.newcomers, crew=self.crew)
 
     def expecting(self, newcomers: FederatedData) -> Setup:
@@ -242,7 +247,8 @@ class Setup:
             options = {**algorithm.options, "stages": stages}
             algorithm = replace(algorithm, stages=stages, options=options)
         settings = replace(settings, resume=settings.out is not None)
-        return replace(self, settings=settings, algorithm=algorithm, plans=settings.stages(algorithm))
+        plans, shorter = settings.stages(algorithm), self.shorter or self
+        return replace(self, settings=settings, algorithm=algorithm, plans=plans, shorter=shorter)
 
     @property
     def rounds(self) -> int:
@@ -258,6 +264,8 @@ class Setup:
         """What share of the clients reports in a round of this stage on average."""
         plan, schedule = self.plans[stage], self.schedules[stage]
         reporting = getattr(schedule, "buffer", None) or plan.cohort or self.data.clients
+        if getattr(schedule, "order", "") in IN_TURNS:  # of which the last cohort may be smaller
+            return 1 / -(-self.data.clients // reporting)
         return float(reporting / self.data.clients)
 
     @functools.cached_property

@@ -4,9 +4,9 @@
     participation  each client by a chance q of its own in each of T releases (Poisson sampling),
                    or in at most k of them, whoever else comes
 
-Neighbours differ by one client: it is there, or it is not. `dp-accounting` composes the releases; its numbers
-are upper bounds. With hardly any noise, z < 0.1, the bound is ε = μ²/2 + μ Φ⁻¹(1 − δ) with μ = √T/z, as if
-everybody took part: there is nothing to be hidden any more.
+Neighbours differ by one client: what it sends is there, or is 0, and nobody takes its turns. `dp-accounting`
+composes the releases; its numbers are upper bounds. With hardly any noise, z < 0.1, the bound is
+ε = μ²/2 + μ Φ⁻¹(1 − δ) with μ = √T/z, as if everybody took part: there is nothing to be hidden any more.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class Mechanism:
         asked = planned if self.releases is None else self.releases
         if plan.rate is not None and len(self.diagonals(self.bands(plan))) == 1:
             return noise_for(self.epsilon, asked, rate=plan.rate, delta=self.delta)
-        most = plan.most_turns
-        turns = asked if most is None or self.releases is not None else min(asked, most)
+        most, apart = plan.most_turns, plan.apart or 1
+        turns = asked if most is None else min(asked, most + -(-(asked - planned) // apart))
         return noise_for(self.epsilon, turns, delta=self.delta)
 
     def _as_transform(self, bound: Bound | None) -> Transform:

@@ -65,8 +65,8 @@ class Synchronous:
     deadline: Annotated[
         float | None,
         Option(
-            "how long the server waits for a round; longer only until a quorum has reported (None: for all; "
-            "0: for the quorum alone)",
+            "how long the server waits for a round; longer only until a quorum has reported, and no longer "
+            "with order='poisson' and quorum=1 (None: for all; 0: for the quorum alone)",
             low=0,
         ),
     ] = None
@@ -111,6 +111,9 @@ class Synchronous:
                 raise check.fail("quorum", self.quorum, f"1 {waits}")
             if self.late == "apply":
                 raise check.fail("late", self.late, f"'drop' {waits}")
+        if self.deadline == 0 and self.holds_deadline:
+            reason = "the server waits for nobody beyond it, whoever else comes"
+            raise check.fail("deadline", self.deadline, f"above 0 with order={self.order!r}", reason)
         if self.deadline is not None and self.stragglers:
             reason = "None with stragglers=: they are those who are not done in time"
             raise check.fail("deadline", self.deadline, reason)
@@ -131,21 +134,35 @@ class Synchronous:
             raise check.fail("late", self.late, f"'drop' for {algorithm.name}: {algorithm.synchronous_only}")
         return self
 
+    @property
+    def holds_deadline(self) -> bool:
+        """Whether a round ends at its deadline though nobody has reported.
+
+        Where clients come by a chance of their own, whether an upload counts must not depend on whether
+        another one was there in time: accounts of privacy count with that.
+        """
+        alone = isinstance(self.quorum, int) and self.quorum == 1
+        return self.order == "poisson" and self.late == "drop" and alone
+
     def participation(
-        self, clients: int, cohort: int, rounds: int
+        self, clients: int, cohort: int, rounds: int, *, first: bool = True
     ) -> tuple[float | None, int | None, int | None]:
         """Return what is promised of so many rounds: chance, most turns of a client, rounds between two.
 
         The chance is of each client by itself (None: there is no such chance). Uploads that are applied late
         are of other rounds than those in which they were asked for: then nothing is promised of either.
+        Unless they are the `first` rounds of a run, they may begin in the middle of an order.
         """
         if self.late == "apply":
             return None, rounds, None
         if self.order == "poisson":
             return cohort / clients, rounds, 1
         cohorts = -(-clients // cohort)
-        if self.order in IN_TURNS:
-            return None, -(-rounds // cohorts), cohorts if self.order == "cyclic" else 1
+        if self.order == "cyclic":
+            return None, -(-rounds // cohorts), cohorts
+        if self.order == "turns":
+            before = 0 if first or not rounds else cohorts - 1
+            return None, -(-(before + rounds) // cohorts), 1
         return None, rounds, 1
 
     def begin(self, spec: StageSpec) -> Rounds:
@@ -234,12 +251,12 @@ class Rounds(ClockedSchedule[Synchronous]):
 
     def _progress(self, round: int, sent: list[Flight]) -> dict[int, float]:
         """Return the stragglers among those who were sent, and how far each of them gets: u from 0 to 1."""
-        count = int(self.options.stragglers * len(sent) + ROUNDING)
-        if not count:
-            return {}
-        rng = draws.generator(self.spec.seed, "stragglers", round)
-        chosen = rng.choice(len(sent), count, replace=False)
-        return {sent[i].client: float(u) for i, u in zip(chosen.tolist(), rng.random(count))}
+        share, rng = self.options.stragglers, draws.generator(self.spec.seed, "stragglers", round)
+        if self.options.order == "poisson":  # by a chance of its own, as it came
+            chosen = np.flatnonzero(rng.random(len(sent)) < share)
+        else:
+            chosen = rng.choice(len(sent), int(share * len(sent) + ROUNDING), replace=False)
+        return {sent[i].client: float(u) for i, u in zip(chosen.tolist(), rng.random(len(chosen)))}
 
     @property
     def _cohorts(self) -> int:
@@ -254,6 +271,8 @@ class Rounds(ClockedSchedule[Synchronous]):
         everyone = max((f.end for f in awaited), default=self.clock.now)
         if self.options.deadline is None:
             return everyone
+        if self.options.holds_deadline:
+            return min(everyone, self.clock.now + self.options.deadline)
         arrivals = sorted(f.end for f in awaited if not f.lost)
         enough = arrivals[quorum - 1] if len(arrivals) >= quorum else everyone
         return min(everyone, max(enough, self.clock.now + self.options.deadline))

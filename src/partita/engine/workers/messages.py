@@ -68,6 +68,7 @@ class StageBlob(NamedTuple):
             clean_data=setup.data,
             newcomers=None,
             crew=None,
+            shorter=None,
         )
         outside = {"x": setup.data.x, "y": setup.data.y}
         try:
