@@ -251,7 +251,10 @@ class Rounds(ClockedSchedule[Synchronous]):
 
     def _progress(self, round: int, sent: list[Flight]) -> dict[int, float]:
         """Return the stragglers among those who were sent, and how far each of them gets: u from 0 to 1."""
-        share, rng = self.options.stragglers, draws.generator(self.spec.seed, "stragglers", round)
+        share = self.options.stragglers
+        if not share or not sent:
+            return {}
+        rng = draws.generator(self.spec.seed, "stragglers", round)
         if self.options.order == "poisson":  # by a chance of its own, as it came
             chosen = np.flatnonzero(rng.random(len(sent)) < share)
         else:
