@@ -407,6 +407,27 @@ def test_a_resumed_run_repeats_no_release_and_loses_none(mechanism, tmp_path) ->
     assert resumed.summary()["privacy"] == whole.summary()["privacy"]
 
 
+def test_a_longer_run_that_is_interrupted_goes_on_with_its_noise(tmp_path) -> None:
+    """It was found for the first rounds; what the others cost is counted, and said."""
+
+    class Interrupted(pt.callbacks.Callback):
+        def round(self, event) -> None:
+            if event.round == 9:
+                raise KeyboardInterrupt
+
+    def begun(rounds: int, **options):
+        return run([gaussian(epsilon=5, delta=1e-3)], rounds=rounds, cohort=4, checkpoint_every=2, **options)
+
+    whole = begun(6).extend(rounds=6)
+    with pytest.raises(KeyboardInterrupt):
+        begun(6, out=tmp_path).extend(rounds=6, callbacks=[Interrupted()])
+    with pytest.warns(UserWarning, match="found for another number of rounds"):
+        resumed = begun(12, out=tmp_path, resume=True)
+    assert same(whole, resumed)
+    assert resumed.summary()["privacy"] == whole.summary()["privacy"]
+    assert resumed.summary()["privacy"]["epsilon"] > 5
+
+
 def test_asynchronous_clients_are_counted_by_turns() -> None:
     schedule = pt.schedule.asynchronous(concurrency=4, buffer=2)
     found = run([gaussian(noise=4.0, clip=0.2)], rounds=12, schedule=schedule)

@@ -256,6 +256,7 @@ class Taken(NamedTuple):
     apart     the least number of releases from one turn of a client to its next (None: any)
     clients   N
     cohort    how many clients take part in each on average
+    noise     the noise of the releases of a run that goes on, however many were planned (None: it begins)
     """
 
     releases: int
@@ -266,6 +267,7 @@ class Taken(NamedTuple):
     apart: int | None
     clients: int
     cohort: float
+    noise: float | None = None
 
 
 class Transform(NamedTuple):

@@ -16,6 +16,8 @@ from partita.core.types import Download, Partition, Tensors, Upload
 from partita.engine.channel import told
 from partita.engine.execute.task import Task
 from partita.engine.model.problem import ModelProblem
+from partita.engine.record import number as known
+from partita.engine.record import read_json
 
 if TYPE_CHECKING:
     from partita.engine.setup import Setup
@@ -50,8 +52,21 @@ def settled(setup: Setup) -> Setup:
     releasing = [t for t in setup.uploads if t.release is not None]
     if releasing:
         _check_releases(setup, releasing[0])
-    plan = _planned(setup)
-    return replace(setup, uploads=tuple(t if t.bind is None else t.bind(plan) for t in setup.uploads))
+    plan, before = _planned(setup), _noise_before(setup)
+    bound = (t if t.bind is None else t.bind(plan._replace(noise=n)) for t, n in zip(setup.uploads, before))
+    return replace(setup, uploads=tuple(bound))
+
+
+def _noise_before(setup: Setup) -> list[float | None]:
+    """Return the noise with which each transform has acted so far, where a run goes on in its folder.
+
+    A run that was made longer (`Run.extend`) goes on with the noise that was found for its first rounds.
+    """
+    file = None if setup.settings.folder is None else setup.settings.folder / "config.json"
+    saved = read_json(file).get("uploads") if setup.settings.resume and file and file.is_file() else None
+    if not isinstance(saved, list) or len(saved) != len(setup.uploads):
+        return [None] * len(setup.uploads)
+    return [known(entry.get("noise")) if isinstance(entry, dict) else None for entry in saved]
 
 
 def _sends(setup: Setup, number: int) -> bool:

@@ -248,8 +248,6 @@ def check_same(now: dict[str, Any], folder: Path, *, longer: bool = False) -> di
             changes = _changes(old, new)
             weights = all(change.startswith(("initial: ", "fixed: ")) for change in changes)
             hint = "; a model without a seed is another one each time" if weights else ""
-            if part == "uploads" and longer:  # calibrated for the rounds that were planned
-                hint = "; Run.extend goes on with the noise that was found, and counts what it costs"
             raise _another(part, ", ".join(changes), folder, hint)
     return before
 

@@ -45,7 +45,10 @@ def counts_by_samples(algorithm: Algorithm, problem: Problem, like: Upload, why:
     stacks = [{k: _random(number, k, v) for k, v in part.items()} for number, part in enumerate(like.payload)]
     uploads = Upload(stacks[0], weight, stacks[1], stacks[2], client=torch.arange(len(TRIED)))
     reason = f"{why}: {algorithm.name} with these options does not send its server sums"
-    refused = check.fail("uploads", algorithm.name, "a method and an aggregator that take the mean", reason)
+    allowed = "a method and an aggregator that take the mean"
+    if algorithm.options.get("weighting") == "samples" and any(like.sums):  # sums of all, means by samples
+        allowed += ", such as this one with weighting='uniform'"
+    refused = check.fail("uploads", algorithm.name, allowed, reason)
     try:
         combined = algorithm.aggregate(problem)(uploads, draws.key(0, "trial", device=weight.device))
     except Exception as error:  # an aggregator that needs more clients, or anything else

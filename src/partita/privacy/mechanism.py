@@ -77,6 +77,12 @@ class Mechanism:
                 f"exposed altogether; take less than {1 / plan.clients:.1g}"
             )
         noise = self.noise if self.noise is not None else self._found(plan)
+        if plan.noise is not None and self.noise is None and plan.noise != noise:
+            check.warn(
+                f"privacy epsilon={self.epsilon:g}: the run goes on with the noise of {plan.noise:.3g} clips "
+                f"that was found for another number of rounds; it would take {noise:.3g} to keep ε"
+            )
+            noise = plan.noise
         below_noise = max(plan.cohort / SHARE_OF_CLIENTS, noise)
         return replace(self, noise=noise)._as_transform(
             Bound(noise, below_noise, self.diagonals(self.bands(plan)))
