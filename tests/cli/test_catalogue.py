@@ -123,6 +123,7 @@ BESIDE: dict[Any, dict[str, Any]] = {
     (pt.schedule.synchronous, "deadline"): {"delays": SLOW},
     (pt.schedule.synchronous, "late"): {"delays": SLOW, "deadline": 1.0},
     **{(solver, "epochs"): {"steps": None} for solver in (pt.gd, pt.adam)},
+    **{(pt.measures.gradient_inversion, name): {"lr": 0.1} for name in ("match", "steps")},
     **{(pt.schedule.windows, name): {"given": [[]]} for name in ("period", "unfinished")},
     (pt.schedule.synchronous, "staleness"): {"delays": SLOW, "deadline": 1.0, "late": "apply"},
 }
