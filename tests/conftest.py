@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -46,6 +47,9 @@ torch.manual_seed(0)
 def pytest_configure(config: pytest.Config) -> None:
     """Tests that loop over cases leave out the slow ones where slow tests are left out."""
     Selected.slow = config.option.markexpr != "not slow"
+    # A shell that starts the tests in the background lets them ignore the signals that some of them test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -92,7 +92,11 @@ def test_a_stack_of_clients_is_each_alone(transform: Transform) -> None:
         for i, client in enumerate(clients):
             alone = passed(transform, client._replace(rest={}), keys[i])
             for k in SHAPES:
-                torch.testing.assert_close(together.numbers[k][i], alone.numbers[k], rtol=1e-6, atol=1e-7)
+                if transform.name == "low_rank":  # products: their last bits depend on how many there are
+                    near = 1e-5 if dtype == torch.float32 else 1e-12
+                    torch.testing.assert_close(together.numbers[k][i], alone.numbers[k], rtol=0, atol=near)
+                else:
+                    assert torch.equal(together.numbers[k][i], alone.numbers[k])
 
 
 @every

@@ -127,8 +127,8 @@ def find(name: Any) -> str | None:
 
 
 def written(name: Any) -> str:
-    """Return how a method of the literature is written here; '' for what is none of them."""
-    known = find(name)
+    """Return how a method of the literature is written here; '' for what is none of them, or ours by name."""
+    known = None if name in METHODS else find(name)
     if known is None:
         return ""
     return f"{KNOWN[known].here} for {known} ({KNOWN[known].note}); see `partita show {known}`"

@@ -18,6 +18,12 @@ from partita.engine.execute.cuda.implicit import Implicit, implicit_count
 from support import each
 
 
+@pytest.fixture(autouse=True)
+def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run: other tests may have asked for exact products."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
 def step(groups: int, stride: int, padding: tuple[int, int], bias: bool):
     """A convolution, what follows from it, and its gradients."""
 

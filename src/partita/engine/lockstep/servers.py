@@ -2,7 +2,7 @@
 
 Aggregation and the server's step are small: a run alone spends more on asking for them than on computing
 them. Where all runs have the same functions, one `vmap` over runs computes all; the first time, each run's
-own result is compared with its row, and is what the run goes on with.
+own result is compared with its row. All rounds have the roundings of the stack, also of a run that goes on.
 """
 
 from __future__ import annotations
@@ -65,17 +65,15 @@ class Servers:
             return each_alone(acts)
         try:
             found = parted(self._steps(self._functions[what], stacked(acts)), len(acts))
-            if what in self._tried:
-                return found
-            own = each_alone(acts)
-            if not all(close(a, b, TOLERANCE) for a, b in zip(found, own)):
+            tried = what in self._tried
+            if not tried and not all(close(a, b, TOLERANCE) for a, b in zip(found, each_alone(acts))):
                 raise ValueError("results of several runs differ from those of each alone")
         except Exception as error:  # it looks at numbers, for example
             del self._functions[what]
             LOG.info("%s of %d runs apart: %s", what, len(acts), check.named_reason(error))
             return each_alone(acts)
         self._tried.add(what)
-        return own
+        return found
 
 
 def _of_all(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
