@@ -100,6 +100,17 @@ def test_the_recipe_finds_the_papers_numbers() -> None:
     assert len({*deep.columns}) == len(deep.columns) == len(deep.rows[0])
 
 
+def test_the_small_size_of_the_recipe_has_no_numbers_of_the_paper() -> None:
+    study = RECIPES["embracing-capacity"](size="small")
+    assert isinstance(study, Study)
+    deep, wide = study.tables({})
+    assert memory(models.resnet20(width=0.25), (3, 32, 32), batch=32).total[0] == int(
+        deep.rows[0][3].replace(",", "")
+    )
+    assert all(row[6:9] == ("-",) * 3 for row in (*deep.rows[:3], *wide.rows))
+    assert deep.rows[3][3:6] == deep.rows[3][6:9]
+
+
 def test_the_recipe_computes_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         models, "resnet20", lambda width=1.0, **_: chain(3 * 32 * 32, 4, *[1] * 7, int(8 * width))

@@ -294,5 +294,5 @@ def test_frozen_blocks_take_no_time_backwards() -> None:
 
 
 def test_times_are_measured_for_each_class() -> None:
-    (table,) = study("embracing-time", repeats=1, width=0.25, device="cpu").tables({})
+    (table,) = study("embracing-time", size="small", repeats=1, device="cpu").tables({})
     assert [row[1] for row in table.rows] == ["strong", "moderate", "weak"] * 2

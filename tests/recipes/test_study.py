@@ -218,6 +218,20 @@ def test_runs_that_train_together_end_together_when_time_is_up(tmp_path: Path) -
     assert [len(seeds) for seeds in runs.values()] == [2, 2]
 
 
+def test_only_some_runs_are_held_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("partita.recipes.in_lockstep.MOST_TOGETHER", 2)
+    said: list[str] = []
+
+    def once(seed: int) -> Study:
+        return Study({"only": Variant(replace(experiment(seed), rounds=2))})
+
+    runs, _ = run_study(once, [0, 1, 2], out=tmp_path, announce=said.append)
+    alone, _ = run_study(once, [0, 1, 2], alone=True, announce=quiet)
+    assert said == ["1/3  only, seeds 0 to 1 together", "3/3  only, seed 2"]
+    for a, b in zip(runs["only"], alone["only"]):
+        assert a.summary()["test"]["personal"] == pytest.approx(b.summary()["test"]["personal"], abs=0.02)
+
+
 def test_a_study_ends_when_its_time_is_up(tmp_path: Path) -> None:
     """Before the next run, or within one; a run that leaves no checkpoint is not cut short."""
     stops, settings = [], {"out": tmp_path / "s", "resume": True, "max_time": 1e-9, "alone": True}

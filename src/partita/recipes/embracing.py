@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from partita import models
 from partita.capacity.memory import Left, Memory, memory
+from partita.recipes.sizes import by_size
 from partita.recipes.study import Study
 from partita.recipes.tables import Table
 
@@ -52,18 +53,23 @@ class Case(NamedTuple):
     left: Left
 
 
-def embracing_capacity(seed: int = 0) -> Study:
+def embracing_capacity(size: str = "paper", seed: int = 0) -> Study:
     """How much smaller is what a weak device trains? Parameters and activations, by depth and by width.
 
     Nothing is trained and no data are needed.
+
+    size   paper (the paper's networks), or small (ResNet-20 with a quarter of its width)
     """
-    return Study({}, tables=lambda runs: capacity_tables(seed))  # noqa: ARG005
+    width = by_size(size, 0.25, 1.0)
+    return Study({}, tables=lambda runs: capacity_tables(seed, width))  # noqa: ARG005
 
 
-def capacity_tables(seed: int) -> list[Table]:
+def capacity_tables(seed: int, width: float = 1.0) -> list[Table]:
     """Return both tables, ours and the paper's side by side."""
+    unknown = (("-",) * 3,) * len(CLASSES)  # of a network that the paper does not have
+    theirs, theirs_narrow = ({**PAPER}, PAPER_WIDTHS) if width == 1 else ({**PAPER, RESNET: unknown}, unknown)
     deep = {
-        RESNET: _cuts(memory(models.resnet20(seed=seed), IMAGE, batch=32), (0, 4, 7)),
+        RESNET: _cuts(memory(models.resnet20(width=width, seed=seed), IMAGE, batch=32), (0, 4, 7)),
         "CNN (FEMNIST)": _cuts(memory(models.leaf_cnn(seed=seed), LETTER), (0, 2, 3)),
         "BiLSTM (IMDB)": _words(seed),
     }
@@ -71,7 +77,7 @@ def capacity_tables(seed: int) -> list[Table]:
         Table(
             "What is left without the first blocks (Table 1)",
             COLUMNS,
-            [row for name, cases in deep.items() for row in _rows(name, cases, PAPER[name])],
+            [row for name, cases in deep.items() for row in _rows(name, cases, theirs[name])],
             "Activations are the outputs of convolutions and linear layers, and 10 numbers for each word, "
             "direction and unit of an LSTM, for a batch of 32 (ResNet-20) and of 1 (the others). As in the "
             "paper, the one output of the BiLSTM is left out: it would be 1 activation more in each row.",
@@ -79,7 +85,7 @@ def capacity_tables(seed: int) -> list[Table]:
         Table(
             "What is left of narrower models (Table 10)",
             COLUMNS,
-            _rows(RESNET, _widths(seed), PAPER_WIDTHS),
+            _rows(RESNET, _widths(seed, width), theirs_narrow),
             "Of the C channels of each layer the first ⌊width · C⌋ are kept.",
         ),
     ]
@@ -97,13 +103,13 @@ def _words(seed: int) -> list[Case]:
     return [*_cuts(whole, (0, 1)), weak]
 
 
-def _widths(seed: int) -> list[Case]:
+def _widths(seed: int, whole: float) -> list[Case]:
     return [
         Case(
-            "-" if width == 1 else f"{1 - width:.0%} of channels",
-            memory(models.resnet20(width=width, seed=seed), IMAGE, batch=32).total,
+            "-" if share == 1 else f"{1 - share:.0%} of channels",
+            memory(models.resnet20(width=whole * share, seed=seed), IMAGE, batch=32).total,
         )
-        for width in WIDTHS
+        for share in WIDTHS
     ]
 
 

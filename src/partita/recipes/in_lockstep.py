@@ -20,6 +20,9 @@ from partita.engine.stopping import Stopped
 from partita.engine.store import durable
 from partita.recipes.variant import Variant, forget, run_variant, time_left, without_tensors
 
+MOST_TOGETHER = 16
+"""Runs that advance at the same time: each of them holds the states of its clients in memory."""
+
 
 def can_be_joined(
     seeds: Sequence[int],
@@ -54,9 +57,7 @@ def together(
             over = folder is not None and (folder / "summary.json").exists()
             if name not in wanted and not (over and set(variant.needs) <= set(trained[seed])):
                 continue  # finished runs of other calls are read too
-            shown = {} if not runs else {"progress": False}  # one bar for all
-            arguments = {**options, **shown, **time_left(end, variant)}
-            run = functools.partial(run_variant, variant, trained[seed], folder, resume, arguments)
+            run = functools.partial(_run, variant, trained[seed], folder, resume, end, options)
             if over:
                 trained[seed][name] = run()
                 finished.append(seed)
@@ -65,23 +66,50 @@ def together(
         if name in wanted and finished:
             announce(f"{count + 1}/{total}  {_named(name, finished)} (finished before)")
             count += len(finished)
-        if runs:
-            announce(f"{count + 1}/{total}  {_named(name, list(runs))}")
-            count += len(runs)
+        seeds = list(runs)
+        for first in range(0, len(seeds), MOST_TOGETHER):
+            group = seeds[first : first + MOST_TOGETHER]
+            announce(f"{count + 1}/{total}  {_named(name, group)}")
+            count += len(group)
             if begun and time.monotonic() >= end:
-                raise Stopped(_named(name, list(runs)), 0)
+                raise Stopped(_named(name, group), 0)
             begun = True
-            folders = [] if out is None or not resume else [out / name / f"seed-{seed}" for seed in runs]
-            exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
-            done = list(runs.values())
-            with resuming_from(_common_round(folders)):
-                made = in_lockstep(done, **exactly) if len(done) > 1 else [done[0]()]
-            for seed, record in zip(runs, made):
+            resumed = out / name if out is not None and resume else None
+            for seed, record in _made({seed: runs[seed] for seed in group}, resumed, options).items():
                 trained[seed][name] = record
         records[name] = [without_tensors(trained[seed][name]) for seed in by_seed if name in trained[seed]]
         for seed, variants in by_seed.items():
             forget(trained[seed], variants, name)
     return {name: found for name, found in records.items() if found}
+
+
+def _run(
+    variant: Variant,
+    trained: Mapping[str, Record],
+    folder: Path | None,
+    resume: bool,
+    end: float,
+    options: Mapping[str, Any],
+    **shown: bool,
+) -> Record:
+    """Make a run in the time that is left when it begins."""
+    return run_variant(variant, trained, folder, resume, {**options, **shown, **time_left(end, variant)})
+
+
+def _made(
+    runs: Mapping[int, Callable[..., Record]], resumed: Path | None, options: Mapping[str, Any]
+) -> dict[int, Record]:
+    """Make the runs by seed at once; `resumed` is the folder in which they go on."""
+    if len(runs) == 1:
+        return {seed: run() for seed, run in runs.items()}
+    exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
+    folders = [] if resumed is None else [resumed / f"seed-{seed}" for seed in runs]
+    first, *others = runs.values()
+    quiet = [functools.partial(run, progress=False) for run in others]  # one bar for all
+    everyone: list[Callable[[], Record]] = [first, *quiet]
+    with resuming_from(_common_round(folders)):
+        made = in_lockstep(everyone, **exactly)
+    return dict(zip(runs, made))
 
 
 def _common_round(folders: Sequence[Path]) -> dict[Path, int]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from partita import models
 from partita.core.options import Option, checked
 from partita.engine.settings import device_of
+from partita.recipes.sizes import by_size
 from partita.recipes.study import Study
 from partita.recipes.tables import Table
 from partita.recipes.weak import BATCH, TASKS, WIDTHS
@@ -38,8 +39,14 @@ class Times(NamedTuple):
 
 @checked()
 def embracing_time(
+    size: Annotated[
+        str,
+        Option("paper (all of ResNet-20), or small (a quarter of its width)", choices=("small", "paper")),
+    ] = "paper",
     repeats: Annotated[int, Option("batches that are timed; the paper has 10", low=1)] = 10,
-    width: Annotated[float, Option("width of ResNet-20", low=0, open_low=True)] = 1.0,
+    width: Annotated[
+        float | None, Option("width of ResNet-20 (default: 0.25 or 1 by size)", low=0, open_low=True)
+    ] = None,
     device: Annotated[
         str, Option("what computes: 'auto', 'cpu' or 'cuda'", check=lambda _, v: device_of(v))
     ] = ("auto"),
@@ -49,7 +56,8 @@ def embracing_time(
 
     Nothing is trained and no data are needed: the images are noise.
     """
-    return Study({}, tables=lambda runs: [_table(_measured(repeats, width, device, seed), device)])  # noqa: ARG005
+    share = by_size(size, 0.25, 1.0) if width is None else width
+    return Study({}, tables=lambda runs: [_table(_measured(repeats, share, device, seed), device)])  # noqa: ARG005
 
 
 def _measured(repeats: int, width: float, device: str, seed: int) -> dict[str, list[Times]]:
