@@ -50,11 +50,18 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def key_fingerprint(public_key: bytes) -> str:
-    """Return the SHA-256 of a public key in PEM or in the form of OpenSSH, as a roster has it."""
+    """Return the SHA-256 of a public key in PEM or in the form of OpenSSH, as a roster has it.
+
+    What is no such key is a ValueError.
+    """
     serialization = library("cryptography.hazmat.primitives.serialization")
+    unknown = library("cryptography.exceptions").UnsupportedAlgorithm
     is_pem = public_key.lstrip().startswith(b"-----BEGIN")
     load = serialization.load_pem_public_key if is_pem else serialization.load_ssh_public_key
-    return _fingerprint(load(public_key))
+    try:
+        return _fingerprint(load(public_key))
+    except unknown as error:
+        raise ValueError(str(error)) from None
 
 
 def _fingerprint(key: Any) -> str:
