@@ -116,6 +116,22 @@ class Federation:
         self.long[log] = self.start(log, *words, **{"home": self.folder / f"home-{name}", **options})
         return self.long[log]
 
+    def node_again(self, name: str) -> None:
+        """Start a SuperNode that was killed until its SuperLink lets it in, as systemd does."""
+        known = self.log(f"node-{name}").count("SuperNode ID")
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            node = self.node(name)
+            until(
+                lambda node=node: (
+                    node.poll() is not None or self.log(f"node-{name}").count("SuperNode ID") > known
+                )
+            )
+            if node.poll() is None:
+                return
+            time.sleep(2)
+        raise AssertionError(self.log(f"node-{name}"))
+
     def start(self, log: str, *words: str, home: Path, **options: Any) -> Process:
         environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_HOME": str(home)}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
@@ -160,16 +176,22 @@ class Federation:
     def held(self, name: str) -> Path:
         return self.test / f"{name}.held"
 
-    def train(self, app: Path = APP, superlink: str = "here", **config: Any) -> str:
-        """Start a run; return its number."""
-        given = {
-            "experiment": str(EXPERIMENT),
-            "roster": str(self.folder / "roster.toml"),
-            "out": str(self.out),
-        }
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in {**given, **config}.items())
+    def train(self, superlink: str = "here", **config: Any) -> None:
+        """Start a run of Partita."""
+        roster = str(self.folder / "roster.toml")
+        given = {"experiment": str(EXPERIMENT), "roster": roster, "out": str(self.out)}
+        self.begin_run(APP, superlink, **{**given, **config})
+
+    def begin_run(self, app: Path, superlink: str = "here", **config: Any) -> None:
+        """Start a run of any app."""
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         self.run = str(self.flwr("run", str(app), superlink, "--run-config", text)["run-id"])
-        return self.run
+        until(self.server_app, 60)
+
+    def stop(self) -> None:
+        """Stop the run if it goes on."""
+        if self.run and not self.status().startswith("finished"):
+            self.flwr("stop", self.run, "here")
 
     def status(self) -> str:
         said = self.flwr("list", "here", "--run-id", self.run)
@@ -177,12 +199,9 @@ class Federation:
 
     def ends(self, status: str = "finished:completed") -> None:
         """Wait for the end of the run."""
-        end = time.monotonic() + PATIENCE
-        while (now := self.status()).startswith(
-            ("pending", "starting", "running")
-        ) and time.monotonic() < end:
-            time.sleep(2)
-        assert now == status, self.log("superlink")[-6000:]
+        until(lambda: not self.server_app(), PATIENCE)
+        until(lambda: self.status().startswith("finished"), 90)
+        assert self.status() == status, self.log("superlink")[-6000:]
 
     def said(self) -> str:
         """Return the log of the run."""
@@ -222,8 +241,7 @@ class Federation:
 
     def end(self) -> None:
         """Stop the run, and end the client processes."""
-        if self.run and self.status().startswith(("pending", "starting", "running")):
-            self.flwr("stop", self.run, "here")
+        self.stop()
         for process in self.clients.values():
             process.terminate()
             process.wait(30)

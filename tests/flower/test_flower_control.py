@@ -61,10 +61,7 @@ def test_foreign_code_reads_what_its_user_may_read(
     try:
         until(lambda: "SuperNode ID" in federation.log("node-apart"))
         out = tmp_path / "found.json"
-        config = {"folder": str(folder / "states"), "out": str(out)}
-        text = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
-        run = federation.flwr("run", str(HERE / "foreign"), "here", "--run-config", text)
-        federation.run = str(run["run-id"])
+        federation.begin_run(HERE / "foreign", folder=str(folder / "states"), out=str(out))
         federation.ends()
     finally:
         apart.terminate()

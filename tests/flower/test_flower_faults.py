@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import ssl
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,12 +50,11 @@ def test_replies_that_are_wrong(federation: Federation) -> None:
     federation.clients["b"] = federation.start("client-b", *words, home=federation.test)
     until(federation.socket("b").exists)
     federation.train(**SET)
-    until(federation.server_app)
     server, most = Path(f"/proc/{federation.server_app()}/status"), 0
-    while federation.status().startswith(("pending", "starting", "running")):
-        if server.exists():
-            text = server.read_text()
-            most = max(most, int(text.partition("VmHWM:")[2].split()[0])) if "VmHWM" in text else most
+    while federation.server_app():
+        with contextlib.suppress(OSError, IndexError):
+            most = max(most, int(server.read_text().partition("VmHWM:")[2].split()[0]))
+        time.sleep(0.2)
     federation.ends()
     said = federation.said()
     print(f"memory of the server: at most {most / 1024:.0f} MB")
@@ -91,7 +92,7 @@ def test_a_supernode_that_nobody_knows(federation: Federation) -> None:
     for process in federation.clients.values():
         assert process.poll() is None
     until(lambda: "which is not on the roster" in federation.said())
-    federation.flwr("stop", federation.run, "here")
+    federation.stop()
     assert "Receiving" not in federation.log("node-stranger")
     federation.long["node-stranger"].terminate()
 
