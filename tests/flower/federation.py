@@ -133,7 +133,8 @@ class Federation:
         raise AssertionError(self.log(f"node-{name}"))
 
     def start(self, log: str, *words: str, home: Path, **options: Any) -> Process:
-        environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_HOME": str(home)}
+        path = f"{options.pop('commands', BIN)}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "FLWR_HOME": str(home)}
         environment |= {"FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p.startswith(str(HERE.parents[1])))
         with open(self.folder / f"{log}.log", "ab") as file:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import HERE, Federation, until
+from federation import BIN, HERE, Federation, until
 
 from partita.deploy.states import write_private
 
@@ -40,6 +41,20 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(there)
 
 
+def commands(folder: Path) -> Path:
+    """Make the commands of a SuperNode for a user who may not read where this Python is."""
+    python = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+    if not python.exists():
+        pytest.skip(f"there is no {python} for another user")
+    (folder / "bin").mkdir()
+    for name in ("flower-supernode", "flower-superexec", "flwr-clientapp"):
+        _, _, text = (BIN / name).read_text().partition("\n")
+        file = folder / "bin" / name
+        file.write_text(f"#!{python}\n{text}")
+        file.chmod(0o755)
+    return folder / "bin"
+
+
 def test_foreign_code_reads_what_its_user_may_read(
     federation: Federation, folder: Path, tmp_path: Path
 ) -> None:
@@ -56,6 +71,7 @@ def test_foreign_code_reads_what_its_user_may_read(
     for path in (home, key):
         os.chown(path, USER, USER)
     options = {"user": USER, "group": USER, "extra_groups": [GROUP_NUMBER], "cwd": folder}
+    options["commands"] = commands(folder)
     places = {"home": home, "key": key, "authority": folder / "ca.crt", "door": folder / "door" / "s"}
     apart = federation.node("apart", **options, **places)
     try:
@@ -68,7 +84,7 @@ def test_foreign_code_reads_what_its_user_may_read(
         apart.wait(30)
     found = json.loads(out.read_text())
     print(json.dumps(found, indent=1))
-    other = found.pop(said["node-id"])
+    other = found.pop(str(said["node-id"]))
     assert (other["user"], other["read"]) == (USER, "PermissionError")
     assert other["door"].endswith("bytes or more")  # whoever reaches the door can ask
     assert {(f["user"], f["read"]) for f in found.values()} == {(0, "1 files, 19 bytes")}
