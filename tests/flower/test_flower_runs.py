@@ -126,7 +126,7 @@ def test_all_are_killed(federation: Federation) -> None:
 def test_a_round_that_does_not_wait(federation: Federation) -> None:
     """With a deadline, a round ends without the client that does not answer in time."""
     clients(federation, b={"fault": "hold", "number": 1})
-    federation.train(**SET, deadline="12s", quorum="2")
+    federation.train(**SET, deadline="30s", quorum="2")
     until(federation.held("b").exists)
     until(lambda: federation.rounds() >= 2)
     federation.held("b").unlink()
