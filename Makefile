@@ -10,7 +10,7 @@ TOOLS := pytest pytest-xdist hypothesis hatchling markdown-it-py torchmetrics
 LOWEST := $(addprefix tests/,test_packaging.py core data optim schedule models measures aggregate track cli \
   engine/model engine/execute engine/significance recipes/test_tuning.py report deploy)
 
-.PHONY: demo test test-all test-lowest test-ecosystem lint bench docs clean
+.PHONY: demo test test-all test-lowest test-ecosystem test-flower lint bench docs clean
 
 demo: .venv/.core    ## who gains from personalization and who loses, on embedded data
 	$(BIN)/partita demo
@@ -27,6 +27,9 @@ test-lowest: .venv-lowest/.done  ## the oldest versions that pyproject.toml admi
 
 test-ecosystem: .venv-ecosystem/.done  ## models of torchvision, timm, transformers and peft; WRITE=--write writes their table
 	.venv-ecosystem/bin/python -m pytest tests/ecosystem $(WRITE)
+
+test-flower: .venv-flower/.done  ## real federations of Flower: SuperLink, SuperNodes and client processes
+	.venv-flower/bin/python -m pytest tests/flower -m "" -n 1
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests bench examples docs/*.py
@@ -68,5 +71,11 @@ docs: .venv/.dev     ## builds the documents into site/
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[ecosystem]' pytest pytest-xdist hypothesis
 	touch $@
 
+.venv-flower/.done: pyproject.toml constraints-flower.txt
+	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[flower]' pytest pytest-xdist hypothesis
+	touch $@
+
 clean:
-	rm -rf .venv .venv-lowest site dist build runs
+	rm -rf .venv .venv-lowest .venv-ecosystem .venv-flower site dist build runs

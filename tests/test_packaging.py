@@ -29,6 +29,8 @@ PROJECT: dict[str, Any] = DECLARED["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 FOR_DEVELOPERS = {"dev", "docs", "ecosystem"}
 """Extras that run at pinned versions only: nobody installs their oldest ones beside Partita."""
+APART = "flower"
+"""The extra of one version, in an environment of its own, whose pins no other extra has to bear."""
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "mlflow": "mlflow-skinny", "grpc": "grpcio"}
 """Distributions whose name is not that of their module."""
 
@@ -129,16 +131,26 @@ def test_nothing_is_declared_for_nothing() -> None:
 
 
 def test_bounds_are_from_below_and_tested() -> None:
-    everything = requirements(*EXTRAS)
+    everything = requirements(*EXTRAS.keys() - {APART})
     assert {n: str(s) for n, s in everything.items() if [one.operator for one in s] != [">="]} == {}
-    users, lowest = requirements(*EXTRAS.keys() - FOR_DEVELOPERS), pins("constraints-lowest.txt")
+    users = requirements(*EXTRAS.keys() - FOR_DEVELOPERS - {APART})
+    lowest = pins("constraints-lowest.txt")
     bounds = {name: Version(next(iter(specifier)).version) for name, specifier in users.items()}
     assert {name: lowest.get(name) for name in bounds} == bounds
 
 
 def test_the_pinned_versions_are_admitted() -> None:
-    wanted, pinned = requirements(*EXTRAS.keys() - {"ecosystem"}), pins("constraints.txt")
+    wanted, pinned = requirements(*EXTRAS.keys() - {"ecosystem", APART}), pins("constraints.txt")
     assert {name for name, specifier in wanted.items() if pinned.get(name) not in specifier} == set()
+
+
+def test_flower_is_the_version_that_is_tested() -> None:
+    """It has no stable interface: one version is admitted, and no other extra brings it along."""
+    wanted, pinned = requirements(APART), pins("constraints-flower.txt")
+    assert EXTRAS[APART] == [f"flwr=={pinned['flwr']}"]
+    assert {name for name, specifier in wanted.items() if pinned.get(name) not in specifier} == set()
+    assert "flwr" not in requirements(*EXTRAS.keys() - {APART})
+    assert pinned["torch"] == pins("constraints.txt")["torch"]
 
 
 def test_supported_pythons_are_named() -> None:

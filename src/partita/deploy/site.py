@@ -51,6 +51,14 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class DoorPlace:
+    """Where a site is asked instead of calling a server: a socket, and a group whose users may open it."""
+
+    socket: str = ""
+    group: str | None = None
+
+
+@dataclass(frozen=True)
 class DataSource:
     """Where a site has its samples: a file, or a function and its arguments."""
 
@@ -73,12 +81,16 @@ class Leave:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What site.toml says. Its paths are absolute."""
+    """What site.toml says. Its paths are absolute.
+
+    A site has a server with credentials, which it calls, or a door, at which it is asked.
+    """
 
     name: str
-    server: str
     folder: Path
-    credentials: tls.Credentials
+    server: str
+    credentials: tls.Credentials | None
+    door: DoorPlace | None
     data: DataSource
     leave: Leave
 
@@ -87,20 +99,19 @@ class SiteFile:
         """Read a file; refuse what it does not know, and keys that others can read."""
         content = roster.toml(path)
         where, here = str(path), path.resolve().parent
-        roster.known(where, content, ("name", "server", "folder", "keys", "data", "leave"))
-        for key in ("name", "server"):
-            if not isinstance(content.get(key), str):
-                raise check.fail(f"{where}: {key}", content.get(key), f"a text: {key} = ...")
-        tls.address(f"{where}: server", content["server"])
-        keys = _table(where, content, "keys", Keys)
+        roster.known(where, content, ("name", "server", "folder", "keys", "door", "data", "leave"))
+        if not isinstance(content.get("name"), str):
+            raise check.fail(f"{where}: name", content.get("name"), "a text: name = ...")
         data = _table(where, content, "data", DataSource)
         if data.file is not None:
             data = dataclasses.replace(data, file=str(here / data.file))
+        has_door = "door" in content
         return cls(
             roster.name(f"{where}: name", content["name"]),
-            content["server"],
             here / _text(f"{where}: folder", content.get("folder", "state")),
-            tls.Credentials(*(_file(where, here, keys, f.name) for f in dataclasses.fields(keys))),
+            "" if has_door else _server(where, content),
+            None if has_door else _credentials(where, here, content),
+            _door(where, here, content) if has_door else None,
             data,
             _table(where, content, "leave", Leave),
         )
@@ -118,6 +129,29 @@ def server_of_others(folder: Path, clients: Collection[str]) -> str | None:
             server = roster.toml(folder / client / FILE).get("server")
             return server if isinstance(server, str) else None
     return None
+
+
+def _server(where: str, content: Mapping[str, Any]) -> str:
+    """Return the address of the server."""
+    server = content.get("server")
+    if not isinstance(server, str):
+        raise check.fail(f"{where}: server", server, "a text: server = ...")
+    tls.address(f"{where}: server", server)
+    return server
+
+
+def _credentials(where: str, here: Path, content: Mapping[str, Any]) -> tls.Credentials:
+    """Return where the keys are that the client shows to its server."""
+    keys = _table(where, content, "keys", Keys)
+    return tls.Credentials(*(_file(where, here, keys, f.name) for f in dataclasses.fields(keys)))
+
+
+def _door(where: str, here: Path, content: Mapping[str, Any]) -> DoorPlace:
+    """Return where the client is asked; refuse a site that also names a server to call."""
+    for key in {"server", "keys"} & content.keys():
+        raise check.fail(f"{where}: {key}", content[key], f"no {key} beside [door]: it calls nobody")
+    door = _table(where, content, "door", DoorPlace)
+    return dataclasses.replace(door, socket=str(here / _text(f"{where}: door.socket", door.socket)))
 
 
 def _table(where: str, content: Mapping[str, Any], name: str, kind: type[T]) -> T:

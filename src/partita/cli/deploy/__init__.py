@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from partita.cli.deploy import check, client, demo, export, keys, server
+from partita.cli.deploy import check, client, demo, export, keys, pin, server
 
 app = typer.Typer(
     help="Real clients: the experiment that was simulated, among machines that keep their own data. "
@@ -21,6 +21,7 @@ def group() -> None:
 
 app.command("demo")(demo.demo)
 app.command("keys")(keys.keys)
+app.command("pin")(pin.pin)
 app.command("check")(check.check_)
 app.command("server")(server.server)
 app.command("client")(client.client)

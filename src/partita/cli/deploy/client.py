@@ -17,6 +17,7 @@ from partita.deploy import Client, Handler
 from partita.deploy import site as sites
 from partita.deploy.board import size
 from partita.deploy.facts import facts_of
+from partita.deploy.flower import Door
 from partita.deploy.grpc import GrpcClient
 from partita.deploy.samples import samples_of
 from partita.deploy.turn import bound_to
@@ -53,6 +54,9 @@ def client(
     the run is over. After a crash, start it again: its state is in the folder of site.toml, which nobody else
     has. No code comes from the server.
 
+    With `[door]` in site.toml it calls nobody: it answers at a socket of this machine, where the ClientApp of
+    a Flower federation asks, until it is stopped.
+
     Its samples are those of site.toml, or what a function data(name) in EXPERIMENT.py returns.
 
     Example: `partita deploy client experiment.py --site site.toml`
@@ -67,18 +71,25 @@ def client(
     )  # samples of another form are refused before anybody is called
     one = Client(experiment, here.name, data, here.folder, site=here.leave, device=device)
 
-    def notice(text: str) -> None:
-        LOG.info("%s", text)
-
     keys = None if insecure_loopback else here.credentials
     patience = math.inf if give_up is None else check.duration("--give-up", give_up)
     with logged(quiet), terminable():
         LOG.info("client %s: %s samples for training, validation and test", here.name, one.sizes)
+        if here.door is not None:
+            door = Door(here.door.socket, largest=facts.request, group=here.door.group, notice=notice)
+            LOG.info("answering at %s", door.path)
+            door.run(Told(one))
+            return
         link = GrpcClient(
             here.server, keys, largest=facts.request, name=here.name, notice=notice, give_up=patience
         )
         link.run(Told(one))
         LOG.info("the run is over")
+
+
+def notice(text: str) -> None:
+    """Write a line to the log."""
+    LOG.info("%s", text)
 
 
 class Told:

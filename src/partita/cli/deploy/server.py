@@ -82,13 +82,7 @@ def server(
     Example: `partita deploy server experiment.py --roster keys/server/roster.toml --listen 0.0.0.0:8443
     --out runs/first --deadline 10min --quorum 0.8`
     """
-    terms: dict[str, Any] = {
-        "deadline": None if deadline is None else check.duration("--deadline", deadline),
-        "quorum": _quorum(quorum),
-        "patience": check.duration("--patience", patience),
-        "enrolment": check.duration("--enrolment", enrolment),
-        "resume": resume,
-    }
+    terms = {**terms_of(deadline, quorum, patience, enrolment), "resume": resume}
     rosters.read(roster)
     keys = None
     if not insecure_loopback:
@@ -98,6 +92,16 @@ def server(
         run = train(experiment, roster, listen, keys, out, status=status, quiet=quiet, **terms)
     typer.echo(str(run.summary()))
     typer.echo(f"Results in {out}. At a client: partita deploy export")
+
+
+def terms_of(deadline: str | None, quorum: str | None, patience: str, enrolment: str) -> dict[str, Any]:
+    """Return how long a server waits, and for how many, from what a user has written."""
+    return {
+        "deadline": None if deadline is None else check.duration("--deadline", deadline),
+        "quorum": _quorum(quorum),
+        "patience": check.duration("--patience", patience),
+        "enrolment": check.duration("--enrolment", enrolment),
+    }
 
 
 def train(
@@ -114,10 +118,6 @@ def train(
     """Serve an experiment over gRPC, with its status page and its log; clients end when the run is over."""
     names = rosters.read(roster)
     largest = facts_of(experiment, len(names)).reply
-
-    def notice(name: str, text: str) -> None:
-        LOG.info("client %s: %s" if name else "%s%s", name, text)
-
     transport = GrpcTransport(listen, names, keys, largest=largest, notice=notice)
     over = False
     follower = Follower(roster, transport.revise)
@@ -145,6 +145,11 @@ def train(
         follower.close()
         transport.close(over)
     return run
+
+
+def notice(name: str, text: str) -> None:
+    """Write to the log what a transport has to say, of a client or of none."""
+    LOG.info("client %s: %s" if name else "%s%s", name, text)
 
 
 class Follower:

@@ -46,8 +46,26 @@ def library(module: str) -> Any:
 def fingerprint(certificate: bytes) -> str:
     """Return the SHA-256 of a certificate's public key (PEM), as a roster has it."""
     x509 = library("cryptography.x509")
+    return _fingerprint(x509.load_pem_x509_certificate(certificate).public_key())
+
+
+def key_fingerprint(public_key: bytes) -> str:
+    """Return the SHA-256 of a public key in PEM or in the form of OpenSSH, as a roster has it.
+
+    What is no such key is a ValueError.
+    """
     serialization = library("cryptography.hazmat.primitives.serialization")
-    key = x509.load_pem_x509_certificate(certificate).public_key()
+    unknown = library("cryptography.exceptions").UnsupportedAlgorithm
+    is_pem = public_key.lstrip().startswith(b"-----BEGIN")
+    load = serialization.load_pem_public_key if is_pem else serialization.load_ssh_public_key
+    try:
+        return _fingerprint(load(public_key))
+    except unknown as error:
+        raise ValueError(str(error)) from None
+
+
+def _fingerprint(key: Any) -> str:
+    serialization = library("cryptography.hazmat.primitives.serialization")
     spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return f"sha256:{hashlib.sha256(spki).hexdigest()}"
 

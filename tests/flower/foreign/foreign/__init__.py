@@ -1,0 +1,1 @@
+"""An app that nobody at a client has agreed to."""
