@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cable import until
+from cable import Net, until
 from typer.main import get_command
 
 from partita import cli
@@ -119,6 +119,19 @@ def test_a_client_whose_samples_do_not_fit(tmp_path: Path, partita: Command) -> 
     done = partita("deploy", "client", EXPERIMENT, "--site", str(site))
     assert done.returncode == 2
     assert "a sample of x" in done.stderr
+
+
+def test_a_client_that_the_server_refuses_may_be_started_again(
+    keys: Path, tmp_path: Path, partita: Command
+) -> None:
+    """Its exit code is not that of a mistake on this machine, after which systemd leaves it alone."""
+    net = Net(keys)
+    deployed.make(tmp_path, ["a"], port=net.server().port)
+    done = partita("deploy", "client", EXPERIMENT, "--site", str(tmp_path / "a" / "site.toml"))
+    net.close()
+    assert done.returncode == 3, done.stderr
+    assert "not to be trusted" in done.stderr
+    assert "RestartPreventExitStatus=2\n" in (DEPLOY / "partita-client.service").read_text()
 
 
 # ---- samples of a site

@@ -217,7 +217,7 @@ def test_a_stranger_is_refused_while_others_train(machines: Machines, tmp_path: 
     server = machines.server()
     until(machines.held("b").exists)
     site = str(tmp_path / "others" / "a" / "site.toml")
-    machines.ends(machines.start("stranger", "client", "--site", site), "stranger", 2)
+    machines.ends(machines.start("stranger", "client", "--site", site), "stranger", 3)
     assert "not to be trusted" in machines.text("stranger")
     machines.held("b").unlink()
     machines.ends(server, "server")
