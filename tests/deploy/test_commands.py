@@ -56,10 +56,24 @@ def test_check_says_what_is_sent_and_what_stays(keys: Path, partita: Command) ->
         assert words in " ".join(done.stdout.split()), words
     found = json.loads(partita("deploy", "check", EXPERIMENT, "--json").stdout)
     (stage,) = found["stages"]
-    assert set(stage["sent"]) == {"hidden1.linear.weight", "hidden1.linear.bias"}
+    shared = {"hidden1.linear.weight", "hidden1.linear.bias"}
+    assert set(stage["sent"]) == {f"delta/{name}" for name in shared} | {"metrics/loss", "metrics/steps"}
+    assert set(stage["received"]) == {f"shared/{name}" for name in shared}
     assert set(stage["kept"]) == {"output.linear.weight", "output.linear.bias"}
     assert stage["up"] == stage["down"] == 4 * (64 * 64 + 64)
     assert stage["state"] == 4 * (64 * 10 + 10)
+
+
+def test_check_lists_what_a_method_sends_of_its_own(partita: Command, tmp_path: Path) -> None:
+    """FedProto sends no parameter, and yet prototypes and how many samples of each class there are."""
+    file = tmp_path / "prototypes.py"
+    text = Path(EXPERIMENT).read_text()
+    file.write_text(text.replace("pt.fedavg(lr=0.1)", "pt.fedproto(lr=0.1)"))
+    done = partita("deploy", "check", str(file), "--set", "method=fedavg")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "is sent" in line]
+    for name in ("prototypes", "prototype_samples", "loss", "steps"):
+        assert any(f" {name} " in row for row in rows), (name, done.stdout)
 
 
 def test_the_digest_is_that_of_a_run() -> None:

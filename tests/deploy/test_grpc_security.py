@@ -77,7 +77,7 @@ def test_who_is_refused(net: Net, others: Path, unlisted: Credentials) -> None:
 
 
 def test_who_was_welcome_is_not_ended_by_the_network(net: Net, others: Path) -> None:
-    """Somebody on the way can spoil each handshake: a client that has had a welcome waits until that is over."""
+    """Somebody on the way can spoil each handshake: a client that was welcome waits until it is over."""
     transport, impostor = net.server(), Net(others)
     wrong, cable = impostor.server(), net.cable(transport.port)
     site = net.client("a", cable.port, Echo())

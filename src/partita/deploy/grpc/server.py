@@ -288,7 +288,7 @@ class GrpcTransport:
         return key
 
     async def _hello(self, context: Any, key: str) -> dict[str, Any]:
-        """Return what a stream says first. Of those with one key that have said nothing the newest goes on."""
+        """Return what a stream says first. Of those with one key that say nothing, the newest goes on."""
         reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
         older = self._unheard.get(key)
         if older is not None and key:
