@@ -141,6 +141,11 @@ KEY = "sha256:" + "0" * 64
         (f"[clients]\n'../a' = '{KEY}'", "at most 64 letters"),
         (f"[clients]\na = '{KEY}'\nb = '{KEY}'", "a key for each client"),
         ("[clients]\na = x", "line 2"),
+        (f"[clients]\na = {{ key = '{KEY}', sample = [1, 2, 3] }}", "did you mean 'samples'"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = [1, 2] }}", "for training, validation, test"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = [1, 2, -3] }}", "for training, validation, test"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = 3 }}", "for training, validation, test"),
+        ("[clients]\na = { samples = [1, 2, 3] }", "64 hexadecimal digits"),
         ("\ufeff[", "TOML"),
     ],
 )
@@ -149,6 +154,18 @@ def test_rosters_that_are_refused(tmp_path: Path, text: str, told: str) -> None:
     path.write_text(text)
     with pytest.raises(Refused, match=re.escape(told)):
         roster.read(path)
+
+
+def test_a_roster_may_say_how_many_samples_there_are(tmp_path: Path) -> None:
+    """What is written by hand stays when clients are added."""
+    deployed.make(tmp_path, ["a", "b"])
+    path = tmp_path / "server" / roster.FILE
+    pinned = roster.read(path)
+    path.write_text(f'[clients]\na = {{ key = "{pinned["a"]}", samples = [4, 0, 2] }}\nb = "{pinned["b"]}"\n')
+    assert roster.read(path) == pinned
+    deployed.make(tmp_path, ["c"])
+    assert list(roster.read(path)) == ["a", "b", "c"]
+    assert roster.samples(path) == {"a": [4, 0, 2]}
 
 
 def test_a_roster_that_is_not_there(tmp_path: Path) -> None:
