@@ -37,6 +37,11 @@ def test_keys_say_what_goes_where(tmp_path: Path, partita: Command) -> None:
     for words in ("authority", "the roster of 2 clients", f"{folder}/south", "partita deploy server"):
         assert words in done.stdout
     assert 'server = "fed.example.org:8443"' in (folder / "north" / "site.toml").read_text()
+    renewed = partita("deploy", "keys", str(folder), "--renew", "server", "--days", "30")
+    assert renewed.returncode == 0, renewed.stderr
+    assert f"{folder}/server/server.crt      valid for 30 days" in renewed.stdout
+    for words in ((), ("--clients", "east", "--renew", "server")):
+        assert "either --clients" in partita("deploy", "keys", str(folder), *words).stderr
     again = partita("deploy", "keys", str(folder), "--clients", "north")
     assert again.returncode == 2
     assert "it has a key already" in again.stderr
