@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from partita.core import check
 from partita.deploy import roster, site
 from partita.deploy.grpc.tls import fingerprint, library
-from partita.deploy.states import write_private
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 AUTHORITY = "authority"
@@ -109,7 +108,10 @@ def renew(folder: Path, names: Sequence[str], *, days: int = DAYS) -> list[Path]
     files = [folder / name / ("server.crt" if name == SERVER else "client.crt") for name in names]
     renewed = [_renewed(authority, name, file, days) for name, file in zip(names, files)]
     for file, certificate in zip(files, renewed):
-        write_private(file, Identity(certificate, None).pem())
+        temporary = file.with_name(f".{file.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        _write(temporary, Identity(certificate, None).pem())
+        os.replace(temporary, file)
     return files
 
 
