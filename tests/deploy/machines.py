@@ -26,6 +26,7 @@ from partita.deploy.heads import address_of
 from partita.deploy.states import States
 
 HERE = Path(__file__).parent
+EXPERIMENT = HERE / "small_experiment.py"
 NAMES = small_experiment.NAMES
 ROUNDS = 6
 
@@ -37,9 +38,9 @@ def simulated(method: str) -> Run:
     return experiment.run(executor="loop", device="cpu", baselines=False, progress=False)
 
 
-def models_of(run: Run) -> dict[str, Tensors]:
+def models_of(run: Run, names: Sequence[str] = NAMES) -> dict[str, Tensors]:
     """Each client's own model as a simulation ends with it."""
-    return {name: run.client(i).model("personal").state_dict() for i, name in enumerate(NAMES)}
+    return {name: run.client(i).model("personal").state_dict() for i, name in enumerate(names)}
 
 
 @contextlib.contextmanager
@@ -64,16 +65,15 @@ class Machines:
         self, log: str, *command: str, fault: str = "none", number: int = 0, within: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         """Start a command; `within` are words before it that change what it sees of this machine."""
-        words = [
-            *within,
-            sys.executable,
-            str(HERE / "actor.py"),
-            fault,
-            str(number),
-            str(self.held(log)),
-            "--",
-        ]
-        words += ["deploy", command[0], str(HERE / "small_experiment.py"), *command[1:]]
+        actor = self.actor(log, fault, number)
+        return self.run(log, [*within, *actor, "deploy", command[0], str(EXPERIMENT), *command[1:]])
+
+    def actor(self, log: str, fault: str, number: int) -> list[str]:
+        """Words in the place of `partita`, with a fault."""
+        return [sys.executable, str(HERE / "actor.py"), fault, str(number), str(self.held(log)), "--"]
+
+    def run(self, log: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a process, whose streams go to a file."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         with open(self.folder / f"{log}.log", "ab") as file:
             process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, cwd=self.folder)
@@ -102,11 +102,13 @@ class Machines:
         """The folder of a client."""
         return self.folder / "keys" / name / "state"
 
-    def models(self, method: str = "fedalt", names: Sequence[str] = NAMES) -> dict[str, Tensors]:
+    def models(
+        self, method: str = "fedalt", names: Sequence[str] = NAMES, rounds: int = ROUNDS
+    ) -> dict[str, Tensors]:
         """What each client's disk makes of its own model."""
         models = {}
         for name in names:
-            experiment = small_experiment.experiment(method, ROUNDS)
+            experiment = small_experiment.experiment(method, rounds)
             one = Client(experiment, name, small_experiment.data(name), self.state(name))
             models[name] = load_file(one.export(self.folder / f"{name}.safetensors"))
         return models
