@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import inspect
 import itertools
 import os
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -47,10 +48,11 @@ ECHOES = {
     "17 kB, 300 clients": (300, 17_000, 10),
 }
 WHOLE = {
-    "26 MB, 3 clients": (3, (64, 2048, 3072, 10), 16),
-    "17 kB, 300 clients": (300, (64, 64, 10), 16),
+    "26 MB, 3 clients": (3, (64, 2048, 3072, 10)),
+    "17 kB, 300 clients": (300, (64, 64, 10)),
 }
-"""Clients, widths of the model without those of the personal output, and rounds."""
+"""Clients, and widths of a model whose last layer is personal."""
+WHOLE_ROUNDS = 16
 ROUNDS = 200
 RESTARTS = (20, 60, 100, 140, 180)
 """Rounds after which a client is killed and started again."""
@@ -83,14 +85,12 @@ class Times(Callback):
 class Ready:
     """A client that computes its first reply of each kind, and then sends that one again.
 
-    It reads all of a request, and writes all of a reply. Clients of one process share the replies.
+    It reads all of a request, and writes all of a reply. It may be several clients of one process.
     """
 
-    replies: ClassVar[dict[str, tuple[dict[str, Any], Tensors]]] = {}
-    lock = threading.Lock()
-
     def __init__(self, own: Client) -> None:
-        self.own = own
+        self.own, self.lock = own, threading.Lock()
+        self.replies: dict[str, tuple[dict[str, Any], Tensors]] = {}
 
     def handle(self, body: bytes) -> bytes:
         """Return a reply."""
@@ -153,11 +153,10 @@ def be(kind: str, folder: Path, port: int, names: list[str]) -> None:
             return Echo()
         return client(folder, name) if kind == "core" else ready(folder, kind)
 
-    def one(name: str) -> None:
-        handler = handler_of(name)
+    def one(name: str, handler: Handler) -> None:
         GrpcClient(f"127.0.0.1:{port}", credentials(folder, name), largest=LARGEST, give_up=60).run(handler)
 
-    threads = [threading.Thread(target=one, args=(name,)) for name in names]
+    threads = [threading.Thread(target=one, args=(name, handler_of(name))) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -170,17 +169,18 @@ def client(folder: Path, name: str) -> Client:
     return Client(experiment(), name, example.data(name), folder / name / "state")
 
 
+@functools.cache
 def ready(folder: Path, widths: str) -> Ready:
-    """Return a client that computes nothing, with a model of these widths."""
+    """Return the clients of this process that compute nothing, with a model of these widths."""
     torch.set_num_threads(1)
     made = shaped(widths)
     return Ready(Client(made, "anybody", made.data, folder / "ready"))
 
 
-def shaped(widths: str, rounds: int = 1) -> example.Experiment:
+def shaped(widths: str) -> example.Experiment:
     """Return the experiment of the demonstration with another model, such as '64x64x10'."""
     model = models.mlp(*map(int, widths.split("x")), seed=0)
-    changed = {"rounds": rounds, "evaluate_every": None, "checkpoint_every": rounds}
+    changed = {"rounds": WHOLE_ROUNDS, "evaluate_every": None, "checkpoint_every": WHOLE_ROUNDS}
     return replace(example.experiment(), model=model, **changed)
 
 
@@ -234,17 +234,17 @@ def core(folder: Path) -> tuple[float, float]:
     return here.median(), there.median()
 
 
-def whole(folder: Path, count: int, shape: tuple[int, ...], rounds: int) -> tuple[float, float]:
+def whole(folder: Path, count: int, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return the seconds of a round whose clients compute nothing: in this process, and over gRPC."""
     torch.set_num_threads(1)
     names, widths = keys.make(folder, [f"c{i}" for i in range(count)]), "x".join(map(str, shape))
     here, there = Times(), Times()
     own = Local(dict.fromkeys(names, ready(folder / "here", widths)))
     options: dict[str, Any] = {"progress": False, "report": False}
-    serve(shaped(widths, rounds), names, own, None, callbacks=[here], **options)
+    serve(shaped(widths), names, own, None, callbacks=[here], **options)
     server = transport(folder)
     with clients(folder, server.port, widths, names):
-        serve(shaped(widths, rounds), names, server, None, callbacks=[there], **options)
+        serve(shaped(widths), names, server, None, callbacks=[there], **options)
         server.close(over=True)
     return here.median(), there.median()
 
@@ -270,14 +270,15 @@ def restart(folder: Path) -> list[float]:
 def told(what: str, seconds: list[float]) -> None:
     """Print the median of some measurements, the fastest and the slowest."""
     times = [1e3 * s for s in seconds]
-    print(f"{what}: {statistics.median(times):.1f} ms (from {min(times):.1f} to {max(times):.1f})")
+    print(
+        f"{what}: {statistics.median(times):.1f} ms (from {min(times):.1f} to {max(times):.1f})", flush=True
+    )
 
 
 def compared(what: str, here: float, there: float) -> None:
     """Print the median of a round in this process and over gRPC, and what they make of each other."""
-    print(
-        f"{what}: {1e3 * here:.1f} ms in one process, {1e3 * there:.1f} ms over gRPC ({there / here:.2f} times)"
-    )
+    ratio = f"{there / here:.2f} times"
+    print(f"{what}: {1e3 * here:.1f} ms in one process, {1e3 * there:.1f} ms over gRPC ({ratio})", flush=True)
 
 
 def main() -> None:
