@@ -76,10 +76,10 @@ class Times(Callback):
         """Note the time."""
         self.at.append(time.perf_counter())
 
-    def median(self) -> float:
-        """Return the median of the seconds of a round, without the first ones."""
+    def seconds(self) -> list[float]:
+        """Return the seconds of each round, without the first ones."""
         later = self.at[len(self.at) // 4 :]
-        return statistics.median(b - a for a, b in itertools.pairwise(later))
+        return [b - a for a, b in itertools.pairwise(later)]
 
 
 class Ready:
@@ -180,7 +180,11 @@ def ready(folder: Path, widths: str) -> Ready:
 def shaped(widths: str) -> example.Experiment:
     """Return the experiment of the demonstration with another model, such as '64x64x10'."""
     model = models.mlp(*map(int, widths.split("x")), seed=0)
-    changed = {"rounds": WHOLE_ROUNDS, "evaluate_every": None, "checkpoint_every": WHOLE_ROUNDS}
+    changed: dict[str, Any] = {
+        "rounds": WHOLE_ROUNDS,
+        "evaluate_every": None,
+        "checkpoint_every": WHOLE_ROUNDS,
+    }
     return replace(example.experiment(), model=model, **changed)
 
 
@@ -214,7 +218,7 @@ def echo(folder: Path, count: int, size: int, rounds: int) -> list[float]:
     return seconds
 
 
-def core(folder: Path) -> tuple[float, float]:
+def core(folder: Path) -> tuple[list[float], list[float]]:
     """Return the seconds of a round of three clients: in this process, and in three others over gRPC."""
     torch.set_num_threads(1)
     names = keys.make(folder, example.OFFICES[:3])
@@ -231,10 +235,10 @@ def core(folder: Path) -> tuple[float, float]:
     with clients(folder, server.port, "core", names):
         serve(experiment(), names, server, None, callbacks=[there], progress=False)
         server.close(over=True)
-    return here.median(), there.median()
+    return here.seconds(), there.seconds()
 
 
-def whole(folder: Path, count: int, shape: tuple[int, ...]) -> tuple[float, float]:
+def whole(folder: Path, count: int, shape: tuple[int, ...]) -> tuple[list[float], list[float]]:
     """Return the seconds of a round whose clients compute nothing: in this process, and over gRPC."""
     torch.set_num_threads(1)
     names, widths = keys.make(folder, [f"c{i}" for i in range(count)]), "x".join(map(str, shape))
@@ -246,7 +250,7 @@ def whole(folder: Path, count: int, shape: tuple[int, ...]) -> tuple[float, floa
     with clients(folder, server.port, widths, names):
         serve(shaped(widths), names, server, None, callbacks=[there], **options)
         server.close(over=True)
-    return here.median(), there.median()
+    return here.seconds(), there.seconds()
 
 
 def restart(folder: Path) -> list[float]:
@@ -270,15 +274,15 @@ def restart(folder: Path) -> list[float]:
 def told(what: str, seconds: list[float]) -> None:
     """Print the median of some measurements, the fastest and the slowest."""
     times = [1e3 * s for s in seconds]
-    print(
-        f"{what}: {statistics.median(times):.1f} ms (from {min(times):.1f} to {max(times):.1f})", flush=True
-    )
+    spread = f"(from {min(times):.1f} to {max(times):.1f})"
+    print(f"{what}: {statistics.median(times):.1f} ms {spread}", flush=True)
 
 
-def compared(what: str, here: float, there: float) -> None:
-    """Print the median of a round in this process and over gRPC, and what they make of each other."""
-    ratio = f"{there / here:.2f} times"
-    print(f"{what}: {1e3 * here:.1f} ms in one process, {1e3 * there:.1f} ms over gRPC ({ratio})", flush=True)
+def compared(what: str, here: list[float], there: list[float]) -> None:
+    """Print how long a round takes in this process and over gRPC, and what they make of each other."""
+    told(f"{what}, in one process", here)
+    told(f"{what}, over gRPC", there)
+    print(f"  the ratio of the medians: {statistics.median(there) / statistics.median(here):.2f}", flush=True)
 
 
 def main() -> None:
@@ -300,9 +304,9 @@ def main() -> None:
         for number, (what, size) in enumerate(ECHOES.items()):
             if "echo" in parts:
                 told(f"{what}, bytes to and from", echo(Path(place) / f"echo{number}", *size))
-        for number, (what, size) in enumerate(WHOLE.items()):
+        for number, (what, shape) in enumerate(WHOLE.items()):
             if "whole" in parts:
-                compared(f"{what}, a whole round", *whole(Path(place) / f"whole{number}", *size))
+                compared(f"{what}, a whole round", *whole(Path(place) / f"whole{number}", *shape))
         if "restart" in parts:
             told("a client, from its start to its upload", restart(Path(place) / "restart"))
 
