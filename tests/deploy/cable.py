@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,31 @@ def raw(port: int, own: Credentials | None, said: list[bytes]) -> Iterator[tuple
         ended.set()
         call.cancel()
         channel.close()
+
+
+@contextlib.contextmanager
+def lying(keys: Path, said: list[bytes]) -> Iterator[int]:
+    """A server with the keys of the federation that says what it likes to whoever connects; its port."""
+
+    def speech(hears: Iterator[bytes], _: Any) -> Iterator[bytes]:
+        next(hears)
+        yield from said
+        ended.wait(PATIENCE)
+
+    ended = threading.Event()
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    service, method = frames.METHOD[1:].split("/")
+    handlers = {method: grpc.stream_stream_rpc_method_handler(speech)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    authority, certificate, key = credentials(keys, "server").read()
+    secure = grpc.ssl_server_credentials([(key, certificate)], authority, True)
+    port = server.add_secure_port("127.0.0.1:0", secure)
+    server.start()
+    try:
+        yield port
+    finally:
+        ended.set()
+        server.stop(0)
 
 
 def hello(**more: Any) -> bytes:

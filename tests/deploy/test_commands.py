@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cable import until
+from cable import Net, until
 from typer.main import get_command
 
 from partita import cli
@@ -37,6 +37,11 @@ def test_keys_say_what_goes_where(tmp_path: Path, partita: Command) -> None:
     for words in ("authority", "the roster of 2 clients", f"{folder}/south", "partita deploy server"):
         assert words in done.stdout
     assert 'server = "fed.example.org:8443"' in (folder / "north" / "site.toml").read_text()
+    renewed = partita("deploy", "keys", str(folder), "--renew", "server", "--days", "30")
+    assert renewed.returncode == 0, renewed.stderr
+    assert f"{folder}/server/server.crt      valid for 30 days" in renewed.stdout
+    for words in ((), ("--clients", "east", "--renew", "server")):
+        assert "either --clients" in partita("deploy", "keys", str(folder), *words).stderr
     again = partita("deploy", "keys", str(folder), "--clients", "north")
     assert again.returncode == 2
     assert "it has a key already" in again.stderr
@@ -56,10 +61,24 @@ def test_check_says_what_is_sent_and_what_stays(keys: Path, partita: Command) ->
         assert words in " ".join(done.stdout.split()), words
     found = json.loads(partita("deploy", "check", EXPERIMENT, "--json").stdout)
     (stage,) = found["stages"]
-    assert set(stage["sent"]) == {"hidden1.linear.weight", "hidden1.linear.bias"}
+    shared = {"hidden1.linear.weight", "hidden1.linear.bias"}
+    assert set(stage["sent"]) == {f"delta/{name}" for name in shared} | {"metrics/loss", "metrics/steps"}
+    assert set(stage["received"]) == {f"shared/{name}" for name in shared}
     assert set(stage["kept"]) == {"output.linear.weight", "output.linear.bias"}
     assert stage["up"] == stage["down"] == 4 * (64 * 64 + 64)
     assert stage["state"] == 4 * (64 * 10 + 10)
+
+
+def test_check_lists_what_a_method_sends_of_its_own(partita: Command, tmp_path: Path) -> None:
+    """FedProto sends no parameter, and yet prototypes and how many samples of each class there are."""
+    file = tmp_path / "prototypes.py"
+    text = Path(EXPERIMENT).read_text()
+    file.write_text(text.replace("pt.fedavg(lr=0.1)", "pt.fedproto(lr=0.1)"))
+    done = partita("deploy", "check", str(file), "--set", "method=fedavg")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "is sent" in line]
+    for name in ("prototypes", "prototype_samples", "loss", "steps"):
+        assert any(f" {name} " in row for row in rows), (name, done.stdout)
 
 
 def test_the_digest_is_that_of_a_run() -> None:
@@ -119,6 +138,19 @@ def test_a_client_whose_samples_do_not_fit(tmp_path: Path, partita: Command) -> 
     done = partita("deploy", "client", EXPERIMENT, "--site", str(site))
     assert done.returncode == 2
     assert "a sample of x" in done.stderr
+
+
+def test_a_client_that_the_server_refuses_may_be_started_again(
+    keys: Path, tmp_path: Path, partita: Command
+) -> None:
+    """Its exit code is not that of a mistake on this machine, after which systemd leaves it alone."""
+    net = Net(keys)
+    deployed.make(tmp_path, ["a"], port=net.server().port)
+    done = partita("deploy", "client", EXPERIMENT, "--site", str(tmp_path / "a" / "site.toml"))
+    net.close()
+    assert done.returncode == 3, done.stderr
+    assert "not to be trusted" in done.stderr
+    assert "RestartPreventExitStatus=2\n" in (DEPLOY / "partita-client.service").read_text()
 
 
 # ---- samples of a site

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -385,6 +386,20 @@ def test_pinned_counts_are_those_that_count(tmp_path: Path) -> None:
     assert_same(run.shared, simulated(made).shared)
     run = serve(made, pinned[1], Local(clients_of(made, tmp_path / "other")), None, report=False)
     assert run.facts["excluded_why"] == {"bob": "error there: sizes was refused there"}
+
+
+def test_who_says_other_counts_than_the_roster_is_not_enrolled(tmp_path: Path) -> None:
+    """The message says who, what it says and what was expected; a run does not go on with other counts."""
+    made = experiment()
+    counts = {n: client.sizes for n, client in clients_of(made, tmp_path / "other").items()}
+    more = {"bob": [counts["bob"][0] + 1, *counts["bob"][1:]]}
+    told = f"bob: it says that it has {counts['bob']} samples, and the roster that it has {more['bob']}"
+    with pytest.raises(Refused, match=re.escape(told)):
+        deployed(made, tmp_path / "refused", samples=more)
+    run, _ = deployed(made, tmp_path, samples={"bob": counts["bob"]})
+    assert_same(run.shared, simulated(made).shared)
+    with pytest.raises(Refused, match="that bob was enrolled with"):
+        deployed(made, tmp_path, samples=more, resume=True)
 
 
 def test_a_client_with_very_many_samples_takes_no_memory() -> None:

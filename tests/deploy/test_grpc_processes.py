@@ -5,93 +5,22 @@ What comes of each fault is compared with a simulation that had none: every clie
 
 from __future__ import annotations
 
-import functools
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import small_experiment
-import torch
 from cable import Cable, until
-from safetensors.torch import load_file
+from machines import NAMES, ROUNDS, Machines, equal_models, equal_states, figure
 
-from partita.cli.deploy.demo import _free_port
-from partita.core.types import Tensors
-from partita.deploy import Client
 from partita.deploy import keys as deployed
 from support import each
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-NAMES = small_experiment.NAMES
-ROUNDS = 6
-
-
-@functools.cache
-def simulated(method: str) -> dict[str, Tensors]:
-    """Each client's own model as a simulation ends with it."""
-    experiment = replace(small_experiment.experiment(method, ROUNDS), data=small_experiment.everyone())
-    run = experiment.run(executor="loop", device="cpu", baselines=False, progress=False)
-    return {name: run.client(i).model("personal").state_dict() for i, name in enumerate(NAMES)}
-
-
-class Machines:
-    """The processes of one deployment, on one machine, in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, _free_port()
-        self.processes: list[subprocess.Popen[bytes]] = []
-        deployed.make(folder / "keys", NAMES, port=self.port)
-        self.out = folder / "run"
-
-    def start(self, log: str, *command: str, fault: str = "none", number: int = 0) -> subprocess.Popen[bytes]:
-        words = [sys.executable, str(HERE / "actor.py"), fault, str(number), str(self.held(log)), "--"]
-        words += ["deploy", command[0], str(HERE / "small_experiment.py"), *command[1:]]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        with open(self.folder / f"{log}.log", "ab") as file:
-            process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, cwd=self.folder)
-        self.processes.append(process)
-        return process
-
-    def server(self, *more: str, **fault: object) -> subprocess.Popen[bytes]:
-        roster = str(self.folder / "keys" / "server" / "roster.toml")
-        words = ["--roster", roster, "--listen", f"127.0.0.1:{self.port}", "--out", str(self.out)]
-        return self.start("server", "server", *words, "--enrolment", "3min", *more, **fault)  # type: ignore[arg-type]
-
-    def client(self, name: str, *more: str, **fault: object) -> subprocess.Popen[bytes]:
-        site = str(self.folder / "keys" / name / "site.toml")
-        return self.start(name, "client", "--site", site, "--give-up", "3min", *more, **fault)  # type: ignore[arg-type]
-
-    def held(self, log: str) -> Path:
-        return self.folder / f"{log}.held"
-
-    def text(self, log: str) -> str:
-        return (self.folder / f"{log}.log").read_text()
-
-    def ends(self, process: subprocess.Popen[bytes], log: str, code: int = 0) -> None:
-        assert process.wait(180) == code, self.text(log)
-
-    def models(self, method: str = "fedalt") -> dict[str, Tensors]:
-        """What each client's disk makes of its own model."""
-        models = {}
-        for name in NAMES:
-            experiment = small_experiment.experiment(method, ROUNDS)
-            state = self.folder / "keys" / name / "state"
-            one = Client(experiment, name, small_experiment.data(name), state)
-            models[name] = load_file(one.export(self.folder / f"{name}.safetensors"))
-        return models
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
+DEADLINE = 3  # seconds
 
 
 @pytest.fixture
@@ -99,17 +28,6 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     there = Machines(tmp_path)
     yield there
     there.close()
-
-
-def same(one: dict[str, Tensors], other: dict[str, Tensors]) -> None:
-    for name in NAMES:
-        assert set(one[name]) == set(other[name])
-        for key, value in one[name].items():
-            assert torch.equal(value, other[name][key]), (name, key)
-
-
-def equal_models(machines: Machines, method: str = "fedalt") -> None:
-    same(machines.models(method), simulated(method))
 
 
 @pytest.mark.parametrize("method", small_experiment.METHODS)
@@ -120,6 +38,7 @@ def test_three_processes_are_the_simulation(machines: Machines, method: str) -> 
     for name, process in clients.items():
         machines.ends(process, name)
     equal_models(machines, method)
+    equal_states(machines, method)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -129,8 +48,11 @@ def test_a_client_that_is_killed(machines: Machines, when: str) -> None:
     killed = machines.client("b", fault=when, number=2)
     server = machines.server()
     machines.ends(killed, "b", -signal.SIGKILL)
-    clients.append(machines.client("b"))
-    machines.ends(server, "server")
+    with figure(
+        f"kill -9 of a client, {when} it has saved its state: from its restart to the end of the run"
+    ):
+        clients.append(machines.client("b"))
+        machines.ends(server, "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -139,7 +61,8 @@ def test_a_client_that_is_killed(machines: Machines, when: str) -> None:
 def test_a_server_that_is_killed_between_rounds(machines: Machines) -> None:
     clients = [machines.client(name) for name in NAMES]
     machines.ends(machines.server(fault="round", number=3), "server", -signal.SIGKILL)
-    machines.ends(machines.server("--resume"), "server")
+    with figure("kill -9 of the server between rounds: from its restart to the end of the run"):
+        machines.ends(machines.server("--resume"), "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -153,7 +76,8 @@ def test_a_server_that_is_killed_in_a_round(machines: Machines) -> None:
     server.kill()
     server.wait()
     machines.held("b").unlink()
-    machines.ends(machines.server("--resume"), "server")
+    with figure("kill -9 of the server in a round: from its restart to the end of the run"):
+        machines.ends(machines.server("--resume"), "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -167,8 +91,9 @@ def test_all_are_killed_in_a_round(machines: Machines) -> None:
         process.kill()
         process.wait()
     machines.held("b").unlink()
-    clients = [machines.client(name) for name in NAMES]
-    machines.ends(machines.server("--resume"), "server")
+    with figure("kill -9 of all of them: from their restart to the end of the run"):
+        clients = [machines.client(name) for name in NAMES]
+        machines.ends(machines.server("--resume"), "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -189,14 +114,32 @@ def test_a_link_that_is_down(tmp_path_factory: pytest.TempPathFactory, seconds: 
         machines.held("b").unlink()
         time.sleep(seconds)
         assert server.poll() is None
-        cable.mend()
-        machines.ends(server, "server")
+        with figure(f"connections that break for {seconds} s: from their return to the end of the run"):
+            cable.mend()
+            machines.ends(server, "server")
         for process in clients:
             assert process.wait(60) == 0
         equal_models(machines)
     finally:
         cable.close()
         machines.close()
+
+
+def test_a_client_that_never_comes_back(machines: Machines) -> None:
+    """With a deadline, its rounds take the deadline, and the run is over without it."""
+    clients = [machines.client(name) for name in ("a", "c")]
+    killed = machines.client("b", fault="before", number=2)
+    server = machines.server("--deadline", f"{DEADLINE}s", "--patience", "5s")
+    machines.ends(killed, "b", -signal.SIGKILL)
+    with figure(
+        f"kill -9 of a client that stays away, --deadline {DEADLINE}s: until the run was over"
+    ) as took:
+        machines.ends(server, "server")
+    assert took() <= DEADLINE * ROUNDS + 10
+    for process in clients:
+        assert process.wait(60) == 0
+    assert "client b: no answer in time" in machines.text("server")
+    assert set(machines.models(names=("a", "c"))) == {"a", "c"}
 
 
 def test_another_experiment_is_named(machines: Machines) -> None:
@@ -217,7 +160,7 @@ def test_a_stranger_is_refused_while_others_train(machines: Machines, tmp_path: 
     server = machines.server()
     until(machines.held("b").exists)
     site = str(tmp_path / "others" / "a" / "site.toml")
-    machines.ends(machines.start("stranger", "client", "--site", site), "stranger", 2)
+    machines.ends(machines.start("stranger", "client", "--site", site), "stranger", 3)
     assert "not to be trusted" in machines.text("stranger")
     machines.held("b").unlink()
     machines.ends(server, "server")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -11,6 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from cable import Echo, Net, replies
+from cryptography import x509
 
 from partita.core.check import Refused
 from partita.deploy import keys as deployed
@@ -113,6 +117,44 @@ def test_clients_join_later(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_certificates_are_renewed_and_nothing_else(net: Net, tmp_path: Path) -> None:
+    """An old and a new certificate of one key are the same to everybody, in a federation that goes on."""
+    own = tmp_path / "keys"
+    deployed.make(own, ["a", "b"], ["fed.example.org"], days=1)
+    before = {p: p.read_bytes() for p in own.rglob("*") if p.is_file()}
+    files = deployed.renew(own, ["server", "b"])
+    assert files == [own / "server" / "server.crt", own / "b" / "client.crt"]
+    assert {p for p in before if p.read_bytes() != before[p]} == set(files)
+    for file in files:
+        old, new = (x509.load_pem_x509_certificate(text) for text in (before[file], file.read_bytes()))
+        assert new.not_valid_after_utc - old.not_valid_after_utc > datetime.timedelta(days=820)
+        assert tls.fingerprint(file.read_bytes()) == tls.fingerprint(before[file])
+        assert new.serial_number != old.serial_number
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    server = credentials(own / "server", "server")
+    for host in ("fed.example.org", "localhost", "127.0.0.1"):
+        for name in "ab":
+            assert handshake(server, credentials(own / name), host) == name
+    net.keys = own
+    transport = net.server()
+    for name in "ab":
+        net.client(name, transport.port, Echo())
+        transport.send(name, "one", name.encode())
+    assert sorted(replies(transport, 2)) == [("a", "one", b"a"), ("b", "one", b"b")]
+
+
+@each("name", ["", "..", "z", "../a", "roster.toml"])
+def test_certificates_that_are_none_are_not_renewed(keys: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match="--renew"):
+        deployed.renew(keys, [name])
+    deployed.make(tmp_path / "others", ["a"])
+    copy = tmp_path / "keys"
+    shutil.copytree(keys, copy)
+    (copy / "a" / "client.crt").write_bytes((tmp_path / "others" / "a" / "client.crt").read_bytes())
+    with pytest.raises(Refused, match="the authority has not signed it"):
+        deployed.renew(copy, ["a"])
+
+
 @each("name", ["", "..", "a/b", ".a", "-a", "a b", "ä", "a" * 65, "server", "authority", "a\n"])
 def test_names_that_name_no_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(Refused, match="--clients"):
@@ -141,6 +183,11 @@ KEY = "sha256:" + "0" * 64
         (f"[clients]\n'../a' = '{KEY}'", "at most 64 letters"),
         (f"[clients]\na = '{KEY}'\nb = '{KEY}'", "a key for each client"),
         ("[clients]\na = x", "line 2"),
+        (f"[clients]\na = {{ key = '{KEY}', sample = [1, 2, 3] }}", "did you mean 'samples'"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = [1, 2] }}", "for training, validation, test"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = [1, 2, -3] }}", "for training, validation, test"),
+        (f"[clients]\na = {{ key = '{KEY}', samples = 3 }}", "for training, validation, test"),
+        ("[clients]\na = { samples = [1, 2, 3] }", "64 hexadecimal digits"),
         ("\ufeff[", "TOML"),
     ],
 )
@@ -149,6 +196,18 @@ def test_rosters_that_are_refused(tmp_path: Path, text: str, told: str) -> None:
     path.write_text(text)
     with pytest.raises(Refused, match=re.escape(told)):
         roster.read(path)
+
+
+def test_a_roster_may_say_how_many_samples_there_are(tmp_path: Path) -> None:
+    """What is written by hand stays when clients are added."""
+    deployed.make(tmp_path, ["a", "b"])
+    path = tmp_path / "server" / roster.FILE
+    pinned = roster.read(path)
+    path.write_text(f'[clients]\na = {{ key = "{pinned["a"]}", samples = [4, 0, 2] }}\nb = "{pinned["b"]}"\n')
+    assert roster.read(path) == pinned
+    deployed.make(tmp_path, ["c"])
+    assert list(roster.read(path)) == ["a", "b", "c"]
+    assert roster.samples(path) == {"a": [4, 0, 2]}
 
 
 def test_a_roster_that_is_not_there(tmp_path: Path) -> None:

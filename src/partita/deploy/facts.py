@@ -11,6 +11,7 @@ from partita.core.types import Tensors
 from partita.data.population import Numbered, Population
 from partita.deploy.agreed import digest_of, parts_of, setup_of, standing_for
 from partita.deploy.uploads import SLACK, most_bytes
+from partita.deploy.wire import within
 from partita.engine.elsewhere import Nowhere
 from partita.engine.execute import Task
 from partita.engine.setup import Setup
@@ -19,15 +20,18 @@ from partita.recipes.experiment import Experiment
 
 
 class StageFacts(NamedTuple):
-    """What a stage of the method sends and keeps.
+    """What a stage of the method sends and keeps: names and shapes, by the names of messages.
 
-    sent      names and shapes of the tensors that clients send a change of
-    kept      those that never leave a client: its personal parameters and its memory
+    sent      what a client sends after a turn: changes of parameters ('delta/fc.weight'), what the method
+              sends beside them ('extra/...', 'sums/...'), and numbers about the turn ('metrics/...')
+    received  what it is sent before: parameters ('shared/...'), and what the method needs beside them
+    kept      what never leaves it: its personal parameters and its memory
     up, down  bytes that a client sends and receives in a turn; the most of all classes of devices
     """
 
     method: str
     sent: dict[str, list[int]]
+    received: dict[str, list[int]]
     kept: dict[str, list[int]]
     up: int
     down: int
@@ -72,14 +76,21 @@ def _stage(setup: Setup, stage: Stage) -> StageFacts:
     server = stage.server_rule.init(tree.pick(stage.initial, stage.partition.shared))
     kinds = sorted(set(devices.class_of.tolist()))
     state = stage.new_client if stage.keeps_state else type(stage.new_client)({}, {})
+    upload = stage.upload_like
     return StageFacts(
         stage.algorithm.name,
-        _shapes(tree.pick(stage.initial, stage.partition.shared)),
+        _parts(delta=upload.delta, extra=upload.extra, sums=upload.sums, metrics=upload.metrics),
+        _parts(shared=server.shared, extra=server.extra),
         {**_shapes(stage.new_client.personal), **_shapes(stage.new_client.memory, "memory of ")},
         max(channel.bytes_up(devices, kind) for kind in kinds),
         max(channel.bytes_down(devices, kind, server) for kind in kinds),
         tree.nbytes(state),
     )
+
+
+def _parts(**parts: Tensors) -> dict[str, list[int]]:
+    """Return the shapes of tensors as messages name them."""
+    return {name: shape for part, own in parts.items() for name, shape in _shapes(within(part, own)).items()}
 
 
 def _shapes(tensors: Tensors, prefix: str = "") -> dict[str, list[int]]:

@@ -94,6 +94,44 @@ def make(
     return list(known)
 
 
+def renew(folder: Path, names: Sequence[str], *, days: int = DAYS) -> list[Path]:
+    """Make new certificates of the keys that the server or clients have, and return their files.
+
+    Keys stay, and with them the roster and everybody else's files; each new file goes to its machine.
+    """
+    check.integer("--days", days, low=1, high=TEN_YEARS)
+    if not (folder / AUTHORITY).exists():
+        raise check.fail("DIR", str(folder), "the folder of `partita deploy keys` that has the authority")
+    if not names:
+        raise check.fail("--renew", "", f"'{SERVER}', or names of clients")
+    authority = _stored(folder / AUTHORITY)
+    files = [folder / name / ("server.crt" if name == SERVER else "client.crt") for name in names]
+    renewed = [_renewed(authority, name, file, days) for name, file in zip(names, files)]
+    for file, certificate in zip(files, renewed):
+        temporary = file.with_name(f".{file.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        _write(temporary, Identity(certificate, None).pem())
+        os.replace(temporary, file)
+    return files
+
+
+def _renewed(authority: Identity, name: str, file: Path, days: int) -> Any:
+    """Return a certificate that is like one of the authority's own, and valid from now."""
+    x509, hashes = library("cryptography.x509"), library("cryptography.hazmat.primitives.hashes")
+    if Path(name).name != name or not file.is_file():
+        raise check.fail("--renew", name, f"'{SERVER}', or a client of this folder", f"there is no {file}")
+    try:
+        old = x509.load_pem_x509_certificate(file.read_bytes())
+        old.verify_directly_issued_by(authority.certificate)
+    except Exception as error:  # of the library, which has one of its own for a wrong signature
+        reason = f"the authority has not signed it: {check.reason(error)}"
+        raise check.fail("--renew", str(file), "a certificate of this folder", reason) from None
+    builder = _builder(old.subject, authority.certificate.subject, old.public_key(), days)
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, critical=extension.critical)
+    return builder.sign(authority.key, hashes.SHA256())
+
+
 def _authority() -> Identity:
     """Make a self-signed authority that may sign certificates, but no further authority."""
     x509, hashes = library("cryptography.x509"), library("cryptography.hazmat.primitives.hashes")

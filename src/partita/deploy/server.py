@@ -58,6 +58,7 @@ def serve(
     patience: float = 60.0,
     enrolment: float = 600.0,
     secret: int | None = None,
+    samples: Mapping[str, Sequence[int]] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     report: bool = True,
@@ -74,6 +75,8 @@ def serve(
     enrolment   seconds to wait until all have enrolled
     secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
                 server alone has). Whoever has the experiment knows its seed, and could take such noise off
+    samples     how many samples some clients have for training, validation and test, by name: who says
+                something else is not enrolled (None: each is believed)
     """
     terms = Terms(
         None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
@@ -86,7 +89,8 @@ def serve(
     fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder), interrupt)
     end = time.monotonic() + enrolment
     if population is None:
-        fleet.population = _enrolled(fleet, end)
+        fleet.population = _enrolled(fleet, end, samples or {})
+    _pinned(fleet.population, samples or {})
     setup = _setup(experiment, fleet, out=folder, resume=resume, callbacks=tuple(callbacks), report=report)
     parts = parts_of(setup)
     fleet.digest = digest_of(parts)
@@ -124,18 +128,30 @@ def _nowhere(task: Task) -> Nowhere:
 # ---- who takes part
 
 
-def _enrolled(fleet: Fleet, end: float) -> Population:
+def _enrolled(fleet: Fleet, end: float, pinned: Mapping[str, Sequence[int]]) -> Population:
     """Wait until all clients have said how many samples they have, and return them with these."""
     names, sizes = list(fleet.population.names), dict[str, list[int]]()
 
     def take(client: int, head: Mapping[str, Any]) -> str:
         if not _are_sizes(head.get("sizes")):
             return "counts of samples that cannot be"
+        expected = list(pinned.get(names[client], head["sizes"]))
+        if head["sizes"] != expected:
+            return f"it says that it has {head['sizes']} samples, and the roster that it has {expected}"
         sizes[names[client]] = head["sizes"]
         return ""
 
     _all_of(fleet, "hello", take, end)
     return population_of(names, sizes)
+
+
+def _pinned(population: Population, pinned: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a run that goes on with other counts of samples than the roster has now."""
+    counts = zip(*[population.sizes(split).tolist() for split in SPLITS])
+    for name, own in zip(population.names, counts):
+        if list(pinned.get(name, own)) != list(own):
+            reason = f"the run goes on with the {list(own)} that {name} was enrolled with"
+            raise check.fail(f"samples of {name}", list(pinned[name]), "the same, or a new run", reason)
 
 
 def _agreed(fleet: Fleet, parts: Mapping[str, str], end: float) -> None:

@@ -17,6 +17,15 @@ from partita.deploy.board import size
 from partita.deploy.facts import Facts, StageFacts, facts_of
 from partita.engine.store.files import json_text
 
+SENT = {
+    "delta": "a change of it is sent",
+    "extra": "is sent: the method's own, read its page for what it tells",
+    "sums": "is sent: the method's own sum for this parameter",
+    "metrics": "is sent, as zero unless site.toml has train_loss = true",
+}
+RECEIVED = {"shared": "is received", "extra": "is received: the method's own"}
+"""What becomes of a tensor, by the part of a message that it is in."""
+
 
 def check_(
     recipe: Recipe,
@@ -70,17 +79,27 @@ def _show(facts: Facts, clients: int, cohort: int | None) -> None:
         )
     )
     console.print(
-        Text("Scores and losses leave a client only as its site.toml allows; counts of samples do.")
+        Text(
+            "Scores and losses leave a client only as its site.toml allows; counts of samples do. What a "
+            "method sends of its own may tell of labels: a count for each class, for example, does."
+        )
     )
     console.print(Text(f"digest {facts.digest}", style="bold"))
 
 
 def _table(title: str, stage: StageFacts) -> Table:
-    """Return the tensors of a stage: which are sent, which stay."""
+    """Return the tensors of a stage: which are sent, which are received, which stay."""
     table = Table(title=title, title_justify="left")
     for name in ("tensor", "shape", ""):
         table.add_column(name)
-    for tensors, words in ((stage.sent, "a change of it is sent"), (stage.kept, "stays at the client")):
+    for tensors, words in ((stage.sent, SENT), (stage.received, RECEIVED)):
         for name, shape in tensors.items():
-            table.add_row(Text(name), " x ".join(map(str, shape)) or "1", words)
+            part, _, own = name.partition("/")
+            table.add_row(Text(own), _shape(shape), words[part])
+    for name, shape in stage.kept.items():
+        table.add_row(Text(name), _shape(shape), "stays at the client")
     return table
+
+
+def _shape(shape: list[int]) -> str:
+    return " x ".join(map(str, shape)) or "1"

@@ -24,6 +24,8 @@ from partita.deploy.turn import bound_to
 from partita.engine.stopping import terminable
 
 LOG = logging.getLogger("partita")
+REFUSED = 3
+"""Exit code where the server and this client did not come together: somebody else may change that."""
 WORK = {
     "train": "trained",
     "score": "answered a question about scores",
@@ -51,8 +53,9 @@ def client(
     """Be one client: train when the server asks, with samples that stay on this machine.
 
     It connects to the server that site.toml names, waits where the server cannot be reached, and ends when
-    the run is over. After a crash, start it again: its state is in the folder of site.toml, which nobody else
-    has. No code comes from the server.
+    the run is over; with code 3 where the server and it refuse each other, or --give-up is over. After a
+    crash, start it again: its state is in the folder of site.toml, which nobody else has. No code comes from
+    the server.
 
     With `[door]` in site.toml it calls nobody: it answers at a socket of this machine, where the ClientApp of
     a Flower federation asks, until it is stopped.
@@ -83,7 +86,13 @@ def client(
         link = GrpcClient(
             here.server, keys, largest=facts.request, name=here.name, notice=notice, give_up=patience
         )
-        link.run(Told(one))
+        try:
+            link.run(Told(one))
+        except check.Refused as error:
+            if error.field != "server":
+                raise
+            typer.echo(f"partita: {error}", err=True)
+            raise typer.Exit(REFUSED) from None
         LOG.info("the run is over")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import path
+from partita.core import check
 from partita.deploy import keys as deployed
 
 PORT = 8443
@@ -20,7 +21,9 @@ def keys(
             metavar="DIR", help="New folder for the keys, or one to which clients are added.", parser=path
         ),
     ],
-    clients: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the clients.")],
+    clients: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="Names of the clients that get keys.")
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -31,6 +34,13 @@ def keys(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the server, for site.toml.")] = PORT,
     days: Annotated[int, typer.Option(help="Days that the certificates are valid.")] = deployed.DAYS,
+    renew: Annotated[
+        str | None,
+        typer.Option(
+            metavar="server,A,B",
+            help="Whose certificates to make anew, of the keys that they have: 'server', or clients.",
+        ),
+    ] = None,
 ) -> None:
     """Make the keys of a federation: an authority, a certificate for the server and one for each client.
 
@@ -38,11 +48,25 @@ def keys(
     where it is: who has it can admit clients. All files can be read by their owner alone.
 
     The same command with other names adds clients. Keys are pinned by server/roster.toml: a certificate alone
-    admits nobody.
+    admits nobody. With --renew, certificates that will end are replaced, and nothing else.
 
     Example: `partita deploy keys keys --clients north,south,west --host fed.example.org`
     """
-    new = [name.strip() for name in clients.split(",") if name.strip()]
+    if (clients is None) == (renew is None):
+        raise check.fail(
+            "--clients", clients, "either --clients for new keys, or --renew for new certificates"
+        )
+    if renew is not None:
+        if host:
+            allowed = "no --host: a certificate that is renewed keeps the names that it has"
+            raise check.fail("--host", ",".join(host), allowed)
+        for file in deployed.renew(folder, _names(renew), days=days):
+            typer.echo(f"{file}      valid for {days} days: put it in the place of the one on its machine")
+        typer.echo(
+            "Keys and roster stay as they are. A server reads it when it starts: begin again with --resume."
+        )
+        return
+    new = _names(clients or "")
     everyone = deployed.make(folder, new, host or (), port=port, days=days)
     typer.echo(f"{folder}/authority   stays here, offline if you can: it admits clients")
     typer.echo(
@@ -56,3 +80,7 @@ def keys(
         f"--listen 0.0.0.0:{port} --out runs/first\n"
         f"      partita deploy client EXPERIMENT.py --site {folder}/{new[0]}/site.toml"
     )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -136,6 +136,7 @@ def train(
                     out,
                     callbacks=[board, Rounds()],
                     progress=False,
+                    samples=rosters.samples(roster),
                     **terms,
                 )
         finally:

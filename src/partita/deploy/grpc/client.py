@@ -52,9 +52,11 @@ class GrpcClient:
         self._credentials = credentials
         self._give_up = give_up
         self._instance = secrets.token_hex(8)
-        self._session, self._welcome = "", False
+        self._session, self._welcome, self._known = "", False, False
         self._most = 0
-        self._work: queue.SimpleQueue[tuple[str, str, bytes] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._bodies: dict[tuple[str, str], bytes] = {}
+        """Requests that nobody works yet, by session and name."""
         self._has: dict[str, bytes | None] = {}
         """Requests that are here, in order, with the reply where there is one."""
         self._sent: set[str] = set()
@@ -69,9 +71,9 @@ class GrpcClient:
         linked = background.start(self._ended())
         try:
             while (request := self._work.get()) is not None:
-                session, name, body = request
-                if session == self._session and name in self._has:
-                    self._call(self._answered, session, name, self._reply(handler, body))
+                body = self._bodies.pop(request, None)
+                if body is not None:
+                    self._call(self._answered, *request, self._reply(handler, body))
         finally:
             self._call(self._stop.set)
             concurrent.futures.wait((linked,), 5.0)
@@ -144,20 +146,24 @@ class GrpcClient:
             wait = min(LONGEST, 2 * wait)
 
     async def _failed(self, error: BaseException, told: str) -> str:
-        """Say once what is waited for; raise what does not pass by waiting."""
+        """Say once what is waited for; raise what does not pass by waiting.
+
+        Anybody on the way can spoil a handshake. So after a first welcome, which nobody can pretend, that is
+        waited for, too; what the server says within TLS is final.
+        """
         if isinstance(error, asyncio.CancelledError | TimeoutError):
             text = "the server does not answer"
         elif isinstance(error, self._grpc.RpcError):
-            code = error.code().name
+            code, reason = error.code().name, ""
             detail = str(error.details() or "")
             if code in FATAL:
                 raise self._refused(detail or code)
             if self._credentials is not None:
                 ours = (self.host, self.port, self._credentials)
                 reason = await asyncio.get_running_loop().run_in_executor(None, tls.refusal, *ours)
-                if reason:
+                if reason and not self._known:
                     raise self._refused(reason)
-            text = "the server cannot be reached"
+            text = reason or "the server cannot be reached"
         else:
             raise error
         text = f"{text}; waiting for {self.host}:{self.port}"
@@ -220,7 +226,9 @@ class GrpcClient:
             raise self._refused("its welcome is not one")
         if session != self._session:
             self._has.clear()  # requests of a server that has ended
-        self._session, self._most, self._welcome = session, most, True
+            self._bodies.clear()
+        self._session, self._most = session, most
+        self._welcome = self._known = True
         self._sent.clear()
         self._wake.set()
 
@@ -243,19 +251,26 @@ class GrpcClient:
             frame = self._unpacked(data)
             if frame.kind == frames.DONE:
                 name = str(frame.head.get("id"))
-                self._has.pop(name, None)
-                self._sent.discard(name)
+                self._forget(name)
+                if current is not None and current.name == name:
+                    current.forget()
             elif frame.kind == frames.BYE:
                 return self._parted(str(frame.head.get("why")))
             else:
                 current = self._assembled(current, frame)
                 if current.complete:
-                    body = current.body
-                    assert body is not None
-                    self._has[current.name] = None
-                    self._work.put((self._session, current.name, body))
+                    if (body := current.body) is not None:
+                        self._has[current.name] = None
+                        self._bodies[self._session, current.name] = body
+                        self._work.put((self._session, current.name))
                     current = None
         return False
+
+    def _forget(self, name: str) -> None:
+        """Drop a request that the server has the reply to, or does not want any more."""
+        self._has.pop(name, None)
+        self._bodies.pop((self._session, name), None)
+        self._sent.discard(name)
 
     def _parted(self, why: str) -> bool:
         if why == "replaced":
@@ -272,6 +287,8 @@ class GrpcClient:
                 current = frames.Assembly(frame.head)
                 if current.size > self.largest:
                     raise Broken(f"a request of {current.size} bytes, where at most {self.largest} may come")
+                if len(self._has) >= frames.AHEAD:
+                    raise Broken(f"a further request before {frames.AHEAD} were answered")
             elif frame.kind != frames.MORE or current is None:
                 raise Broken(f"a frame of kind {frame.kind} that may not come now")
             current.add(frame.piece)

@@ -9,6 +9,8 @@
                           <-    BYE why   the run is over, or another process has the same key
 
 A frame is its kind (1 byte), the length of its header (4 bytes), a header in JSON, and a piece of a message.
+All pieces of a message but its last are as long as a piece may be, and MORE has an empty header: so what is
+kept of a message is what was announced, and little more.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ def unpacked(data: bytes) -> Frame:
         raise Broken("a frame whose header is not JSON") from None
     if not isinstance(head, dict):
         raise Broken("a frame whose header has no fields")
+    if kind == MORE and head:
+        raise Broken("a further piece with a header, which nobody would read")
     return Frame(kind, head, memoryview(data)[5 + length :])
 
 
@@ -83,10 +87,11 @@ class Assembly:
         self._pieces: list[memoryview] | None = []
 
     def add(self, piece: memoryview) -> None:
-        """Take the next piece."""
-        self.received += len(piece)
-        if self.received > self.size or not (piece or self.size == 0):
-            raise Broken(f"a message of {self.size} bytes with pieces that do not add up to it")
+        """Take the next piece: as much of what is left as a piece may be."""
+        due = min(PIECE, self.size - self.received)
+        if len(piece) != due:
+            raise Broken(f"a piece of {len(piece)} bytes where {due} are due")
+        self.received += due
         if self._pieces is not None:
             self._pieces.append(piece)
 

@@ -20,6 +20,7 @@ from partita.deploy.transport import Arrival
 
 HELLO = 10.0  # seconds in which a client has to say hello
 STREAMS = 4  # of one client that may be there at a time, while older ones end
+MOST_ANSWERS = 256  # that wait for one client to read them; far fewer come of one that keeps the protocol
 FAREWELL = 3.0  # seconds in which clients have to hang up, when the server is done
 STARTED = 30.0
 
@@ -53,6 +54,11 @@ class Link:
     last_word: bytes = b""
     """A frame after which the stream ends."""
 
+    def done(self, request: str) -> None:
+        """Tell the client that its reply to a request has arrived, or is not wanted any more."""
+        self.answers.append(frames.packed(frames.DONE, {"id": request}))
+        self.wake.set()
+
 
 @dataclass
 class Desk:
@@ -69,14 +75,21 @@ class Desk:
         self.requests.pop(request, None)
         if self.link is not None and request in self.link.begun:
             self.link.begun.discard(request)
-            self.link.answers.append(frames.packed(frames.DONE, {"id": request}))
-            self.link.wake.set()
+            self.link.done(request)
 
     def next(self, link: Link) -> tuple[str, bytes] | None:
         """Return the request to send next, if the client has not too many already."""
         if len(link.begun) >= frames.AHEAD:
             return None
         return next(((n, body) for n, body in self.requests.items() if n not in link.begun), None)
+
+
+class Away(Exception):
+    """Raised for a stream that is ended before it is anybody's, with the code of gRPC for that."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class GrpcTransport:
@@ -107,6 +120,8 @@ class GrpcTransport:
         self._credentials = credentials
         self._names = {key: name for name, key in roster.items()}
         self._desks = {name: Desk(name) for name in roster}
+        self._unheard: dict[str, asyncio.Future[Any]] = {}
+        """By key, the read of a stream that has said nothing yet."""
         self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._stop = asyncio.Event()
         started: Future[None] = Future()
@@ -206,7 +221,7 @@ class GrpcTransport:
                 "server_handshake_timeout_ms": 10_000,
             },
         )
-        most = 2 * len(self._desks) + 64
+        most = (STREAMS + 1) * len(self._desks) + 64
         server = self._grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         work = self._grpc.stream_stream_rpc_method_handler(self._work)
         service, method = frames.METHOD[1:].split("/")
@@ -224,28 +239,20 @@ class GrpcTransport:
 
     async def _work(self, _: AsyncIterator[bytes], context: Any) -> None:
         """Serve one stream, until the client or the server ends it."""
-        refused = self._grpc.StatusCode.PERMISSION_DENIED
         try:
-            hello = await asyncio.wait_for(context.read(), HELLO)
-            frame = frames.unpacked(hello if isinstance(hello, bytes) else b"")
-            if frame.kind != frames.HELLO or frame.head.get("version") != frames.VERSION:
-                raise Broken(f"a client of another version: this server speaks version {frames.VERSION}")
-        except TimeoutError:
-            await context.abort(refused, f"no hello within {HELLO:g} s")
-        except Broken as error:
-            await context.abort(self._grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        desk, key, reason = self._who(context, frame.head)
-        if desk is None:
-            self.notice("", f"refused a connection from {context.peer()}: {reason}")
-            await context.abort(refused, reason)
-        assert desk is not None
-        if desk.streams >= STREAMS:
-            await context.abort(self._grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams with this key")
+            key = self._key(context)
+            hello = await self._hello(context, key)
+            desk = self._desk(key, hello)
+            if desk.streams >= STREAMS:
+                raise Away("RESOURCE_EXHAUSTED", "too many streams with this key")
+        except Away as error:
+            if error.code == "PERMISSION_DENIED":
+                self.notice("", f"refused a connection from {context.peer()}: {error}")
+            await context.abort(self._grpc.StatusCode[error.code], str(error))
         desk.streams += 1
         try:
-            await self._converse(
-                desk, self._joined(desk, Link(context, key, str(frame.head.get("instance"))), frame.head)
-            )
+            link = Link(context, key, str(hello.get("instance")))
+            await self._converse(desk, self._joined(desk, link, hello))
         except Broken as error:
             self.notice(desk.name, f"broke the protocol ({error}); its connection was closed")
             await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -267,20 +274,56 @@ class GrpcTransport:
         if reader.done() and not reader.cancelled() and isinstance(error := reader.exception(), Broken):
             raise error
 
-    def _who(self, context: Any, hello: dict[str, Any]) -> tuple[Desk | None, str, str]:
-        """Return the desk of the client that has this key, and the key; or why it has none."""
+    def _key(self, context: Any) -> str:
+        """Return the key of a stream, before anything is read of it; '' without TLS."""
         if self._credentials is None:
-            name = str(hello.get("name"))[:100]
-            return self._desks.get(name), "", f"{name!r} is not on the roster"
+            return ""
         shown = context.auth_context().get("x509_pem_cert") or [b""]
         try:
             key = tls.fingerprint(shown[0])
         except ValueError:
-            return None, "", "it showed no certificate"
-        name, says = self._names.get(key, ""), str(hello.get("name") or "")[:100]
-        if name and says not in ("", name):
-            return None, "", f"the key is that of {name!r}, and it says that it is {says!r}"
-        return self._desks.get(name), key, f"the key {key} is not on the roster"
+            raise Away("PERMISSION_DENIED", "it showed no certificate") from None
+        if key not in self._names:
+            raise Away("PERMISSION_DENIED", f"the key {key} is not on the roster")
+        return key
+
+    async def _hello(self, context: Any, key: str) -> dict[str, Any]:
+        """Return what a stream says first. Of those with one key that say nothing, the newest goes on."""
+        reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+        older = self._unheard.get(key)
+        if older is not None and key:
+            older.cancel()
+        self._unheard[key] = reading
+        try:
+            done, _ = await asyncio.wait((reading,), timeout=HELLO)
+        finally:
+            reading.cancel()
+            if self._unheard.get(key) is reading:
+                del self._unheard[key]
+        if not done:
+            raise Away("PERMISSION_DENIED", f"no hello within {HELLO:g} s")
+        if reading.cancelled():
+            raise Away("RESOURCE_EXHAUSTED", "a newer stream with this key was opened before its hello")
+        data = reading.result()
+        try:
+            frame = frames.unpacked(data if isinstance(data, bytes) else b"")
+        except Broken as error:
+            raise Away("FAILED_PRECONDITION", str(error)) from None
+        if frame.kind != frames.HELLO or frame.head.get("version") != frames.VERSION:
+            text = f"a client of another version: this server speaks version {frames.VERSION}"
+            raise Away("FAILED_PRECONDITION", text)
+        return frame.head
+
+    def _desk(self, key: str, hello: dict[str, Any]) -> Desk:
+        """Return the desk of the client that has this key, or without TLS this name."""
+        says = str(hello.get("name") or "")[:100]
+        name = self._names.get(key, "") if key else says
+        if name not in self._desks:  # also where its line was removed since
+            who = f"the key {key}" if key else repr(name)
+            raise Away("PERMISSION_DENIED", f"{who} is not on the roster")
+        if says not in ("", name):
+            raise Away("PERMISSION_DENIED", f"the key is that of {name!r}, and it says that it is {says!r}")
+        return self._desks[name]
 
     def _joined(self, desk: Desk, link: Link, hello: dict[str, Any]) -> Link:
         """Make a stream the client's. An older one ends; with it its process, if that is another one."""
@@ -294,7 +337,7 @@ class GrpcTransport:
         names = {str(n) for n in has[:64]} if isinstance(has, list) else set[str]()
         link.begun = names & set(desk.requests)
         for name in names - link.begun:
-            link.answers.append(frames.packed(frames.DONE, {"id": name}))
+            link.done(name)
         head = {"session": self.session, "largest": self.largest}
         link.answers.appendleft(frames.packed(frames.WELCOME, head))
         desk.link = link
@@ -343,7 +386,7 @@ class GrpcTransport:
                 desk.traffic.heard = time.time()
                 frame = frames.unpacked(data)
                 if frame.kind == frames.BEGIN and current is None:
-                    current = self._announced(desk, frames.Assembly(frame.head))
+                    current = self._announced(desk, link, frames.Assembly(frame.head))
                 elif frame.kind != frames.MORE or current is None:
                     raise Broken(f"a frame of kind {frame.kind} that may not come now")
                 if current.name not in desk.requests:
@@ -359,12 +402,12 @@ class GrpcTransport:
                 self._arrive(desk, current.name, b"")
             raise
 
-    def _announced(self, desk: Desk, reply: frames.Assembly) -> frames.Assembly:
+    def _announced(self, desk: Desk, link: Link, reply: frames.Assembly) -> frames.Assembly:
         """Refuse a reply that is too large, or that nobody waits for, before any of it is kept."""
         if reply.name not in desk.requests:
-            if desk.link is not None:
-                desk.link.answers.append(frames.packed(frames.DONE, {"id": reply.name[:200]}))
-                desk.link.wake.set()
+            if len(link.answers) >= MOST_ANSWERS:
+                raise Broken(f"{MOST_ANSWERS} replies to nothing, without reading what is said to them")
+            link.done(reply.name[:200])
         elif reply.size > self.largest:
             text = f"announced a reply of {reply.size} bytes, where at most {self.largest} may come: refused"
             self.notice(desk.name, text)
