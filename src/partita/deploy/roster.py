@@ -18,7 +18,7 @@ KEY = re.compile(r"sha256:[0-9a-f]{64}")
 LARGEST = 1 << 24
 HEAD = """\
 # Who may take part: each client's name, and the SHA-256 of its public key (client.crt).
-# `partita deploy keys` adds clients; a client whose line is removed is refused when the server starts again.
+# `partita deploy keys` adds clients; a client whose line is removed is dismissed at once.
 
 [clients]
 """

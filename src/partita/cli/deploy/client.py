@@ -66,6 +66,7 @@ def client(
         experiment, data, 1, 0, largest, device
     )  # samples of another form are refused before anybody is called
     one = Client(experiment, here.name, data, here.folder, site=here.leave, device=device)
+    one.hold()
 
     def notice(text: str) -> None:
         LOG.info("%s", text)
