@@ -114,6 +114,7 @@ class Recorded(Local):
     def __init__(self, clients: Mapping[str, Client]) -> None:
         super().__init__(clients)
         self.messages: list[bytes] = []
+        self.arrived: list[bytes] = []
         self.change: Callable[[Arrival], list[Arrival]] = lambda arrival: [arrival]
 
     def send(self, name: str, request: str, *body: bytes) -> None:
@@ -122,6 +123,7 @@ class Recorded(Local):
 
     def receive(self, timeout: float) -> list[Arrival]:
         arrivals = super().receive(timeout)
+        self.arrived += [arrival.body for arrival in arrivals]
         self.messages += [arrival.body for arrival in arrivals]
         return [changed for arrival in arrivals for changed in self.change(arrival)]
 

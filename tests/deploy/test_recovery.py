@@ -18,9 +18,11 @@ from deployed import (
     Recorded,
     assert_same,
     bits_of_deployment,
+    bits_of_simulation,
     clients_of,
     deployed,
     experiment,
+    simulated,
     without_times,
 )
 
@@ -62,11 +64,16 @@ def made_of(name: str) -> Any:
 
 @cache
 def plain(name: str) -> tuple[Any, Bits, list[dict[str, Any]]]:
-    """The experiment of a name, its bits and its rows without any accident."""
+    """The experiment of a name, its bits and its rows without any accident: those of its simulation."""
     with tempfile.TemporaryDirectory() as folder:
         made = made_of(name)
         run, clients = deployed(made, Path(folder), out=None)
-        return made, bits_of_deployment(run, clients), without_times(run)
+        bits, alone = bits_of_deployment(run, clients), simulated(made)
+        assert_same(bits_of_simulation(alone), bits)
+        assert without_times(alone) == without_times(run)
+        for i, client in enumerate(clients.values()):
+            assert_same(alone.personalized(i), client.model())
+        return made, bits, without_times(run)
 
 
 class Killed(BaseException):
