@@ -79,17 +79,13 @@ def serve(
     admitted    returns the names of those who may take part at this moment (None: those of the roster). Who
                 is not among them any more is left out at once, and its state stays on its disk
     """
-    terms = Terms(
-        None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
-        None if quorum is None else checked_quorum("quorum", quorum),
-        check.number("patience", patience, low=0, open_low=True),
-    )
+    terms = _terms(deadline, quorum, patience)
     folder = None if out is None else check.path("out", out)
     run, known_secret, population = _known(folder, resume, roster)
     interrupt = Interrupt()
-    names = _of_names(roster).names
-    everyone = population or _of_names(roster)
-    fleet = Fleet(transport, everyone, run, terms, _stages(folder), interrupt, admitted or (lambda: names))
+    given = _of_names(roster)
+    names = admitted or (lambda: given.names)
+    fleet = Fleet(transport, population or given, run, terms, _stages(folder), interrupt, names)
     end = time.monotonic() + enrolment
     if population is None:
         fleet.population = _enrolled(fleet, end)
@@ -106,6 +102,15 @@ def serve(
     result = trained(setup, interrupt, {})
     fleet.finish()
     return result
+
+
+def _terms(deadline: float | None, quorum: int | float | None, patience: float) -> Terms:
+    """Return how long the server waits, and for how many."""
+    return Terms(
+        None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
+        None if quorum is None else checked_quorum("quorum", quorum),
+        check.number("patience", patience, low=0, open_low=True),
+    )
 
 
 def _setup(experiment: Experiment, fleet: Fleet, **options: Any) -> Setup:
