@@ -85,8 +85,7 @@ def state_of(client: Client, run: pt.Run, number: int) -> ClientState:
     """Return what a client begins its next turn with, from its own disk."""
     assert run.outcome is not None
     assert isinstance(run.store, Addresses)
-    folder = next(path for path in client.folder.iterdir())
-    states = States(client.folder, folder.name)
+    states = States(client.folder, client.runs(ended=False)[-1])
     stage = run.outcome.stage
     return begun(stage.setup, stage, states, run.store.of(number))
 
@@ -115,14 +114,16 @@ class Recorded(Local):
     def __init__(self, clients: Mapping[str, Client]) -> None:
         super().__init__(clients)
         self.messages: list[bytes] = []
+        self.arrived: list[bytes] = []
         self.change: Callable[[Arrival], list[Arrival]] = lambda arrival: [arrival]
 
-    def send(self, name: str, request: str, body: bytes) -> None:
-        self.messages.append(body)
-        super().send(name, request, body)
+    def send(self, name: str, request: str, *body: bytes) -> None:
+        self.messages.append(b"".join(body))
+        super().send(name, request, *body)
 
     def receive(self, timeout: float) -> list[Arrival]:
         arrivals = super().receive(timeout)
+        self.arrived += [arrival.body for arrival in arrivals]
         self.messages += [arrival.body for arrival in arrivals]
         return [changed for arrival in arrivals for changed in self.change(arrival)]
 

@@ -89,6 +89,8 @@ def test_the_digest_is_that_of_a_run() -> None:
     assert digest == digest_of(parts_of(setup_of(made, made.data)))
     for other in ({"method": "ditto"}, {"seed": 1}, {"width": 32}, {"algorithm.lr": 0.2}, {"steps": 6}):
         assert facts_of(build(find(EXPERIMENT), other), 3).digest != digest, other
+    for exact in ({"precision": "fp32"}, {"deterministic": True}):  # they decide bits, too
+        assert digest_of(parts_of(setup_of(made, made.data, **exact))) != digest, exact
 
 
 def test_what_cannot_be_deployed_is_refused(partita: Command) -> None:

@@ -99,6 +99,117 @@ def test_all_are_killed_in_a_round(machines: Machines) -> None:
     equal_models(machines)
 
 
+@pytest.mark.parametrize(("when", "number"), [("score", 2), ("score", ROUNDS), ("last", 0)])
+def test_a_client_that_is_killed_in_an_evaluation_or_at_the_end(
+    machines: Machines, when: str, number: int
+) -> None:
+    """It is asked, or told, again when it is back."""
+    clients = [machines.client(name) for name in ("a", "c")]
+    killed = machines.client("b", fault=when, number=number)
+    server = machines.server()
+    machines.ends(killed, "b", -signal.SIGKILL)
+    assert server.poll() is None
+    clients.append(machines.client("b"))
+    machines.ends(server, "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    equal_models(machines)
+
+
+def test_a_client_that_is_away_at_the_end(machines: Machines) -> None:
+    """It gets its model when it is back, and the server is started again."""
+    clients = [machines.client(name) for name in ("a", "c")]
+    killed = machines.client("b", fault="last")
+    server = machines.server("--patience", "3s")
+    machines.ends(killed, "b", -signal.SIGKILL)
+    for path in (machines.folder / "keys" / "b" / "state").glob("*/last"):
+        path.unlink()
+    machines.ends(server, "server")
+    assert "client b has not got its model" in machines.text("server")
+    for process in clients:
+        assert process.wait(60) == 0
+    late = machines.client("b")
+    begin = time.monotonic()
+    machines.ends(machines.server("--resume"), "server")
+    assert time.monotonic() - begin < 40  # it does not wait for a and c, who have theirs
+    machines.ends(late, "b")
+    equal_models(machines)
+
+
+@pytest.mark.parametrize(
+    ("fault", "number"), [("scores", 4), ("scores", ROUNDS), ("round", ROUNDS), ("end", 0)]
+)
+def test_a_server_that_is_killed_in_an_evaluation_or_at_the_end(
+    machines: Machines, fault: str, number: int
+) -> None:
+    clients = [machines.client(name) for name in NAMES]
+    machines.ends(machines.server(fault=fault, number=number), "server", -signal.SIGKILL)
+    machines.ends(machines.server("--resume"), "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    equal_models(machines)
+
+
+def test_all_are_killed_in_the_last_round(machines: Machines) -> None:
+    last = ROUNDS - 1
+    everyone = [machines.client("a"), machines.client("b", fault="hold", number=last), machines.client("c")]
+    everyone.append(machines.server())
+    until(machines.held("b").exists)
+    for process in everyone:
+        process.kill()
+        process.wait()
+    machines.held("b").unlink()
+    clients = [machines.client(name) for name in NAMES]
+    machines.ends(machines.server("--resume"), "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    equal_models(machines)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_asynchronous_run_whose_client_and_server_are_killed(machines: Machines, when: str) -> None:
+    """Two such runs differ, so that no bits are compared: all end, nobody is set aside, all have a model."""
+    rounds = 300
+    words = ("--set", f"rounds={rounds}", "--set", "schedule=asynchronous", "--set", "evaluate_every=100")
+    clients = [machines.client(name, *words) for name in ("a", "c")]
+    killed = machines.client("b", *words, fault=when, number=0)
+    server = machines.server(*words, fault="round", number=150)
+    machines.ends(killed, "b", -signal.SIGKILL)
+    clients.append(machines.client("b", *words))
+    machines.ends(server, "server", -signal.SIGKILL)
+    machines.ends(machines.server(*words, "--resume"), "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    for text in ("excluded", "is not on this client's disk"):
+        assert text not in machines.text("server")
+    assert set(machines.models(rounds=rounds)) == set(NAMES)
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_a_client_that_never_answers_does_not_hold_up_deadlines(machines: Machines, how: str) -> None:
+    cable, deadline = Cable(machines.port), 3
+    try:
+        site = machines.folder / "keys" / "b" / "site.toml"
+        site.write_text(site.read_text().replace(f":{machines.port}", f":{cable.port}"))
+        clients = [machines.client("a"), machines.client("c")]
+        silent = machines.client("b", fault="hold", number=2)
+        server = machines.server("--deadline", f"{deadline}s", "--patience", "2s")
+        until(machines.held("b").exists)
+        begin = time.monotonic()
+        if how == "frozen":
+            cable.freeze()
+        else:
+            silent.kill()
+        machines.ends(server, "server")
+        assert time.monotonic() - begin < deadline * ROUNDS + 10
+        for process in clients:
+            assert process.wait(60) == 0
+        assert "client b has not got its model" in machines.text("server")
+        machines.models(names=("a", "c"))
+    finally:
+        cable.close()
+
+
 @each("seconds", [8, 60])
 def test_a_link_that_is_down(tmp_path_factory: pytest.TempPathFactory, seconds: int) -> None:
     """The link of one client is cut in a round, for seconds: the round waits for it."""

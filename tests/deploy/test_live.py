@@ -122,7 +122,7 @@ def test_evaluation_skips_who_is_not_there(tmp_path: Path) -> None:
         """Bob trains, and is away whenever scores are asked for; cy says nothing of hers."""
 
         def present(self) -> frozenset[str]:
-            training = any(unpack(body, 1 << 30)[0]["kind"] == "train" for *_, body in self._queue)
+            training = any(unpack(b"".join(body), 1 << 30)[0]["kind"] == "train" for *_, body in self._queue)
             enrolled = len(self.messages) > 12
             return frozenset(self.clients) - ({"bob"} if enrolled and not training else set())
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import partita as pt
 import small
+from algorithms.test_every_algorithm import CASES, SINGLE, make
 from partita.core import draws
 from partita.core.parts import Release, Transform
 from partita.core.types import Message, Tensors, Upload
@@ -273,33 +274,63 @@ def test_parts_do_what_they_do_in_a_simulation(name: str, tmp_path: Path) -> Non
 # ---- what leaves a client
 
 
-def test_no_64_bytes_of_a_personal_part_are_in_any_message(tmp_path: Path) -> None:
+PRIVATE: dict[str, dict[str, Any]] = {
+    **{name: {"algorithm": make(name, case.options)} for name, case in CASES.items()},
+    "with feedback": {"algorithm": pt.fedalt("output", LR), "uploads": [T.topk(0.3)]},
+    "quantized": {"algorithm": pt.ditto(LR), "uploads": [T.quantize(bits=8)]},
+    "in stages": {
+        "algorithm": pt.pipeline(
+            pt.stage(pt.fedavg(LR), rounds=1),
+            pt.stage(pt.fedalt("output", LR), rounds=1),
+            pt.stage(pt.ditto(LR), rounds=1),
+            pt.stage(pt.finetune("all", LR), epochs=1),
+        ),
+        "rounds": None,
+    },
+}
+"""Every method, and what transforms and stages keep at a client."""
+
+
+@each("name", PRIVATE)
+def test_no_64_bytes_of_a_personal_part_are_in_any_message(name: str, tmp_path: Path) -> None:
+    """In none that a client sends; what the server sends is made of these, and of the initial weights."""
+    from partita.deploy.states import States
+
     transports: list[Recorded] = []
+    secret: list[Tensor] = []
+    save = States.save
 
     def made(clients: Mapping[str, Client]) -> Recorded:
         transports.append(Recorded(clients))
         return transports[-1]
 
-    from partita.deploy.states import States
-
-    secret: list[Tensor] = []
-    save = States.save
-
     def saving(self: States, address: Any, state: Any) -> None:
-        secret.extend([*state.personal.values(), *state.memory.values()])
+        secret.extend(state.personal.values())
+        if (
+            name != "scaffold"
+        ):  # the change of its control variate is what it sends, and the first is all of it
+            secret.extend(state.memory.values())
         save(self, address, state)
 
-    model = pt.models.mlp(4, 24, 2)
+    shape = {"model": pt.models.mlp(6, 24, 4, seed=1), "data": SINGLE, "rounds": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(States, "save", saving)
-        for number, method in enumerate([pt.fedalt("output", LR), pt.ditto(LR), pt.apfl(LR)]):
-            run, _ = deployed(experiment(algorithm=method, model=model), tmp_path / str(number), made)
-    sent = b"\n".join(message for transport in transports for message in transport.messages)
-    blobs = [x.contiguous().numpy().tobytes() for x in secret]
-    windows = {blob[i : i + 64] for blob in blobs for i in range(0, len(blob) - 63, 4)}
-    assert len(windows) > 500
-    assert not any(window in sent for window in windows)
-    assert run.shared["hidden1.linear.weight"].numpy().tobytes()[64:128] in sent  # it would be found
+        deployed(experiment(**{**shape, **PRIVATE[name]}), tmp_path / name, made, out=None)
+    replies = transports[0].arrived
+    sent = _windows(b"\n".join(replies)) - {bytes(64)}
+    assert not {window for x in secret for window in _windows(_bytes(x), 4)} & sent
+    bodies = [x for m in replies for x in unpack(m, 1 << 30)[1].values() if x.nbytes >= 64 and x.any()]
+    assert all(_bytes(x)[:64] in {*sent, bytes(64)} for x in bodies)  # it would be found
+    assert bool(bodies) == (name not in ("local", "finetune"))  # which send nothing
+
+
+def _bytes(x: Tensor) -> bytes:
+    return bytes(x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _windows(blob: bytes, step: int = 1) -> set[bytes]:
+    """All runs of 64 bytes."""
+    return {blob[i : i + 64] for i in range(0, len(blob) - 63, step)}
 
 
 class Nothing:

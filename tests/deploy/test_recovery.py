@@ -18,9 +18,11 @@ from deployed import (
     Recorded,
     assert_same,
     bits_of_deployment,
+    bits_of_simulation,
     clients_of,
     deployed,
     experiment,
+    simulated,
     without_times,
 )
 
@@ -62,11 +64,16 @@ def made_of(name: str) -> Any:
 
 @cache
 def plain(name: str) -> tuple[Any, Bits, list[dict[str, Any]]]:
-    """The experiment of a name, its bits and its rows without any accident."""
+    """The experiment of a name, its bits and its rows without any accident: those of its simulation."""
     with tempfile.TemporaryDirectory() as folder:
         made = made_of(name)
         run, clients = deployed(made, Path(folder), out=None)
-        return made, bits_of_deployment(run, clients), without_times(run)
+        bits, alone = bits_of_deployment(run, clients), simulated(made)
+        assert_same(bits_of_simulation(alone), bits)
+        assert without_times(alone) == without_times(run)
+        for i, client in enumerate(clients.values()):
+            assert_same(alone.personalized(i), client.model())
+        return made, bits, without_times(run)
 
 
 class Killed(BaseException):
@@ -123,10 +130,10 @@ class Mortal(Recorded):
         queue, self._queue = self._queue, []
         arrivals = []
         for name, request, body in queue:
-            if unpack(body, 1 << 30)[0]["kind"] == "train" and self.deaths % 3 != 2:
-                self._die(name, body)
+            if unpack(b"".join(body), 1 << 30)[0]["kind"] == "train" and self.deaths % 3 != 2:
+                self._die(name, b"".join(body))
             self.deaths += 1
-            arrivals.append(Arrival(name, request, self.clients[name].handle(body)))
+            arrivals.append(Arrival(name, request, self._worked(name, body)))
         return arrivals
 
     def _die(self, name: str, body: bytes) -> None:
@@ -160,13 +167,13 @@ class Twice(Recorded):
 
     def __init__(self, clients: Mapping[str, Client]) -> None:
         super().__init__(clients)
-        self._old: list[tuple[str, bytes]] = []
+        self._old: list[tuple[str, tuple[bytes, ...]]] = []
 
     def receive(self, timeout: float) -> list[Arrival]:
         self._old += [(name, body) for name, _, body in self._queue]
         arrivals = super().receive(timeout)
         for name, body in self._old[-4:]:  # of rounds before, too
-            self.clients[name].handle(body)
+            self._worked(name, body)
         return [*arrivals, *arrivals]
 
 
@@ -209,7 +216,7 @@ def test_a_client_that_lost_the_models_of_stages_is_sent_them_again(tmp_path: Pa
             fresh = clients_of(made, tmp_path)
             self.clients = {name: fresh[name] for name in self.clients}  # and what they had in memory
             queue, self._queue = self._queue, []
-            return [Arrival(n, request, self.clients[n].handle(body)) for n, request, body in queue]
+            return [Arrival(n, request, self._worked(n, body)) for n, request, body in queue]
 
     run, clients = deployed(made, tmp_path, Forgetful, out=None)
     assert_same(bits, bits_of_deployment(run, clients))

@@ -140,6 +140,7 @@ def parts_of(setup: Setup) -> dict[str, str]:
         "method": algorithms,
         "seed": settings.seed,
         "norm": settings.norm,
+        "precision": [settings.precision, settings.deterministic],
         "model": {k: [str(v.dtype), list(v.shape)] for k, v in setup.initial.items()},
         "initial weights": [setup.origin.initial, setup.origin.fixed],
         "code": setup.origin.code,

@@ -22,8 +22,9 @@ from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.data.population import SPLITS
 from partita.deploy.agreed import MOST_SAMPLES
-from partita.deploy.heads import address_of, kept_of, whole_number
-from partita.deploy.states import Missing, States, runs_in, write_private
+from partita.deploy.folder import LAST, Hold, hold, run_of, runs_in, write_private
+from partita.deploy.heads import address_of, checked, kept_of, whole_number
+from partita.deploy.states import Missing, States
 from partita.deploy.turn import Bound, Turn, begun, bind_stage, bound_to, received, state_of
 from partita.deploy.wire import EMPTY, Body, Malformed, pack, part_of, printable, unpack
 from partita.engine.evaluate import personal_model, scored
@@ -72,6 +73,7 @@ class Client:
         self.data, self.device = _own(data, name), device
         self._allows: Callable[[str], bool] = (lambda number: True) if site is None else site.allows  # noqa: ARG005
         self._lock = threading.Lock()
+        self._hold: Hold | None = None
         self._bound: tuple[tuple[int, ...], Bound] | None = None
         self._stage: tuple[tuple[str, int], Stage] | None = None
 
@@ -92,39 +94,49 @@ class Client:
                 reply, own = {"kind": "error", "why": _why(error)}, EMPTY
             return pack({**{k: head.get(k) for k in ("id", "run", "event")}, **reply}, own)
 
-    def model(self) -> Tensors:
-        """Return the tensors of this client's own model, as its last run has left it."""
-        with self._finished() as (stage, state, number):
+    def hold(self) -> None:
+        """Take the folder, until this process ends; refuse one that another process or client has."""
+        if self._hold is None:
+            self._hold = hold(self.folder, self.name)
+
+    def runs(self, ended: bool = True) -> list[str]:
+        """Return the numbers of the runs that have ended here, or of all that have begun, the newest last."""
+        return runs_in(self.folder, LAST if ended else "")
+
+    def model(self, run: str | None = None) -> Tensors:
+        """Return the tensors of this client's own model, as a run has left it (None: the newest)."""
+        with self._finished(run) as (stage, state, number):
             return personal_model(stage, state, number)
 
-    def scores(self, split: str = "test") -> dict[str, float]:
+    def scores(self, split: str = "test", run: str | None = None) -> dict[str, float]:
         """Return how good this client's own model is on its own samples; nobody else is told."""
         check.choice("split", split, SPLITS)
-        with self._finished() as (stage, state, number):
+        with self._finished(run) as (stage, state, number):
             found = scored(stage, state, "personal" if stage.has_personal else "global", split)
             return {name: float(column[number]) for name, column in found.scores.items()}
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, run: str | None = None) -> Path:
         """Write this client's own model as safetensors, in a file that its owner alone can read."""
-        target = check.path("path", path)
-        tensors = {k: v.detach().cpu().contiguous() for k, v in self.model().items()}
-        write_private(target, save(tensors, {"client": self.name}))
+        target, run = check.path("path", path), run_of(self.folder, run)
+        tensors = {k: v.detach().cpu().contiguous() for k, v in self.model(run).items()}
+        write_private(target, save(tensors, {"client": self.name, "run": run}))
         return target
 
     @contextlib.contextmanager
-    def _finished(self) -> Iterator[tuple[Stage, State, int]]:
-        """Give stage and state as the last run has left them, and the number of this client in these."""
-        runs = runs_in(self.folder)
+    def _finished(self, run: str | None) -> Iterator[tuple[Stage, State, int]]:
+        """Give stage and state as a run has left them, and the number of this client in these."""
+        run = run_of(self.folder, run)
+        states = States(self.folder, run)
         try:
-            head, tensors = States(self.folder, runs[-1]).last()
-        except (IndexError, Missing):
-            allowed = "the folder of a client that was there when its run ended"
-            raise check.fail("folder", str(self.folder), allowed) from None
-        bound, states = self._bind(head), States(self.folder, runs[-1])
-        if head.get("digest") != bound.digest:
-            raise check.fail("experiment", runs[-1], "that of the run, of which the folder is")
-        address = address_of(head.get("address"))
-        turn = self._turn(bound, states, head, tensors, whole_number(head, "stage"), address)
+            head, tensors = states.last()
+            bound = self._bind(head)
+            if head.get("digest") != bound.digest:
+                raise check.fail("experiment", run, "that of the run, of which the folder is")
+            address = address_of(head.get("address"))
+            turn = self._turn(bound, states, head, tensors, whole_number(head, "stage"), address)
+        except Missing as error:
+            allowed = "a folder with all files of its run: take them from a copy, if you have one"
+            raise check.fail("folder", str(states.folder), allowed, str(error)) from None
         settings = turn.stage.setup.settings
         with arithmetic(settings.precision, settings.deterministic):
             if head.get("kind") == "arrive":
@@ -142,18 +154,23 @@ class Client:
             return {"kind": "check", "parts": bound.parts}, EMPTY
         if head.get("digest") != bound.digest:
             raise Malformed("another experiment")
+        if kind != "score":  # which writes nothing
+            self.hold()
         states = States(self.folder, str(head.get("run")))
-        if kind == "stage":
-            states.save_stage(whole_number(head, "stage"), part_of(tensors, "initial"))
-            return {"kind": "stage"}, EMPTY
         number, address = whole_number(head, "stage"), address_of(head.get("address"))
         if number >= len(bound.setup.plans):
             raise Malformed(f"stage {number} of {len(bound.setup.plans)}")
+        if kind == "stage":
+            states.save_stage(number, checked(part_of(tensors, "initial"), bound.setup.initial, "stage"))
+            return {"kind": "stage"}, EMPTY
         if lacking := self._lacking(states, str(head.get("run")), number, address):
             return {"kind": "lacks", "stages": lacking}, EMPTY
         if kind in ("last", "arrive"):
+            kept = kept_of(head)
+            states.require(address)
+            states.refuse_unknown(kept)
             states.save_last(head, tensors)
-            states.prune(*kept_of(head))
+            states.prune(kept)
         if kind == "last":
             return {"kind": "last"}, EMPTY
         turn = self._turn(bound, states, head, tensors, number, address)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +46,11 @@ class Asked(Protocol):
         ...
 
     def gone(self, client: int) -> bool:
-        """Return whether a client that was asked has been away for too long to be waited for."""
+        """Return whether a client that was asked is not waited for: it is away for long, or for good."""
+        ...
+
+    def dismissed(self) -> frozenset[int]:
+        """Return the clients that may not take part any more."""
         ...
 
 
@@ -57,6 +61,7 @@ class RealClock(Clock):
     asked_of: Asked | None = None
     begun: float = field(default_factory=time.monotonic)
     told: set[int] = field(default_factory=set)  # who was asked since this process began
+    barred: frozenset[int] = frozenset()  # who counts as busy, since it may not take part
 
     @classmethod
     def real(cls, spec: StageSpec, asked_of: Asked) -> RealClock:
@@ -76,6 +81,32 @@ class RealClock(Clock):
     def is_plain(self) -> bool:
         """False: nobody knows when clients come back."""
         return False
+
+    # ---- who may take part
+
+    def admit(self) -> None:
+        """Let clients leave again that were barred, and may take part now; between two cohorts."""
+        back = self.barred - self.fleet.dismissed() - {f.client for f in self.flights}
+        self.busy = [c for c in self.busy if c not in back]
+        self.bar()
+
+    def bar(self) -> None:
+        """Keep clients that may not take part from leaving: they are as busy ones."""
+        self.barred = self.fleet.dismissed()
+        if not self.barred.issubset(self.busy):
+            self.busy = sorted(self.barred.union(self.busy))
+
+    def idle(self, count: int, draw: int) -> list[int]:
+        """Return idle clients of those that may take part."""
+        self.bar()
+        return super().idle(count, draw)
+
+    def free(self, flights: Sequence[Flight]) -> None:
+        """Let their clients leave again, if they may take part."""
+        super().free(flights)
+        self.bar()
+
+    # ---- who is asked, and answers
 
     def tick(self) -> None:
         """Let time go on to now."""
@@ -99,13 +130,19 @@ class RealClock(Clock):
 
     def ask_again(self) -> None:
         """Ask those in flight whom a process before this one has asked, and who have not answered it."""
-        here = {*self.told, *self.fleet.answers}
+        here = {*self.told, *self.fleet.answers, *self.fleet.dismissed()}
         self.ask([f for f in sorted(self.flights, key=lambda f: f.number) if f.client not in here])
 
     def arrived(self) -> list[Flight]:
-        """Return the flights whose clients have answered, in the order of their answers."""
-        flights = {f.client: f for f in self.flights}
+        """Return the flights whose clients have answered and may take part, in the order of their answers."""
+        out = self.fleet.dismissed()
+        flights = {f.client: f for f in self.flights if f.client not in out}
         return [flights[c] for c in self.fleet.answers if c in flights]
+
+    def awaited(self) -> list[Flight]:
+        """Return the flights whose clients have not answered, and may take part."""
+        out, answers = self.fleet.dismissed(), self.fleet.answers
+        return [f for f in self.flights if f.client not in out and f.client not in answers]
 
     def taken(self, flights: Collection[Flight]) -> list[Flight]:
         """Take these off: they end now. Their clients stay busy until the server has used what they sent."""
@@ -138,7 +175,7 @@ class RealClock(Clock):
         """Restore what a checkpoint holds; the time between was nobody's."""
         super().load_state(state)
         self.fleet.answers.load_state(state["answers"], "cpu")
-        self.begun, self.told = time.monotonic() - self.now, set()
+        self.begun, self.told, self.barred = time.monotonic() - self.now, set(), frozenset()
 
 
 @dataclass
@@ -151,16 +188,18 @@ class LiveRounds(Rounds):
     def next(self, server: ServerState) -> Cohort:
         """Ask a cohort, and return who of it has answered by the deadline."""
         clock = self.real
+        clock.admit()
         clients = self._cohort(server, server.version)
         sent, begin = clock.send(server, clients), time.monotonic()
         end = math.inf if self.deadline is None else begin + self.deadline
-        while len(landed := clock.arrived()) < len(sent) and time.monotonic() < end:
+        while clock.awaited() and time.monotonic() < end:
             clock.fleet.wait(min(1.0, end - time.monotonic()))
-        landed = clock.taken(landed)
-        late = clock.recall()
-        clock.fleet.give_up([f.client for f in late])
-        clock.free(late)
-        cohort = clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, [])
+        landed, out = clock.taken(clock.arrived()), clock.fleet.dismissed()
+        left = clock.recall()
+        clock.fleet.give_up([f.client for f in left])
+        clock.free(left)
+        late, lost = ([f for f in left if (f.client in out) == gone] for gone in (False, True))
+        cohort = clock.cohort(server.version, sorted(landed, key=lambda f: f.number), late, lost)
         clock.fleet.hand_over(cohort.clients)
         return cohort._replace(quorum=self._needed(len(sent)))
 
@@ -183,6 +222,7 @@ class LiveArrivals(Arrivals):
     def next(self, server: ServerState) -> Cohort:
         """Wait until the buffer is full; who has reported is replaced when the server has acted."""
         assert isinstance(self.clock, RealClock)
+        self.clock.admit()
         self.clock.ask_again()
         cohort = super().next(server)
         self.clock.fleet.hand_over(cohort.clients)

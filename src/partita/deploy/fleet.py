@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +22,15 @@ from safetensors.torch import load_file
 from partita.core.types import Download, Group, ServerState, Tensors
 from partita.data import Population
 from partita.data.population import SPLITS
+from partita.deploy.answers import Answers
 from partita.deploy.clocks import live
+from partita.deploy.folder import write_private
 from partita.deploy.replies import Request, ignored, read_reply, unused
-from partita.deploy.states import write_private
 from partita.deploy.transport import Arrival, Transport
 from partita.deploy.uploads import SLACK, most_bytes, row_of, scores_of, set_aside
-from partita.deploy.wire import Body, as_tensor, pack, within
+from partita.deploy.wire import Body, as_tensor, segments, within
 from partita.engine.newcomers import usual_effort
-from partita.engine.pending import PendingUploads
+from partita.engine.record import read_json
 from partita.engine.samples import Scored
 from partita.engine.stage import Stage
 from partita.engine.state import State
@@ -41,7 +42,7 @@ from partita.schedule.clock import Flight
 
 LOG = logging.getLogger("partita")
 
-RUN_FILE = "run.json"
+RUN_FILE, TOLD_FILE = "run.json", "told.json"
 NONCES = 1 << 62
 MOST_BODIES = 8
 """Models that are kept as they are sent, for the clients that are still to receive them."""
@@ -57,7 +58,8 @@ class Terms(NamedTuple):
     deadline  for the cohort of a synchronous round (None: until all have answered)
     quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the
               schedule says)
-    patience  for scores, and for a client that has gone while it was at work
+    patience  for scores, for a client that has gone while it was at work, and at the end for clients that are
+              away to come for their models
     """
 
     deadline: float | None = None
@@ -73,6 +75,7 @@ class Fleet:
     run         the number of the run, 128 random bits
     folder      where the models are kept that stages begin with
     interrupt   says whether the run is to end
+    admitted    returns the names of those who may take part now
     """
 
     def __init__(
@@ -83,18 +86,22 @@ class Fleet:
         terms: Terms,
         folder: Path | None,
         interrupt: Interrupt,
+        admitted: Callable[[], Collection[str]],
     ) -> None:
         self._interrupt, self._interrupted = interrupt, math.inf
         self.transport, self.population, self.run, self.terms = transport, population, run, terms
         self.folder, self.digest = folder, ""
         self.numbers = {name: i for i, name in enumerate(population.names)}
+        self.admitted = admitted
+        self._away: dict[str, float] = {}  # who is away, and since when
+        self._dismissed: frozenset[int] = frozenset()
         self.requests: dict[str, Request] = {}
         self.secret: int | None = None
         self.ignored = self.bytes_up = self.bytes_down = 0
         self.newcomers: dict[str, dict[str, Any]] = {}
         self.stage: Stage
         self.state: State
-        self.answers = PendingUploads()
+        self.answers = Answers()
         self._initials: dict[int, Tensors] = {}
         self._bodies: dict[tuple[int, int, bool], Body] = {}
 
@@ -169,6 +176,7 @@ class Fleet:
     def give_up(self, clients: Iterable[int]) -> None:
         """Wait no more for the uploads of these clients."""
         given_up = set(clients)
+        self.answers.drop(given_up)
         for number, request in list(self.requests.items()):
             if request.client in given_up and request.head["kind"] == "train":
                 LOG.info("client %s: no answer in time", request.name)
@@ -180,10 +188,15 @@ class Fleet:
             self.state.pending[client] = self.answers.pop(client)
 
     def gone(self, client: int) -> bool:
-        """Return whether a client that was asked has been away for too long to be waited for."""
-        since = [r.asked for r in self.requests.values() if r.client == client and r.head["kind"] == "train"]
-        away = self.population.names[client] not in self.transport.present()
-        return away and time.monotonic() - max(since, default=0.0) > self.terms.patience
+        """Return whether a client that was asked is not waited for: it is away for long, or for good."""
+        since = self._away.get(self.population.names[client])
+        asked = [r.asked for r in self.requests.values() if r.client == client and r.head["kind"] == "train"]
+        lately = since is None or time.monotonic() - max(since, *asked, 0.0) <= self.terms.patience
+        return not lately or client in self.dismissed()
+
+    def dismissed(self) -> frozenset[int]:
+        """Return the clients that may not take part any more: their names are not on the roster now."""
+        return frozenset([self.numbers[name] for name in self.numbers.keys() - self.admitted()])
 
     def wait(self, seconds: float) -> None:
         """Take what has come; wait for the first reply, at most so long.
@@ -196,6 +209,17 @@ class Fleet:
                 at_once(self._interrupt.requested)
         for arrival in self.transport.receive(max(0.0, seconds)):
             self._take(arrival)
+        self._look()
+
+    def _look(self) -> None:
+        """Note who is away since when, and say who may not take part any more."""
+        now, away = time.monotonic(), self.numbers.keys() - self.transport.present()
+        self._away = {name: self._away.get(name, now) for name in away}
+        dismissed = self.dismissed()
+        for client in sorted(dismissed - self._dismissed):
+            text = "client %s: not on the roster any more, and left out from now on"
+            LOG.warning(text, self.population.names[client])
+        self._dismissed = dismissed
 
     # ---- all at once
 
@@ -206,8 +230,9 @@ class Fleet:
         ask: Callable[[int], tuple[dict[str, Any], Body]],
         take: Callable[[int, dict[str, Any]], None],
         patience: float | None = None,
+        absent: Collection[int] = (),
     ) -> dict[int, str]:
-        """Ask clients that are there, and wait for all of them as long as patience lasts.
+        """Ask clients that are there, and some `absent` ones; wait for all of them as long as patience lasts.
 
         Return who has not answered well, and why.
         """
@@ -227,25 +252,51 @@ class Fleet:
 
             return taken
 
-        waited = {client for client in wrong if names[client] in there}
+        waited = {c for c in wrong if names[c] in there or c in absent} - self.dismissed()
         asked = [self._send(kind, c, *ask(c), SLACK, taker(c)) for c in sorted(waited)]
-        wrong |= dict.fromkeys(waited, "no answer in time")
         left = math.inf
-        while waited and left > 0:  # what has come already is taken, however late it is
+        while waited - self.dismissed() and left > 0:  # what has come already is taken, however late it is
             left = end - time.monotonic()
             self.wait(min(1.0, left))
         for request in asked:
             self._cancel(request)
-        return wrong
+        there = self.transport.present()
+        return wrong | {c: "no answer in time" for c in waited if names[c] in there}
+
+    # ---- the end
 
     def finish(self) -> None:
-        """Let the clients that are there keep what their own models are made of, and so new ones."""
-        everyone = range(self.population.clients)
-        self._welcome()
-        self.survey("last", everyone, lambda c: self._about(self.state, c, {}, True), unused)
+        """Let all clients keep what their own models are made of, and so new ones; wait for who is away.
+
+        Who has it already, of a run that ended before, is not waited for.
+        """
+        names, version = self.population.names, self.state.server.version
+        told = self._told(version)
         end = time.monotonic() + self.terms.patience
+        self._welcome()
+        wrong = self.survey(
+            "last",
+            range(len(names)),
+            lambda c: self._about(self.state, c, {}, True),
+            unused,
+            absent=[c for c, name in enumerate(names) if name not in told],
+        )
         while self._are_coming() and (left := end - time.monotonic()) > 0:
             self.wait(min(1.0, left))
+        told |= {name for c, name in enumerate(names) if c not in wrong}
+        if self.folder is not None:
+            content = {"version": version, "clients": sorted(told)}
+            write_private(self.folder / TOLD_FILE, json_text(content, indent=2).encode())
+        for client in sorted(wrong.keys() - self.dismissed()):
+            if names[client] not in told:
+                text = "client %s has not got its model (%s): start it, then the server again with --resume"
+                LOG.warning(text, names[client], wrong[client])
+
+    def _told(self, version: int) -> set[str]:
+        """Return the names of those who have kept the model of this version as the last."""
+        file = None if self.folder is None else self.folder / TOLD_FILE
+        found = {} if file is None or not file.is_file() else read_json(file)
+        return set(found["clients"]) if found.get("version") == version else set()
 
     def _about(
         self, state: State, client: int, head: Mapping[str, Any], whole: bool
@@ -288,7 +339,8 @@ class Fleet:
         head = {"stage": stage.number, "stage_start": state.stage_start, "version": version}
         if not isinstance(state.store, Addresses):
             return head
-        address, kept = state.store.of(client), state.store.needed(client)
+        address = state.store.of(client)
+        kept = dict.fromkeys([*self.answers.needed(client), *state.store.needed(client)])
         return {**head, "address": list(address) if address.exists else None, "kept": [list(a) for a in kept]}
 
     def _model(self, client: int, server: ServerState, *, whole: bool = False, exact: bool = True) -> Body:
@@ -347,10 +399,10 @@ class Fleet:
     ) -> str:
         number = secrets.token_hex(16)
         head = {**head, "kind": kind, "id": number, "run": self.run}
-        message = pack(head, body)
+        message = segments(head, body)
         self.requests[number] = Request(client, name, head, body, limit, taken, again=again)
-        self.bytes_down += len(message)
-        self.transport.send(name, number, message)
+        self.bytes_down += sum(map(len, message))
+        self.transport.send(name, number, *message)
         return number
 
     def _cancel(self, number: str) -> None:

@@ -9,6 +9,9 @@ from partita.core.types import Tensors
 from partita.deploy.wire import Malformed, printable
 from partita.engine.store.addresses import Address
 
+MOST_KEPT = 8
+"""States of one client that the last checkpoints of a run may need."""
+
 
 def checked(tensors: Tensors, like: Tensors, what: str) -> Tensors:
     """Return tensors in the order of others, of whose names, shapes and types they must be."""
@@ -27,11 +30,13 @@ def whole_number(head: dict[str, Any], name: str) -> int:
     return value
 
 
-def kept_of(head: dict[str, Any]) -> tuple[list[Address], int]:
-    """Return the states that the run may go back to, and the event before which no other is needed."""
+def kept_of(head: dict[str, Any]) -> list[Address]:
+    """Return the states that the run may go back to."""
     listed = head.get("kept")
     kept = [address_of(value) for value in (listed if isinstance(listed, list) else [])]
-    return kept, max([address.event for address in kept], default=0)
+    if len(kept) > MOST_KEPT:
+        raise Malformed(f"{len(kept)} states to keep, where a run goes back to {MOST_KEPT} at most")
+    return kept
 
 
 def address_of(value: Any) -> Address:

@@ -18,13 +18,13 @@ class Local:
 
     def __init__(self, clients: Mapping[str, Handler]) -> None:
         self.clients = dict(clients)
-        self._queue: list[tuple[str, str, bytes]] = []
+        self._queue: list[tuple[str, str, tuple[bytes, ...]]] = []
 
     def present(self) -> frozenset[str]:
         """Return the names of all clients."""
         return frozenset(self.clients)
 
-    def send(self, name: str, request: str, body: bytes) -> None:
+    def send(self, name: str, request: str, *body: bytes) -> None:
         """Queue a request."""
         self._queue.append((name, request, body))
 
@@ -39,7 +39,11 @@ class Local:
         if not there:
             time.sleep(min(timeout, PAUSE_SECONDS))  # something else may happen meanwhile
         self._queue = [item for item in queue if item[0] not in self.clients]
-        return [Arrival(name, request, self.clients[name].handle(body)) for name, request, body in there]
+        return [Arrival(name, request, self._worked(name, body)) for name, request, body in there]
+
+    def _worked(self, name: str, body: tuple[bytes, ...]) -> bytes:
+        """Return what a client replies."""
+        return self.clients[name].handle(b"".join(body))
 
     def close(self) -> None:
         """Forget all requests."""

@@ -20,7 +20,7 @@ MOST_SAMPLES = 1 << 31
 SPLITS = ("training", "validation", "test")
 HEAD = """\
 # Who may take part: each client's name, and the SHA-256 of its public key (client.crt).
-# `partita deploy keys` adds clients; a client whose line is removed is refused when the server starts again.
+# `partita deploy keys` adds clients; a client whose line is removed is dismissed at once.
 #
 # A client says itself how many samples it has. To hold it to a number of yours, for training, validation and
 # test, write its line as

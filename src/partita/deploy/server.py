@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ def serve(
     enrolment: float = 600.0,
     secret: int | None = None,
     samples: Mapping[str, Sequence[int]] | None = None,
+    admitted: Callable[[], Collection[str]] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     report: bool = True,
@@ -71,22 +72,23 @@ def serve(
     out         the folder of the run (None: nothing is kept, and it cannot be resumed)
     deadline    seconds after which a synchronous round ends with those who have answered (None: all do)
     quorum      usable uploads without which a round is abandoned, or which share of its cohort
-    patience    seconds to wait for scores, and for a client that has gone while it was at work
+    patience    seconds to wait for scores, for a client that has gone while it was at work, and at the end
+                until clients that are away come for their models
     enrolment   seconds to wait until all have enrolled
     secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
                 server alone has). Whoever has the experiment knows its seed, and could take such noise off
     samples     how many samples some clients have for training, validation and test, by name: who says
                 something else is not enrolled (None: each is believed)
+    admitted    returns the names of those who may take part at this moment (None: those of the roster). Who
+                is not among them any more is left out at once, and its state stays on its disk
     """
-    terms = Terms(
-        None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
-        None if quorum is None else checked_quorum("quorum", quorum),
-        check.number("patience", patience, low=0, open_low=True),
-    )
+    terms = _terms(deadline, quorum, patience)
     folder = None if out is None else check.path("out", out)
     run, known_secret, population = _known(folder, resume, roster)
     interrupt = Interrupt()
-    fleet = Fleet(transport, population or _of_names(roster), run, terms, _stages(folder), interrupt)
+    given = _of_names(roster)
+    names = admitted or (lambda: given.names)
+    fleet = Fleet(transport, population or given, run, terms, _stages(folder), interrupt, names)
     end = time.monotonic() + enrolment
     if population is None:
         fleet.population = _enrolled(fleet, end, samples or {})
@@ -104,6 +106,15 @@ def serve(
     result = trained(setup, interrupt, {})
     fleet.finish()
     return result
+
+
+def _terms(deadline: float | None, quorum: int | float | None, patience: float) -> Terms:
+    """Return how long the server waits, and for how many."""
+    return Terms(
+        None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
+        None if quorum is None else checked_quorum("quorum", quorum),
+        check.number("patience", patience, low=0, open_low=True),
+    )
 
 
 def _setup(experiment: Experiment, fleet: Fleet, **options: Any) -> Setup:
@@ -235,9 +246,10 @@ def _known(
     if not all(map(_are_sizes, clients.values())) or not (secret is None or type(secret) is int):
         raise check.fail("resume", True, f"{file} with the samples of each client")
     names = list(_of_names(roster).names)
-    if names[: len(clients)] != list(clients):
+    left = [name for name in clients if name in names]  # the others were taken out of the roster
+    if not left or names[: len(left)] != left:
         reason = f"the run in {folder} has the clients {', '.join(list(clients)[:5])}"
         raise check.fail(
-            "roster", names[:5], "the same clients in the same order, new ones behind them", reason
+            "roster", names[:5], "clients of the run in the same order, new ones behind them", reason
         )
     return run, secret, population_of(list(clients), clients)

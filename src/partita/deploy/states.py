@@ -9,25 +9,30 @@ Each file is written whole or not at all, can be read by its owner alone, and en
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
+import json
 import re
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from partita.core.types import ClientState, Tensors
-from partita.deploy.wire import Body, Malformed, pack, part_of, unpack, within
+from partita.deploy.folder import LAST, RUN, new_run, write_private
+from partita.deploy.heads import address_of
+from partita.deploy.wire import HEAD, Body, Malformed, pack, part_of, unpack, within
 from partita.engine.store.addresses import Address
-from partita.engine.store.files import sync_folder
+from partita.schedule.clock import Event
 
 DIGEST_BYTES = 32
-RUN = re.compile(r"[0-9a-f]{32}")
 STATE = re.compile(r"state-(\d+)-(\d+)-(\d+)")
 UNLIMITED = 1 << 62
+NEWEST = 2
+"""States of a run that were written last, and stay whatever the server names."""
+MOST_STATES = 16
+"""States of a run that stay though nobody names them: those of turns that came too late, for example."""
 
 
 class Missing(LookupError):
@@ -41,9 +46,6 @@ class States:
         if not RUN.fullmatch(run):
             raise Malformed("a run without its number")
         self.folder = folder / run
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in self.folder.glob(".*.tmp"):  # by a client that was killed
-            left.unlink()
 
     # ---- states
 
@@ -58,13 +60,38 @@ class States:
             _name(address), {}, {**within("personal", state.personal), **within("memory", state.memory)}
         )
 
-    def prune(self, kept: Iterable[Address], before: int) -> None:
-        """Remove the states of events before this one, but for some that are kept."""
-        names = {_name(address) for address in kept}
+    def here(self) -> list[Address]:
+        """Return the addresses of the states that are there, in the order in which they were written."""
+        found = []
         for path in self.folder.glob("state-*"):
-            found = STATE.fullmatch(path.name)
-            if found and int(found[2]) < before and path.name not in names:
-                path.unlink(missing_ok=True)
+            if match := STATE.fullmatch(path.name):
+                address = Address(*map(int, match.groups()))
+                found.append((path.stat().st_mtime_ns, version_of(address), address))
+        return [address for *_, address in sorted(found)]
+
+    def require(self, address: Address) -> None:
+        """Raise `Missing` unless there is a state of this address."""
+        if address.exists and not (self.folder / _name(address)).is_file():
+            raise Missing(_absent(_name(address)))
+
+    def refuse_unknown(self, kept: Collection[Address]) -> None:
+        """Refuse states to keep of versions that this client cannot have trained on yet."""
+        newest = max(map(version_of, self.here()), default=-1)
+        if (named := max(map(version_of, kept), default=-1)) > newest:
+            raise Malformed(f"a state of version {named} to keep, where the newest is of version {newest}")
+
+    def prune(self, kept: Collection[Address], saved: Address | None = None) -> None:
+        """Remove what the run cannot go back to: older than what is kept, and neither named nor new.
+
+        Versions of the model only grow; the numbers of events do not, where a client receives one again.
+        """
+        here = self.here()
+        named = {*kept, self._of_last(), saved}
+        before = max([version_of(address) for address in kept if address in here], default=0)
+        for number, address in enumerate(here[:-NEWEST]):
+            passed = version_of(address) < before or number < len(here) - MOST_STATES
+            if passed and address not in named:
+                (self.folder / _name(address)).unlink(missing_ok=True)
 
     # ---- stages
 
@@ -90,11 +117,20 @@ class States:
 
     def last(self) -> tuple[dict[str, Any], Tensors]:
         """Return what the server told last."""
-        return self._read("last")
+        return self._read(LAST)
 
     def save_last(self, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Write what the server has told."""
-        self._write("last", head, tensors)
+        self._write(LAST, head, tensors)
+
+    def _of_last(self) -> Address | None:
+        """Return the state that the client's own model is made of, if a run was told to be over."""
+        try:
+            with open(self.folder / LAST, "rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                return address_of(json.loads(json.loads(file.read(length))["__metadata__"][HEAD])["address"])
+        except (OSError, ValueError, KeyError, TypeError, struct.error):  # not there, or damaged
+            return None
 
     # ---- files
 
@@ -103,38 +139,25 @@ class States:
         try:
             blob = path.read_bytes()
         except FileNotFoundError:
-            raise Missing(f"{name} is not on this client's disk") from None
+            raise Missing(_absent(name)) from None
         content, digest = blob[:-DIGEST_BYTES], blob[-DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != digest:
             raise Missing(f"{name} on this client's disk is damaged")
         return unpack(content, UNLIMITED)
 
     def _write(self, name: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        new_run(self.folder)
         content = pack(head, Body.of(tensors))
         write_private(self.folder / name, content + hashlib.sha256(content).digest())
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Replace a file in one step by one that its owner alone can read."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+def version_of(address: Address) -> int:
+    """Return the version of the model with which the turn of a state began."""
+    return Event.of(address.event).version
 
 
-def runs_in(folder: Path) -> list[str]:
-    """Return the runs of which a client has files, the one that was written to last at the end."""
-    found = [path for path in folder.glob("*") if path.is_dir() and RUN.fullmatch(path.name)]
-    return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+def _absent(name: str) -> str:
+    return f"{name} is not on this client's disk"
 
 
 def _name(address: Address) -> str:

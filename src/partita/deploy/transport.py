@@ -27,8 +27,12 @@ class Transport(Protocol):
         """Return the names of the clients that are connected now."""
         ...
 
-    def send(self, name: str, request: str, body: bytes) -> None:
-        """Queue a request for a client, which works its requests in order."""
+    def send(self, name: str, request: str, *body: bytes) -> None:
+        """Queue a request for a client, which works its requests in order.
+
+        Its bytes are those of these buffers, one after another. Requests of a round share the large ones: a
+        transport keeps them as they are until it sends them.
+        """
         ...
 
     def cancel(self, name: str, request: str) -> None:

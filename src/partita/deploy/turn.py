@@ -86,7 +86,9 @@ class Turn(NamedTuple):
     def train(self, allows: Callable[[str], bool]) -> tuple[dict[str, Any], Body]:
         """Train; the new state is on disk before anybody hears of it."""
         stage, state, head, number = self.stage, self.state, self.head, self.bound.number
-        event, nonce = whole_number(head, "event"), whole_number(head, "nonce")
+        event = whole_number(head, "event")
+        new_address, kept = Address(stage.number, event, whole_number(head, "nonce")), kept_of(head)
+        self.states.refuse_unknown(kept)
         download = Download(state.server.shared, state.server.extra, state.server.version)
         cohort = Cohort((number,), (Group((0,), download, event=event),), (0,), 0.0)
         settings = stage.setup.settings
@@ -95,8 +97,8 @@ class Turn(NamedTuple):
         if fault := tree.examined(Upload({}), (uploads.metrics, new), 1)[0]:
             return {"kind": "upload", "fault": fault}, EMPTY
         if stage.keeps_state:
-            self.states.save(Address(stage.number, event, nonce), tree.row(new, 0))
-        self.states.prune(*kept_of(head))
+            self.states.save(new_address, tree.row(new, 0))
+        self.states.prune(kept, new_address)
         upload = tree.row(uploads._replace(client=None, weight=None), 0)
         if not allows(TRAIN_LOSS):  # as if there had been no step, of whose loss one could tell
             upload = upload._replace(metrics=tree.zeros_like(upload.metrics))

@@ -69,11 +69,16 @@ class Body(NamedTuple):
 EMPTY = Body({}, b"")
 
 
-def pack(head: Mapping[str, Any], body: Body = EMPTY) -> bytes:
-    """Return a message: its head, and tensors."""
+def segments(head: Mapping[str, Any], body: Body = EMPTY) -> tuple[bytes, bytes]:
+    """Return a message as two buffers: its head, and the memory of its tensors, which many may share."""
     header = json.dumps({"__metadata__": {HEAD: json.dumps(head)}, **body.entries}).encode()
     header += b" " * (-len(header) % ALIGNED)
-    return b"".join([struct.pack("<Q", len(header)), header, body.data])
+    return struct.pack("<Q", len(header)) + header, body.data
+
+
+def pack(head: Mapping[str, Any], body: Body = EMPTY) -> bytes:
+    """Return a message: its head, and tensors."""
+    return b"".join(segments(head, body))
 
 
 def unpack(message: bytes, limit: int) -> tuple[dict[str, Any], Tensors]:

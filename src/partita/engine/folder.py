@@ -20,7 +20,15 @@ from partita.engine.stage import Choices, Stage
 from partita.engine.state import Holdings, State, encode
 from partita.engine.store import durable
 from partita.engine.store.durable import Checkpoint
-from partita.engine.store.files import append_jsonl, plain, write_csv, write_json, write_jsonl, write_tensors
+from partita.engine.store.files import (
+    append_jsonl,
+    locked,
+    plain,
+    write_csv,
+    write_json,
+    write_jsonl,
+    write_tensors,
+)
 from partita.engine.store.output import new_folder
 
 CHECKPOINT_SECONDS = 30.0
@@ -168,19 +176,9 @@ class RunFolder:
 def _locked(folder: Path) -> int | None:
     """Lock a folder until the handle is closed, or this process ends."""
     try:
-        import fcntl
-    except ModuleNotFoundError:  # not on this system
-        return None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return locked(folder)
     except BlockingIOError:
-        os.close(handle)
         raise check.fail("out", str(folder), "a folder that no other process is writing to now") from None
-    except OSError:  # a file system without locks
-        os.close(handle)
-        return None
-    return handle
 
 
 def _clear(folder: Path) -> None:

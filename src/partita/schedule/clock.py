@@ -27,6 +27,9 @@ from partita.schedule.delay import ONE_UNIT, Delays
 from partita.schedule.presence import Presence
 from partita.schedule.staleness import Staleness, as_staleness
 
+REPEATED = 40
+"""Bits of an event's number that are its version; above them is how often it was received before."""
+
 
 class Event(NamedTuple):
     """A client's receipt of a model: which version, and how often the client had received it before."""
@@ -37,7 +40,12 @@ class Event(NamedTuple):
     @property
     def number(self) -> int:
         """The part of this event in the keys of draws: a first receipt is known by its version alone."""
-        return self.version + (self.repeat << 40)
+        return self.version + (self.repeat << REPEATED)
+
+    @classmethod
+    def of(cls, number: int) -> Event:
+        """Return the event of a number."""
+        return cls(number & ((1 << REPEATED) - 1), number >> REPEATED)
 
 
 class Flight(NamedTuple):

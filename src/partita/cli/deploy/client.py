@@ -73,6 +73,7 @@ def client(
         experiment, data, 1, 0, largest, device
     )  # samples of another form are refused before anybody is called
     one = Client(experiment, here.name, data, here.folder, site=here.leave, device=device)
+    one.hold()
 
     keys = None if insecure_loopback else here.credentials
     patience = math.inf if give_up is None else check.duration("--give-up", give_up)

@@ -11,6 +11,7 @@ from partita.cli.deploy.options import Recipe, Set, SiteFile, experiment_of
 from partita.cli.options import path
 from partita.deploy import Client
 from partita.deploy import site as sites
+from partita.deploy.folder import run_of
 from partita.deploy.samples import samples_of
 
 
@@ -21,6 +22,14 @@ def export(
         Path,
         typer.Option(help="New file for the model, such as model.safetensors.", parser=path, metavar="PATH"),
     ],
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="The run, by the first characters of its number: a folder in that of site.toml. "
+            "Default: the newest that has ended.",
+        ),
+    ] = None,
     set_: Set = None,
 ) -> None:
     """Write this client's own model: the shared part as the server told it last, with the personal part.
@@ -34,7 +43,11 @@ def export(
     here = sites.SiteFile.read(site)
     data = samples_of(here, recipe)
     one = Client(experiment_of(recipe, set_), here.name, data, here.folder, site=here.leave)
-    typer.echo(f"{one.export(to)}: the model of client {here.name}")
+    run = run_of(here.folder, run)
+    typer.echo(f"{one.export(to, run)}: the model of client {here.name} of run {run}")
+    begun = one.runs(ended=False)
+    for later in set(begun[begun.index(run) + 1 :]) - set(one.runs()):
+        typer.echo(f"Run {later} is newer and has not ended here, so that it has no model yet.")
     if one.sizes[2]:
-        scores = ", ".join(f"{name} {score:.4g}" for name, score in one.scores().items())
+        scores = ", ".join(f"{name} {score:.4g}" for name, score in one.scores(run=run).items())
         typer.echo(f"On this client's own test samples, which nobody else is told: {scores}")

@@ -33,7 +33,8 @@ def main(grid: Any, context: Any) -> None:
     )
     largest = facts_of(experiment, len(names)).reply
     transport = FlowerTransport(grid, names, largest=largest, notice=notice)
-    with logged(False), contextlib.closing(transport), contextlib.closing(Follower(pinned, transport.revise)):
+    follower = Follower(pinned, transport.revise)
+    with logged(False), contextlib.closing(transport), contextlib.closing(follower):
         run = serve(
             experiment,
             list(names),
@@ -42,6 +43,8 @@ def main(grid: Any, context: Any) -> None:
             resume=given["resume"],
             callbacks=[Rounds()],
             progress=False,
+            samples=rosters.samples(pinned),
+            admitted=lambda: follower.names,
             **terms,
         )
         LOG.info("%s", run.summary())

@@ -55,7 +55,12 @@ def server(
         ),
     ] = None,
     patience: Annotated[
-        str, typer.Option(metavar="TIME", help="Time to wait for scores, and for a client that has gone.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Time to wait for scores, for a client that has gone, and at the end for clients that are "
+            "away to come for their models.",
+        ),
     ] = "60s",
     enrolment: Annotated[
         str, typer.Option(metavar="TIME", help="Time to wait until all clients are there.")
@@ -137,6 +142,7 @@ def train(
                     callbacks=[board, Rounds()],
                     progress=False,
                     samples=rosters.samples(roster),
+                    admitted=lambda: follower.names,
                     **terms,
                 )
         finally:
@@ -158,6 +164,7 @@ class Follower:
 
     def __init__(self, roster: Path, revised: Callable[[Mapping[str, str]], None]) -> None:
         self.roster, self.revised = roster, revised
+        self.names = frozenset(rosters.read(roster))
         self._seen, self._over = self._version(), threading.Event()
         threading.Thread(target=self._follow, daemon=True).start()
 
@@ -179,8 +186,10 @@ class Follower:
                 continue
             self._seen = version
             try:
-                self.revised(rosters.read(self.roster))
-                LOG.info("the roster has changed; it has %d clients", len(rosters.read(self.roster)))
+                found = rosters.read(self.roster)
+                self.revised(found)
+                self.names = frozenset(found)
+                LOG.info("the roster has changed; it has %d clients", len(found))
             except (ValueError, OSError) as error:
                 LOG.warning("the roster has changed, and is not followed: %s", error)
 

@@ -30,7 +30,7 @@ class Sent:
     """A request that is with a SuperNode: its messages, and when the SuperNode was started."""
 
     request: str
-    body: bytes
+    body: tuple[bytes, ...]
     started: str
     messages: set[str] = field(default_factory=set)
 
@@ -43,7 +43,7 @@ class Line:
     away   whether the last that was heard of it is an error
     """
 
-    queue: collections.deque[tuple[str, bytes]] = field(default_factory=collections.deque)
+    queue: collections.deque[tuple[str, tuple[bytes, ...]]] = field(default_factory=collections.deque)
     sent: Sent | None = None
     quiet: float = 0.0
     away: bool = False
@@ -79,7 +79,7 @@ class FlowerTransport:
         self._look()
         return frozenset(name for name in self._nodes if not self._is_away(name))
 
-    def send(self, name: str, request: str, body: bytes) -> None:
+    def send(self, name: str, request: str, *body: bytes) -> None:
         """Queue a request for a client."""
         self._lines[name].queue.append((request, body))
 
@@ -161,7 +161,7 @@ class FlowerTransport:
 
     def _push(self, name: str, line: Line, node: Any) -> None:
         assert line.sent is not None
-        ids = list(self.grid.push_messages([messages.request(line.sent.body, node.node_id)]))
+        ids = list(self.grid.push_messages([messages.request(b"".join(line.sent.body), node.node_id)]))
         if ids and ids[0]:
             line.sent.messages.add(ids[0])
         else:

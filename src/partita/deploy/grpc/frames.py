@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
@@ -68,12 +68,28 @@ def unpacked(data: bytes) -> Frame:
     return Frame(kind, head, memoryview(data)[5 + length :])
 
 
-def message(name: str, body: bytes) -> Iterator[bytes]:
-    """Yield the frames of a request or a reply."""
-    whole = memoryview(body)
-    yield packed(BEGIN, {"id": name, "size": len(body)}, whole[:PIECE])
-    for begin in range(PIECE, len(body), PIECE):
-        yield packed(MORE, None, whole[begin : begin + PIECE])
+def message(name: str, *segments: bytes) -> Iterator[bytes]:
+    """Yield the frames of a request or a reply, whose bytes are those of these buffers."""
+    pieces = _pieces(segments)
+    yield packed(BEGIN, {"id": name, "size": sum(map(len, segments))}, next(pieces, b""))
+    for piece in pieces:
+        yield packed(MORE, None, piece)
+
+
+def _pieces(segments: Sequence[bytes]) -> Iterator[bytes]:
+    """Cut buffers that follow one another into pieces, all but the last as long as a piece may be."""
+    piece: list[memoryview] = []
+    room = PIECE
+    for segment in segments:
+        rest = memoryview(segment)
+        while rest:
+            piece.append(rest[:room])
+            rest, room = rest[room:], room - len(piece[-1])
+            if not room:
+                yield b"".join(piece)
+                piece, room = [], PIECE
+    if piece:
+        yield b"".join(piece)
 
 
 class Assembly:

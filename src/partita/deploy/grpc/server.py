@@ -65,7 +65,7 @@ class Desk:
     """What the server has for one client: requests that wait for a reply, and the stream that it has now."""
 
     name: str
-    requests: dict[str, bytes] = field(default_factory=dict)
+    requests: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     link: Link | None = None
     streams: int = 0
     traffic: Traffic = field(default_factory=Traffic)
@@ -77,7 +77,7 @@ class Desk:
             self.link.begun.discard(request)
             self.link.done(request)
 
-    def next(self, link: Link) -> tuple[str, bytes] | None:
+    def next(self, link: Link) -> tuple[str, tuple[bytes, ...]] | None:
         """Return the request to send next, if the client has not too many already."""
         if len(link.begun) >= frames.AHEAD:
             return None
@@ -138,9 +138,9 @@ class GrpcTransport:
         """Return the names of the clients that are connected now."""
         return frozenset(name for name, desk in list(self._desks.items()) if desk.link is not None)
 
-    def send(self, name: str, request: str, body: bytes) -> None:
+    def send(self, name: str, request: str, *body: bytes) -> None:
         """Queue a request for a client, which works its requests in order."""
-        self._call(self._send, self._desks[name], request, body)
+        self._call(self._send, name, request, body)
 
     def cancel(self, name: str, request: str) -> None:
         """Give up a request: nobody waits for its reply any more."""
@@ -176,7 +176,8 @@ class GrpcTransport:
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         background.loop().call_soon_threadsafe(function, *arguments)
 
-    def _send(self, desk: Desk, request: str, body: bytes) -> None:
+    def _send(self, name: str, request: str, body: tuple[bytes, ...]) -> None:
+        desk = self._desks.setdefault(name, Desk(name))
         desk.requests[request] = body
         if desk.link is not None:
             desk.link.wake.set()
@@ -370,7 +371,7 @@ class GrpcTransport:
                 continue
             name, body = request
             link.begun.add(name)
-            for frame in frames.message(name, body):
+            for frame in frames.message(name, *body):
                 if link.last_word:
                     break
                 await link.context.write(frame)

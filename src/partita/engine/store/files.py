@@ -235,3 +235,24 @@ def _copy_sparse(source: str, target: str) -> str:
                 at += len(block)
     shutil.copystat(source, target)
     return target
+
+
+def locked(folder: Path) -> int | None:
+    """Lock a folder until the handle is closed, or this process ends; None where there are no locks.
+
+    Raises `BlockingIOError` where it is locked already.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on this system
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
