@@ -48,8 +48,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "feedback": {"algorithm": pt.fedavg(LR), "uploads": [pt.transforms.topk(0.3)]},
     "asynchronous": {"algorithm": pt.fedalt("output", LR), "schedule": ASYNCHRONOUS},
     "pipeline": {"algorithm": PIPELINE},
+    "private": {
+        "algorithm": pt.fedalt("output", LR, weighting="uniform"),
+        "uploads": [pt.privacy.gaussian(noise=0.5, clip=0.2, quantile=0.5), pt.transforms.topk(0.3)],
+    },
 }
-"""States of each kind: none, a personal part, a memory, one of compression, in flight, in stages."""
+"""States of each kind: none, a personal part, a memory, one of compression, in flight, in stages; secrets."""
+SECRET = 7
 every_run = each("name", RUNS, slow=lambda name: name in ("fedavg", "scaffold"))
 
 
@@ -65,7 +70,7 @@ def plain(name: str) -> tuple[Any, Bits, list[dict[str, Any]]]:
     """The experiment of a name, its bits and its rows without any accident."""
     with tempfile.TemporaryDirectory() as folder:
         made = made_of(name)
-        run, clients = deployed(made, Path(folder), out=None)
+        run, clients = deployed(made, Path(folder), out=None, secret=SECRET)
         return made, bits_of_deployment(run, clients), without_times(run)
 
 
@@ -89,7 +94,7 @@ def test_a_server_that_was_killed_goes_on(name: str, every: int, tmp_path: Path)
     made, bits, rows = plain(name)
     for after in (1, 3):
         clients = clients_of(made, tmp_path)
-        options = {"resume": after == 3, "callbacks": [Kill(after)], "report": False}
+        options = {"resume": after == 3, "callbacks": [Kill(after)], "report": False, "secret": SECRET}
         with pytest.raises(Killed):
             serve(
                 replace(made, checkpoint_every=every),
@@ -173,7 +178,7 @@ class Twice(Recorded):
 @every_run
 def test_asked_twice(name: str, tmp_path: Path) -> None:
     made, bits, _ = plain(name)
-    run, clients = deployed(made, tmp_path, Twice, out=None)
+    run, clients = deployed(made, tmp_path, Twice, out=None, secret=SECRET)
     assert_same(bits, bits_of_deployment(run, clients))
 
 

@@ -27,6 +27,7 @@ from partita.deploy.agreed import (
 from partita.deploy.fleet import RUN_FILE, Fleet, Terms
 from partita.deploy.transport import Transport
 from partita.deploy.wire import EMPTY, Body
+from partita.engine.account import check_quorum
 from partita.engine.callbacks import Callback
 from partita.engine.elsewhere import Nowhere
 from partita.engine.execute import Task
@@ -110,9 +111,9 @@ def _setup(experiment: Experiment, fleet: Fleet, **options: Any) -> Setup:
     for plan, schedule in zip(setup.plans, setup.schedules):
         if isinstance(quorum, int) and isinstance(schedule, Synchronous):
             check.integer("quorum", quorum, low=1, high=plan.cohort or setup.data.clients)
-    if quorum is not None and quorum not in (0, 1) and any(t.release is not None for t in setup.uploads):
-        reason = "whether a round counts would depend on a single client"
-        raise check.fail("quorum", quorum, "1, with privacy", reason)
+    releasing = [t.name for t in setup.uploads if t.release is not None]
+    if quorum is not None and releasing:
+        check_quorum(releasing[0], quorum)
     return setup
 
 

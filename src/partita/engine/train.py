@@ -66,6 +66,7 @@ def train(
             monitor.reference = _by_round(known["global"], setup.rounds)
         with interrupt:
             monitor.start(state)
+            monitor.go_on(stage, state)
             stage, state = _rounds(stage, state, monitor, interrupt)
             monitor.end(stage, state)
             interrupt.check(name, state.server.version, setup.rounds, over=True, save=lambda: None)
