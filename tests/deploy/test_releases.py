@@ -1,4 +1,4 @@
-"""A private server that dies at any point: what a round has released is released once, whoever answers later."""
+"""A private server that dies at any point: no round is released twice, whoever answers later."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ MADE = {
 def assert_released_once(*lives: Watched) -> None:
     """Compare all models of a version that clients were sent, in whatever life of the server."""
     first: dict[int, dict[str, Tensor]] = {}
-    for version, model in [each for life in lives for each in life.seen]:
+    for version, model in [sent for life in lives for sent in life.seen]:
         known = first.setdefault(version, model)
         assert all(torch.equal(known[k], v) for k, v in model.items()), version
 
 
-@each("name, every", [("fedalt", 5), *((name, 1) for name in MADE)], slow=lambda name, every: every == 1)
+@each("name, every", [("fedalt", 5), *((name, 1) for name in MADE)], slow=lambda _, every: every == 1)
 def test_a_server_that_dies_releases_nothing_twice(name: str, every: int, tmp_path: Path) -> None:
     """At every write and every message; in its next life a client is not there any more."""
     made = experiment(uploads=PRIVATE, **MADE[name])

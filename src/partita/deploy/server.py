@@ -13,6 +13,7 @@ from typing import Any
 
 from partita.api import Run, trained
 from partita.core import check
+from partita.core.secret import BITS, seed_of
 from partita.data import Population
 from partita.data.population import SPLITS
 from partita.deploy.agreed import (
@@ -73,8 +74,9 @@ def serve(
     quorum      usable uploads without which a round is abandoned, or which share of its cohort
     patience    seconds to wait for scores, and for a client that has gone while it was at work
     enrolment   seconds to wait until all have enrolled
-    secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
-                server alone has). Whoever has the experiment knows its seed, and could take such noise off
+    secret      what the noise of privacy, and then cohorts, are drawn from (None: 256 random bits that the
+                server alone has, by a keyed hash; a number below 2⁶³: as with this seed in a simulation, for
+                tests). Whoever has the experiment knows its seed, and could take such noise off
     """
     terms = Terms(
         None if deadline is None else check.number("deadline", deadline, low=0, open_low=True),
@@ -94,8 +96,8 @@ def serve(
     if population is None:
         _agreed(fleet, parts, end)
     if any(t.release is not None for t in setup.uploads):
-        chosen = secrets.randbelow(check.LARGEST) if secret is None else secret
-        fleet.secret = chosen if known_secret is None else known_secret
+        chosen = secrets.randbits(BITS) if secret is None else secret
+        fleet.secret = seed_of(chosen if known_secret is None else known_secret)
     settings = replace(setup.settings, progress=progress)
     setup = replace(setup, settings=settings, elsewhere=fleet, secret=fleet.secret)
     result = trained(setup, interrupt, {})

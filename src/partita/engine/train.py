@@ -186,7 +186,7 @@ def _baselines(setup: Setup) -> Iterator[tuple[str, Setup]]:
     for name, method in methods.items():
         if not is_its_own[name]:
             folder = setup.settings.folder and setup.settings.folder / "baselines" / name
-            yield name, setup.like(method, folder, alone=name == "local")
+            yield name, setup.like(method, folder, name=name)
 
 
 def check_finished(setup: Setup, name: str) -> None:
