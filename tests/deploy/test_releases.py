@@ -108,9 +108,9 @@ def assert_released_once(*lives: Watched) -> None:
         assert all(torch.equal(known[k], v) for k, v in model.items()), version
 
 
-@each("name, every", [("fedalt", 5), *((name, 1) for name in MADE)], slow=lambda _, every: every == 1)
+@each("name, every", [("fedalt", 5), *((name, 2) for name in MADE)], slow=lambda _, every: every == 2)
 def test_a_server_that_dies_releases_nothing_twice(name: str, every: int, tmp_path: Path) -> None:
-    """At every write and every message; in its next life a client is not there any more."""
+    """At writes and messages of each kind; in its next life a client is not there any more."""
     made = experiment(uploads=PRIVATE, **MADE[name])
     whole = life(made, tmp_path / "whole", float("inf"), resume=False)
     steps = whole.reaper.count
