@@ -22,7 +22,7 @@ from deployed import (
 )
 from test_faults import without_bob
 from test_live import _is
-from test_recovery import Kill, Killed
+from test_deployed_recovery import Kill, Killed
 
 import partita as pt
 from partita.core.check import Refused

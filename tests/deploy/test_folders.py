@@ -16,7 +16,7 @@ import small_experiment
 import torch
 from deployed import Recorded, assert_same, clients_of, deployed, experiment, simulated
 from test_live import _is
-from test_recovery import ASYNCHRONOUS, DATA, Kill, Killed
+from test_deployed_recovery import ASYNCHRONOUS, DATA, Kill, Killed
 
 import partita as pt
 from partita.core.check import Refused

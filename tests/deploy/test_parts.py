@@ -28,6 +28,7 @@ import small
 from algorithms.test_every_algorithm import CASES, SINGLE, make
 from partita.core import draws
 from partita.core.parts import Release, Transform
+from partita.core.secret import Secret
 from partita.core.types import Message, Tensors, Upload
 from partita.deploy import Client, Local, serve
 from partita.deploy.wire import part_of, unpack
@@ -118,6 +119,8 @@ def test_noise_is_a_secret_of_the_server(tmp_path: Path) -> None:
     kept = (tmp_path / "0" / "out" / "deployment" / "run.json").read_text()
     assert runs[0].outcome is not None
     secret = runs[0].outcome.stage.setup.secret
+    assert isinstance(secret, Secret)
+    assert secret.bit_length() > 200
     assert str(secret) in kept
     others = [p for p in (tmp_path / "0").rglob("*") if p.is_file() and p.name != "run.json"]
     assert not any(str(secret).encode() in p.read_bytes() for p in others)
@@ -126,8 +129,13 @@ def test_noise_is_a_secret_of_the_server(tmp_path: Path) -> None:
     resumed, _ = deployed(replace(made, rounds=3), tmp_path / "0", resume=True)
     assert resumed.outcome is not None
     assert resumed.outcome.stage.setup.secret == secret
-    turns = [deployed(poisson, tmp_path / f"p{i}", secret=i)[0].column("reports").tolist() for i in (1, 2)]
-    assert turns[0] != turns[1]  # nor does it follow from the seed who takes part
+    several = (1, 2, secret, secret + 1)
+    turns = [
+        deployed(poisson, tmp_path / f"p{i}", secret=s)[0].column("reports").tolist()
+        for i, s in enumerate(several)
+    ]
+    for i in range(4):
+        assert turns[i] not in turns[:i]  # nor does it follow from the seed who takes part
     plain, _ = deployed(experiment(), tmp_path / "plain")
     assert plain.outcome is not None
     assert plain.outcome.stage.setup.secret is None

@@ -31,6 +31,10 @@ CHAINS: dict[str, list[Transform]] = {
     "low rank, topk, half": [T.low_rank(2), T.topk(0.5), T.half("bfloat16")],
 }
 
+PRIVATE: dict[str, list[Transform]] = {
+    "private": [pt.privacy.gaussian(noise=0.5, clip=0.2)],
+    "private, topk": [pt.privacy.gaussian(noise=0.5, clip=0.2), T.topk(0.1)],
+}
 SHORT = "topk, quantize"
 """Of fast tests, where all are tried by slow ones."""
 CLOSE = 1e-9
@@ -115,6 +119,23 @@ KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
         {"rounds": None},
     ),
 }  # fmt: skip
+
+UNIFORM = pt.fedavg(lr=0.1, weighting="uniform")
+PRIVATE_KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
+    **KINDS,
+    "deadline, nobody waited for": (
+        UNIFORM,
+        {"schedule": pt.schedule.synchronous("poisson", deadline=1.5, delays=DELAYS)},
+    ),
+    "late": (
+        UNIFORM,
+        {"schedule": pt.schedule.synchronous("poisson", deadline=1.0, late="apply", delays=DELAYS)},
+    ),
+    "attack": (UNIFORM, {"attack": pt.attack.sign_flip(), "byzantine": 0.25}),
+    "parts": (UNIFORM, {"memory": "50KiB"}),
+}
+REFUSED_IN_PRIVATE = {"deadline": "quorum", "robust": "uploads"}
+"""What depends on a single client, or is no sum, and the setting that is named."""
 
 
 # ---- a model whose gradient is a line of NumPy

@@ -17,6 +17,9 @@ from engine.passing import (
     CLOSE,
     DELAYS,
     KINDS,
+    PRIVATE,
+    PRIVATE_KINDS,
+    REFUSED_IN_PRIVATE,
     SHORT,
     Linear,
     T,
@@ -89,6 +92,35 @@ def test_every_kind_of_run(kind: str, name: str) -> None:
     assert ours["bytes_down"] == theirs["bytes_down"]
     if name == "half":  # not far from what is sent in 32 bits
         assert max(float((alone.shared[k] - v).abs().max()) for k, v in dense.shared.items()) < 5e-2
+
+
+USUAL = (
+    ("width", "private"),
+    ("fedbuff", "private, topk"),
+    ("deadline, nobody waited for", "private"),
+    ("pipeline", "private, topk"),
+    ("attack", "private"),
+    ("parts", "private"),
+)
+
+
+@each(
+    ("kind", "name"),
+    [(kind, name) for kind in PRIVATE_KINDS for name in PRIVATE],
+    slow=lambda kind, name: kind not in REFUSED_IN_PRIVATE and (kind, name) not in USUAL,
+)
+def test_every_kind_of_private_run(kind: str, name: str) -> None:
+    method, settings = PRIVATE_KINDS[kind]
+    if kind in REFUSED_IN_PRIVATE:
+        with pytest.raises(check.Refused) as caught:
+            federate(method, PRIVATE[name], **settings)
+        assert caught.value.field == REFUSED_IN_PRIVATE[kind]
+        return
+    alone, stacked = (federate(method, PRIVATE[name], executor=e, **settings) for e in ("loop", "vmap"))
+    assert apart(alone, stacked) <= (1e-6 if kind == "parts" else CLOSE)
+    ours, theirs = (run.summary() for run in (alone, stacked))
+    assert ours["privacy"] == theirs["privacy"]
+    assert ours["bytes_up"] == theirs["bytes_up"]
 
 
 @pytest.fixture

@@ -65,6 +65,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rounds": 8,
         "uploads": [pt.privacy.banded(noise=0.5, clip=0.2, quantile=0.5), pt.transforms.topk(0.3)],
     },
+    "private by chance": {  # cohorts of any size, which are drawn again; a clip that follows
+        "store": "memory",
+        "checkpoint_every": 2,
+        "rounds": 8,
+        "uploads": [pt.privacy.gaussian(noise=0.5, clip=0.2, quantile=0.5)],
+    },
     "late": {
         "store": "memory",
         "checkpoint_every": 1,

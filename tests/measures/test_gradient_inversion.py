@@ -302,6 +302,17 @@ def test_the_release_of_one_client_is_its_upload_and_of_many_tells_less() -> Non
     assert among["error"] > 3 * upload["error"]
 
 
+def test_the_release_of_a_private_run_hides_what_its_uploads_show() -> None:
+    """Noise is added by the server, which sees uploads that are clipped and nothing else."""
+    settings: dict[str, Any] = {"clients": 4, "cohort": 4, "iterations": 200, "starts": 1}
+    settings |= {"public": DATA.x[:24], "uploads": [pt.privacy.gaussian(noise=2.0, clip=0.05)]}
+    settings |= {"schedule": pt.schedule.synchronous()}
+    upload, release = (attacked(linear(), sees=sees, **settings) for sees in ("upload", "release"))
+    assert upload["error"] < 0.1
+    assert release["error"] > 0.7
+    assert release["recovered"] == 0.0
+
+
 def test_a_personal_part_hides_what_the_server_does_not_know() -> None:
     method = pt.fedalt("output", lr=0.1, personal_lr=2.0, personal_steps=20)
     settings: dict[str, Any] = {"rounds": 3, "labels": "known", "starts": 2, "public": DATA.x[:24]}

@@ -14,10 +14,13 @@ import partita as pt
 from partita.core import draws
 from partita.core.check import Refused
 from partita.engine import loop
+from partita.engine.callbacks import ProgressBar
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.release import Releases
 from partita.privacy.banded import square_root
 from partita.privacy.mechanism import clipped
+from partita.report.cost import cost
+from partita.report.words import precise
 from support import each
 
 QUIET = {"baselines": False, "evaluate_every": 10_000}
@@ -157,6 +160,24 @@ def test_long_uploads_keep_their_direction() -> None:
     assert flat(found) == pytest.approx([0.3, 0.0, 0.4])
 
 
+@each("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_what_is_clipped_is_within_the_clip_in_any_type(dtype) -> None:
+    """Rounded to the nearest number of 16 bits it could be longer; clipped again, it stays as it is."""
+    clip = torch.tensor(0.3, dtype=torch.float64)
+    for seed in range(40):
+        g = torch.Generator().manual_seed(seed)
+        numbers = {
+            "a": torch.randn(300, generator=g).to(dtype),
+            "b": torch.randn(4, 5, generator=g).to(dtype),
+        }
+        found, below = clipped(numbers, clip)
+        assert not below
+        assert 0.98 * 0.3 < np.linalg.norm(flat(found)) <= 0.3
+        again, below = clipped(found, clip)
+        assert below
+        assert all(torch.equal(again[k], x) for k, x in found.items())
+
+
 # ---- noise
 
 
@@ -193,27 +214,76 @@ def test_the_noise_of_ten_thousand_releases(released) -> None:
     assert found.var(0).mean() == pytest.approx(1, abs=0.02)
 
 
-def test_noise_of_controls_and_of_devices(released) -> None:
-    """SCAFFOLD's controls are of the same release; what half of the clients hold has twice the noise."""
-    n, z, clip = 8, 1.5, 0.4
-    run([gaussian(noise=z, clip=clip)], pt.scaffold(lr=1e-30, weighting="uniform"), digits(n),
-        rounds=200, steps=1)  # fmt: skip
-    moves = noises(released, clip, z, n)
-    assert moves.var() == pytest.approx(1, abs=0.02)
-    names = list(released[0][0].shared)
-    controls = [
-        flat({k: (after.extra[k] - before.extra[k]) * n - up.extra[f"sums.{k}"] for k in names}) / (clip * z)
-        for before, up, after in released
-    ]
-    assert np.var(controls) == pytest.approx(1, abs=0.02)
-    assert abs(np.corrcoef(moves.reshape(-1), np.reshape(controls, -1))[0, 1]) < 0.01
-    released.clear()
-    half = pt.capacity.depth({"strong": 0, "weak": 1}, assign=lambda i: "weak" if i % 2 else "strong")
-    run([gaussian(noise=z, clip=clip)], pt.fedavg(lr=1e-30, weighting="uniform"), digits(n),
-        pt.models.mlp(64, 16, 10), rounds=200, steps=1, capacity=half)  # fmt: skip
-    for name, holders in (("hidden1.linear.weight", n / 2), ("output.linear.weight", n)):
-        found = [(before.shared[name] - after.shared[name]).numpy() for before, _, after in released]
-        assert np.var(found) == pytest.approx((z * clip / holders) ** 2, rel=0.03)
+def assigned(i: int) -> str:
+    return "weak" if i % 2 else "strong"
+
+
+KINDS = {
+    "scaffold": (pt.scaffold(lr=0.1, weighting="uniform"), None),
+    "depth": (pt.fedavg(lr=0.1, weighting="uniform"), pt.capacity.depth({"strong": 0, "weak": 1}, assigned)),
+    "width": (
+        pt.fedavg(lr=0.1, weighting="uniform"),
+        pt.capacity.width({"strong": 1.0, "weak": 0.5}, assigned),
+    ),
+}
+
+
+def halves(kind: str, name: str, x: torch.Tensor) -> list[tuple[torch.Tensor, bool]]:
+    """Return the entries of a tensor of 64 → 16 → 10 in groups, and whether every device holds a group."""
+    if kind == "depth":
+        return [(x, name.startswith("output"))]
+    if kind == "width" and name == "output.linear.weight":
+        return [(x[..., :8], True), (x[..., 8:], False)]
+    if kind == "width" and name.startswith("hidden1"):
+        rows = x.movedim(1, 0)  # behind the releases
+        return [(rows[:8], True), (rows[8:], False)]
+    return [(x, True)]
+
+
+@each("kind, releases", [(k, n) for n in (200, 10_000) for k in KINDS], slow=lambda _, n: n > 200)
+def test_the_noise_of_controls_and_of_devices(kind, releases, monkeypatch) -> None:
+    """What half of the clients hold has twice the noise; SCAFFOLD's controls are of the same release.
+
+    Cohorts come by chance, three of eight clients on average, and releases are made without training. A
+    variance of n numbers is known to √(2/n): where n is less than 125,000, 2 % are too little for certain.
+    """
+    method, capacity = KINDS[kind]
+    z, clip, n, cohort = 1.5, 0.4, 8, 3
+    seen, step = [], Releases.step
+
+    def noted(self, rule, server, upload):
+        seen.append((self, rule, server))
+        return step(self, rule, server, upload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Releases, "step", noted)
+        run([gaussian(noise=z, clip=clip)], method, digits(n), pt.models.mlp(64, 16, 10), cohort=cohort,
+            capacity=capacity)  # fmt: skip
+    ((of_stage, rule, server),) = seen
+    names, groups, controls = list(server.shared), {}, []
+    for first in range(0, releases, 100):
+        servers = [server._replace(version=t) for t in range(first, first + 100)]
+        after = [of_stage.step(rule, s, of_stage.nothing()) for s in servers]
+        for name in names:
+            moves = torch.stack([server.shared[name] - s.shared[name] for s in after])
+            for number, (x, everyone) in enumerate(halves(kind, name, moves)):
+                divisor = cohort if everyone else cohort / 2
+                group = x.double().numpy().reshape(-1) * divisor / (z * clip)
+                groups.setdefault((name, number), []).append(group)
+        if kind == "scaffold":
+            moves = [torch.stack([s.extra[k] - server.extra[k] for s in after]) for k in names]
+            controls.append(np.concatenate([x.double().numpy().reshape(-1) for x in moves]) * n / (z * clip))
+    for place, parts in groups.items():
+        found = np.concatenate(parts)
+        wanted = max(0.02, 5 * np.sqrt(2 / found.size))  # of 200 releases a bias has 2,000 numbers
+        assert found.var() == pytest.approx(1, abs=wanted), place
+        assert abs(found.mean()) < 5 / np.sqrt(found.size), place
+    if kind == "scaffold":
+        found = np.concatenate(controls)
+        assert found.var() == pytest.approx(1, abs=0.02)
+        both = np.concatenate([np.concatenate(parts) for parts in groups.values()])
+        assert len(found) == len(both)
+        assert abs(np.corrcoef(found, both)[0, 1]) < 5 / np.sqrt(len(both))
 
 
 def test_nobody_is_released_too(released) -> None:
@@ -456,6 +526,26 @@ def test_a_target_is_reached_at_the_end_and_grows_until_then(tmp_path) -> None:
     assert account["epsilon"] == pytest.approx(pt.privacy.epsilon(z, 30, rate=0.1, delta=1e-4))
 
 
+def test_epsilon_is_in_the_progress_and_in_the_report() -> None:
+    """That of the last evaluation, as it goes on; in the table of what the run has cost, that of its end."""
+    notes = []
+
+    class Bar(ProgressBar):
+        def round(self, event) -> None:
+            super().round(event)
+            (task,) = self._progress.tasks
+            notes.append(task.fields["note"])
+
+    bar = Bar()
+    found = run([gaussian(noise=2.0)], rounds=4, cohort=4, evaluate_every=2, callbacks=[bar])
+    spent = [pt.privacy.epsilon(2.0, n, rate=1 / 3) for n in (2, 4)]
+    assert "ε" not in notes[0]
+    assert notes[2].endswith(f", ε {spent[0]:.2f}")
+    shown = str(cost({"gaussian": [found.outcome.record]}))
+    assert "privacy ε of each client" in shown
+    assert precise(spent[1]) in shown
+
+
 def test_stages_that_send_nothing_cost_nothing() -> None:
     stages = pt.pipeline(
         pt.stage(pt.fedavg(lr=0.1), rounds=6), pt.stage(pt.finetune("output", lr=0.1), rounds=3)
@@ -515,6 +605,24 @@ def test_compression_after_the_clip_stays_within_it() -> None:
     assert 0 < np.linalg.norm(flat(found.shared) - start) <= 0.05 * (1 + 1e-6)
     with pytest.raises(Refused):
         run(chain[::-1])
+
+
+def test_a_baseline_has_noise_of_its_own(released) -> None:
+    """Else it would cancel in the difference of the two models; that of the run is what it is without."""
+    method = pt.fedalt("output", lr=0.1, weighting="uniform")
+    options = {"method": method, "model": pt.models.mlp(64, 8, 10, seed=1), "rounds": 3, "cohort": 4}
+    mechanism = [gaussian(noise=1.0, clip=0.1)]
+    alone = run(mechanism, **options)
+    of_run = noises(released, 0.1, 1.0, 4)
+    released.clear()
+    found = run(mechanism, **{**options, "baselines": True})
+    assert same(alone, found)
+    of_run_too = noises(released[3:], 0.1, 1.0, 4)
+    assert np.array_equal(of_run, of_run_too)
+    personal = found.summary()["parameters"]["personal"]
+    of_baseline = noises(released[:3], 0.1, 1.0, 4)[:, :-personal]  # which shares the output, too
+    assert of_baseline.var() == pytest.approx(1, abs=0.15)
+    assert abs(np.corrcoef(of_run.reshape(-1), of_baseline.reshape(-1))[0, 1]) < 0.1
 
 
 class Norms(nn.Sequential):

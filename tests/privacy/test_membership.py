@@ -307,6 +307,19 @@ def test_the_bound_of_a_run_is_shown(overfit: Membership) -> None:
         overfit.bound(0.1)
 
 
+def test_private_runs_say_what_bounds_the_test() -> None:
+    """ε of their account, and its δ; with so much noise nobody is found, and the bound says so."""
+    uploads = [pt.privacy.gaussian(noise=40.0, delta=0.01, clip=0.1)]
+    method = pt.fedavg(lr=0.1, weighting="uniform")
+    found = pt.membership(
+        model(), clients(16), method, rounds=2, steps=2, cohort=4, runs=6, uploads=uploads, progress=False
+    )
+    spent = pt.privacy.epsilon(40.0, 2, rate=0.5, delta=0.01)  # four of the eight that take part
+    assert found.privacy == pytest.approx({"epsilon": spent, "delta": 0.01, "noise": 40.0, "clip": 0.1})
+    assert found.bound(0.1) == pytest.approx(math.exp(spent) * 0.1 + 0.01)
+    assert found.auc("ratio").low < 0.6
+
+
 def test_what_cannot_be_tested_is_refused() -> None:
     def refused(text: str, data: FederatedData | None = None, **given: Any) -> None:
         with pytest.raises(pt.Refused, match=text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 
 from partita import data, fedavg, federate, models
 from partita.engine.record import Record, Summary
-from partita.recipes import RECIPES, Study, partial, persafl, quadratic
+from partita.recipes import RECIPES, Study, partial, persafl, privacy, quadratic
 from partita.recipes.bytes import frontier
 from partita.recipes.byzantine import aggregators, attacks
 from partita.recipes.expressions import parse
@@ -410,6 +411,67 @@ def test_ffgg_on_real_data_runs() -> None:
     runs, _ = run("ffgg-real", *some, clients=4, rounds=1, personal_rounds=1, epochs=1)
     assert set(runs) == {"fedavg", *some}
     assert all(runs[name][0].summary()["test"]["personal"] is not None for name in some)
+
+
+def test_the_tables_of_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round of ten clients: a cell for each method and ε, and the charts have all of them."""
+    digits = data.digits(clients=10, validation=0.2)
+    monkeypatch.setattr(privacy.data, "real", lambda name, **options: digits)  # noqa: ARG005
+    monkeypatch.setattr(privacy, "network", lambda size, seed: models.mlp(64, 16, 10, seed=seed))  # noqa: ARG005
+    for constant, fewer in (("EPSILONS", (0.5, 8.0)), ("CLIPS", (0.1, 1.0)), ("RATES", (0.4,))):
+        monkeypatch.setattr(privacy, constant, fewer)
+    runs, tables = run("privacy-utility", clients=10, rounds=1)
+    scores, losing, costs, chosen = tables
+    methods = list(privacy.TITLES.values())
+    assert [row[0] for row in scores.rows] == [row[0] for row in losing.rows] == methods
+    assert len(costs.rows) == 2 * len(methods)
+    assert scores.columns[1:] == ("ε = 0.5", "ε = 8", "no noise")
+    for row in chosen.rows:
+        assert set(row[1:3]) <= {"0.1", "1"}
+        assert row[3] == "0.4"
+    for name, seeds in runs.items():
+        (record,) = seeds
+        level = name.rsplit("-", 2)[1]
+        account = record.summary().get("privacy")
+        assert (account is None) == (level == privacy.NONE)
+        assert account is None or 0.98 * float(level) < account["epsilon"] <= float(level)
+    utility, by_size = privacy.charts(runs)
+    (panel,) = utility.panels
+    assert [line.name for line in panel.series] == [*methods, "alone"]
+    assert all(len(line.x) == 3 for line in panel.series[:-1])
+    assert [len(panel.series) for panel in by_size.panels] == [4, 4]
+
+
+class Scored:
+    """Of a run: what each client has, and how many samples."""
+
+    def __init__(self, scores: list[float], samples: list[int] | None = None) -> None:
+        self._scores, self._samples = np.array(scores), np.array(samples or [1] * len(scores))
+        self.table = self
+
+    def scores(self, model: str) -> np.ndarray:
+        assert model == "personal"
+        return self._scores
+
+    def numbers(self, column: str) -> np.ndarray:
+        assert column == "n_train"
+        return self._samples
+
+
+def test_the_cost_of_privacy_is_of_a_third_of_the_clients() -> None:
+    """The third with the fewest samples loses 0.1 and 0.3; one of the others has no test samples."""
+    samples = [50, 1, 60, 2, 70, 80]
+    plain = Scored([0.5, 0.6, 0.7, 0.9, math.nan, 0.8], samples)
+    private = Scored([0.4, 0.5, 0.5, 0.6, math.nan, 0.4], samples)
+    assert privacy.cost(private, plain, 0) == pytest.approx(-0.2)
+    assert privacy.cost(private, plain, 1) == pytest.approx(-0.15)
+    assert privacy.cost(private, plain, 2) == pytest.approx(-0.4)
+
+
+def test_who_would_rather_be_alone() -> None:
+    alone = Scored([0.5, 0.6, math.nan, 0.8])
+    assert privacy._losing(Scored([0.4, 0.7, math.nan, 0.8]), alone) == pytest.approx(1 / 3)
+    assert privacy._losing(alone, alone) == 0
 
 
 @NEEDS_DATA

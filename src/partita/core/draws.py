@@ -2,7 +2,8 @@
 
 `bits` is a counter-based generator: 64 random bits for each integer key, by SplitMix64's finalizer. It is
 plain integer arithmetic on tensors, so that a whole cohort's draws are a few vector operations, the same on
-CPU and GPU, alone or stacked. `generator` is for draws on the host (who is sampled, how data are split).
+CPU and GPU, alone or stacked. `generator` is for draws on the host (who is sampled, how data are split). A
+seed may be a `Secret`: then keys and generators are those of a keyed hash.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+
+from partita.core.secret import Secret
 
 _GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed integer
 _MIX1 = -0x40A7B892E31B1A47
@@ -143,6 +146,8 @@ def numbers(seed: int, purpose: str, *parts: int | np.ndarray) -> np.ndarray:
 
 def _key(seed: int, purpose: str, *parts: Any) -> int:
     """Return `key` of whole numbers, unsigned."""
+    if isinstance(seed, Secret):
+        return int.from_bytes(seed.stream(purpose, parts, 8))
     k = zlib.crc32(purpose.encode())
     for part in (seed, *parts):
         k = _mixed((k * 0x9E3779B1 + part) & _MASK)
@@ -159,5 +164,7 @@ def _mixed(key: int) -> int:
 
 def generator(seed: int, purpose: str, *parts: int) -> np.random.Generator:
     """Return a NumPy generator for draws on the host."""
+    if isinstance(seed, Secret):  # each generator has a key of its own, which tells of no other one
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(seed.stream(purpose, parts, 16))))
     entropy = [zlib.crc32(purpose.encode()), seed, len(parts), *parts]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))

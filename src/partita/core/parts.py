@@ -233,6 +233,8 @@ class Release(NamedTuple):
     public  what clients know of the transform, and `secret` what the server alone knows, as the last release
             left them
     key     seeds what is random: of (seed, the server's version, the transform)
+    normal  (name, shape) -> standard normal numbers in double precision: of the same, and of the name. Where
+            clients are real they are of a keyed hash, of which no number tells another one
     expected  what all who could have reported count together on average, and how many `clients` they are
     """
 
@@ -241,6 +243,7 @@ class Release(NamedTuple):
     public: Tensors
     secret: Tensors
     key: Tensor
+    normal: Callable[[str, Sequence[int]], Tensor]
     expected: float
     clients: float
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from partita.api import Run, trained
 from partita.core import check
+from partita.core.secret import BITS, seed_of
 from partita.data import Population
 from partita.data.population import SPLITS
 from partita.deploy.agreed import (
@@ -27,6 +28,7 @@ from partita.deploy.agreed import (
 from partita.deploy.fleet import RUN_FILE, Fleet, Terms
 from partita.deploy.transport import Transport
 from partita.deploy.wire import EMPTY, Body
+from partita.engine.account import check_quorum
 from partita.engine.callbacks import Callback
 from partita.engine.elsewhere import Nowhere
 from partita.engine.execute import Task
@@ -75,8 +77,9 @@ def serve(
     patience    seconds to wait for scores, for a client that has gone while it was at work, and at the end
                 until clients that are away come for their models
     enrolment   seconds to wait until all have enrolled
-    secret      what the noise of privacy, and then cohorts, are drawn from (None: a random number that the
-                server alone has). Whoever has the experiment knows its seed, and could take such noise off
+    secret      what the noise of privacy, and then cohorts, are drawn from (None: 256 random bits that the
+                server alone has, by a keyed hash; a number below 2⁶³: as with this seed in a simulation, for
+                tests). Whoever has the experiment knows its seed, and could take such noise off
     samples     how many samples some clients have for training, validation and test, by name: who says
                 something else is not enrolled (None: each is believed)
     admitted    returns the names of those who may take part at this moment (None: those of the roster). Who
@@ -99,8 +102,8 @@ def serve(
     if population is None:
         _agreed(fleet, parts, end)
     if any(t.release is not None for t in setup.uploads):
-        chosen = secrets.randbelow(check.LARGEST) if secret is None else secret
-        fleet.secret = chosen if known_secret is None else known_secret
+        chosen = secrets.randbits(BITS) if secret is None else secret
+        fleet.secret = seed_of(chosen if known_secret is None else known_secret)
     settings = replace(setup.settings, progress=progress)
     setup = replace(setup, settings=settings, elsewhere=fleet, secret=fleet.secret)
     result = trained(setup, interrupt, {})
@@ -125,9 +128,9 @@ def _setup(experiment: Experiment, fleet: Fleet, **options: Any) -> Setup:
     for plan, schedule in zip(setup.plans, setup.schedules):
         if isinstance(quorum, int) and isinstance(schedule, Synchronous):
             check.integer("quorum", quorum, low=1, high=plan.cohort or setup.data.clients)
-    if quorum is not None and quorum not in (0, 1) and any(t.release is not None for t in setup.uploads):
-        reason = "whether a round counts would depend on a single client"
-        raise check.fail("quorum", quorum, "1, with privacy", reason)
+    releasing = [t.name for t in setup.uploads if t.release is not None]
+    if quorum is not None and releasing:
+        check_quorum(releasing[0], quorum)
     return setup
 
 

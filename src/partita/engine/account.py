@@ -103,10 +103,14 @@ def _check_releases(setup: Setup, transform: Transform) -> None:
         if choice is not None:
             reason = f"{name} does not cover who is chosen by what clients have told"
             raise check.fail("choose", choice, "None: cohorts by chance", reason)
-        quorum = getattr(schedule, "quorum", 1)
-        if not (isinstance(quorum, int) and quorum <= 1):
-            reason = f"{name}: whether a round counts would depend on a single client"
-            raise check.fail("quorum", quorum, "1", reason)
+        check_quorum(name, getattr(schedule, "quorum", 1))
+
+
+def check_quorum(name: str, quorum: int | float) -> None:
+    """Refuse a quorum, or a share, that one client may decide."""
+    if not (isinstance(quorum, int) and quorum <= 1):
+        reason = f"{name}: whether a round counts would depend on a single client"
+        raise check.fail("quorum", quorum, "1", reason)
 
 
 def _planned(setup: Setup) -> Taken:

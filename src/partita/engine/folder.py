@@ -35,6 +35,8 @@ CHECKPOINT_SECONDS = 30.0
 NOT_DECIDING = ("data_on", "checkpoint_every", "workers")
 LEFT = r"checkpoint|deployment|\.config\.json\.tmp"
 """What a run may have left that was killed before its first checkpoint."""
+RELEASED = "released"
+"""What a deployment with privacy keeps of each release before anybody sees it: the run right after it."""
 ROUNDINGS = 1e-3
 """What two machines may differ by, as a share, when they pass the same samples through the same model."""
 
@@ -55,11 +57,13 @@ def resuming_from(rounds: Mapping[Path, int]) -> Iterator[None]:
 class RunFolder:
     """The files of a run; without a path nothing is written.
 
-    every  rounds between checkpoints (0: none; None: about every 30 seconds)
+    every          rounds between checkpoints (0: none; None: about every 30 seconds)
+    within_a_round  whether the run goes on from a release that nobody was told of
     """
 
     def __init__(self, path: Path | None, every: int | None = None) -> None:
         self.path, self._every = path, every
+        self.within_a_round = False
         self._lock: int | None = None
         self._saved_at, self._saved_version = time.monotonic(), -1
 
@@ -106,7 +110,7 @@ class RunFolder:
             raise check.fail("out", str(self.path), allowed)
         before = check_same(config, self.path, longer=True)
         choices.update(before["executor"]["picks"])
-        saved = durable.read(self.path / "checkpoint", latest=_LATEST.get().get(self.path))
+        saved = self._newest(self.path)
         if saved is None:
             if (self.path / "metrics.jsonl").exists():
                 reason = f"the run in {self.path} has no checkpoint left"
@@ -115,10 +119,26 @@ class RunFolder:
             return None
         return saved
 
+    def _newest(self, path: Path) -> Checkpoint | None:
+        """Return the newest valid checkpoint, but none before a release: it would be made again.
+
+        Other clients might answer then, and the difference of two releases with the same noise has none.
+        """
+        saved = durable.read(path / "checkpoint", latest=_LATEST.get().get(path))
+        newest = max(durable.rounds(path / RELEASED), default=-1)
+        if newest < 0 or (saved is not None and saved.round >= newest):
+            return saved
+        found = durable.read(path / RELEASED)
+        if found is None or found.round < newest:
+            reason = f"what {path / RELEASED} has of round {newest} is damaged, and that round was released"
+            raise check.fail("resume", True, "another folder out=: a new run draws other noise", reason)
+        return found
+
     def resumed(self, saved: Checkpoint) -> None:
         """Remove the checkpoints after this one, which the run goes on from."""
         assert self.path is not None
-        self._saved_version = saved.round
+        self.within_a_round = saved.path.parent.name == RELEASED
+        self._saved_version = -1 if self.within_a_round else saved.round
         durable.drop(self.path / "checkpoint", after=saved.round)
 
     def reopen(self) -> None:
@@ -166,11 +186,19 @@ class RunFolder:
         version = state.server.version
         if self.path is None or version == self._saved_version or self._every == 0:
             return
+        self._write(self.path / "checkpoint", stage, state, keep=2)
+        self._saved_at, self._saved_version = time.monotonic(), version
+
+    def keep_release(self, stage: Stage, state: State) -> None:
+        """Write the run to disk as it is after a release, which is made once: nobody has seen it yet."""
+        if self.path is not None:
+            self._write(self.path / RELEASED, stage, state, keep=1)
+
+    def _write(self, folder: Path, stage: Stage, state: State, keep: int) -> None:
         with state.timer("files"):
             tensors, rest = encode({**state.state(), "holdings": Holdings.of(stage, state)._asdict()})
-            durable.write(self.path / "checkpoint", version, tensors, rest)
+            durable.write(folder, state.server.version, tensors, rest, keep)
             state.store.committed()
-        self._saved_at, self._saved_version = time.monotonic(), version
 
 
 def _locked(folder: Path) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partita.core import check
-from partita.core.types import Upload
+from partita.core.types import Cohort, Upload
 from partita.engine.account import account
 from partita.engine.callbacks import Callback, Event
 from partita.engine.counters import Ending
@@ -72,6 +72,18 @@ class Monitor:
         """Count a round, evaluate and write a checkpoint when it is time, and tell."""
         with state.timer("metrics"):
             self._count(stage, state, done)
+        if stage.releases is not None and self.setup.elsewhere is not None:
+            self.folder.keep_release(stage, state)  # what clients send is not the same again
+        self._finish(stage, state, done)
+
+    def go_on(self, stage: Stage, state: State) -> None:
+        """Finish the round of a resumed run whose release nobody was told of."""
+        if self.folder.within_a_round:
+            nobody = Cohort((), (), (), state.schedule.time)
+            self._finish(stage, state, Round(nobody, Upload({}), [], 0, {}, 0.0, False))
+
+    def _finish(self, stage: Stage, state: State, done: Round) -> None:
+        """Evaluate and write a checkpoint when it is time, and tell."""
         evaluated = state.is_over(stage) or self._evaluation_due(state, done.cohort.time)
         if evaluated:
             self._evaluate(stage, state, done)

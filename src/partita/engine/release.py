@@ -10,6 +10,7 @@ its divisor counts those. A sum over workers, or over chunks of a cohort, is the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from partita.core import check, draws
 from partita.core.parts import Algorithm, Problem, Release, ServerRule, Transform
+from partita.core.secret import Secret
 from partita.core.types import Message, ServerState, Tensors, Upload
 from partita.engine.channel import OWN, Channel, message_of, own_name, told, without_own
 from partita.engine.devices.devices import Devices
@@ -127,8 +129,9 @@ class Releases:
 
     transform  the one that releases, and `number` its place among them
     like       what a client sends that holds the whole model
-    seed       of the run
+    seed       of the run, or the secret of its server
     counts     how much clients count
+    purpose    what its draws are for: those of a baseline are others than those of the run
     """
 
     transform: Transform
@@ -136,6 +139,7 @@ class Releases:
     like: Upload
     seed: int
     counts: Counts
+    purpose: str = "release"
 
     def totals(self, uploads: Upload, key: Tensor) -> Upload:  # noqa: ARG002 (an aggregation has one)
         """Return the sums over stacked uploads, all in `extra`, which adds up over parts of a cohort."""
@@ -158,12 +162,14 @@ class Releases:
     def step(self, rule: ServerRule, server: ServerState, upload: Upload) -> ServerState:
         """Release the sums of a round, and let the method's own server act on what that leaves."""
         total, sent = self._of_method(upload)
+        key = draws.key(self.seed, self.purpose, server.version, self.number, device=_device(self.like))
         release = Release(
             total=total,
             sent=sent,
             public=told(self.number, server.extra),
             secret=told(self.number, server.opt),
-            key=draws.key(self.seed, "release", server.version, self.number, device=_device(self.like)),
+            key=key,
+            normal=functools.partial(self._normal, key, server.version),
             expected=self.counts.expected,
             clients=self.counts.clients,
         )
@@ -176,6 +182,13 @@ class Releases:
         extra = {**_kept(server.extra), **{own_name(self.number, k): v for k, v in public.items()}}
         opt = {**_kept(server.opt), **{own_name(self.number, k): v for k, v in secret.items()}}
         return after._replace(extra={**after.extra, **extra}, opt={**after.opt, **opt})
+
+    def _normal(self, key: Tensor, version: int, name: str, shape: Sequence[int]) -> Tensor:
+        """Return standard normal numbers of this release."""
+        if isinstance(self.seed, Secret):
+            drawn = self.seed.normal64(f"{self.purpose} {name}", (version, self.number), shape)
+            return drawn.to(key.device)
+        return draws.normal64(draws.places(draws.branch(key, name), shape))
 
     def _of_method(self, upload: Upload) -> tuple[Upload, Tensors]:
         """Return the sums of what the method sends, and those of what the transform has added."""
@@ -244,7 +257,8 @@ def releases_of(
     by_samples = counts_by_samples(algorithm, problem, own, transform.for_sums or transform.name)
     samples, rate = setup.data.train[:, 1], setup.rate(number)
     counts = Counts.of(samples, rate, by_samples, transform.weight_cap, setup.devices)
-    return Releases(transform, place, channel.like, setup.noise_seed, counts)
+    purpose = f"release of {setup.baseline}" if setup.baseline else "release"
+    return Releases(transform, place, channel.like, setup.noise_seed, counts, purpose)
 
 
 def _check_covered(transform: Transform, algorithm: Algorithm, message: Message) -> None:

@@ -83,6 +83,7 @@ class Setup:
     crew        the workers that compute, while the run goes on
     elsewhere   the clients, where they are real: they hold their samples, and `data` has only their sizes
     secret      what the noise of releases is drawn from (None: the seed, which is in the experiment)
+    baseline    which one it is, so that its noise is another one ('': the run itself)
     shorter     the run that this one goes on with, whose uploads its own are
     """
 
@@ -104,6 +105,7 @@ class Setup:
     crew: Team | None = None
     elsewhere: Elsewhere | None = None
     secret: int | None = None
+    baseline: str = ""
     shorter: Setup | None = None
 
     @classmethod
@@ -197,12 +199,12 @@ class Setup:
             schedule.check(clients, plan.cohort or clients)
         self.devices.check(self.plans, splits, self.settings, bool(self.profile.buffers))
 
-    def like(self, algorithm: Algorithm, folder: Path | None, *, alone: bool) -> Setup:
-        """Return another method under the same conditions: data, initial weights, work, schedule and seed.
+    def like(self, algorithm: Algorithm, folder: Path | None, *, name: str) -> Setup:
+        """Return a baseline under the same conditions: data, initial weights, work, schedule and seed.
 
         Every client `alone` needs no schedule: see `as_alone`.
         """
-        settings, schedules = self.settings, self.schedules
+        settings, schedules, alone = self.settings, self.schedules, name == "local"
         work = as_one(self.plans)
         if alone:
             every = settings.evaluate_every
@@ -221,8 +223,8 @@ class Setup:
         model.load_state_dict(self.initial, strict=False)
         other = Setup.of(model, self.clean_data, algorithm, settings, self.origin)
         if self.shorter is not None and other.uploads:  # calibrated once, as those of the run
-            other = replace(other, uploads=self.shorter.like(algorithm, folder, alone=alone).uploads)
-        return replace(other, newcomers=self.newcomers, crew=self.crew)
+            other = replace(other, uploads=self.shorter.like(algorithm, folder, name=name).uploads)
+        return replace(other, newcomers=self.newcomers, crew=self.crew, baseline=name)
 
     def expecting(self, newcomers: FederatedData) -> Setup:
         """Return the same run, after which these clients come; refuse labels that the model does not know."""

@@ -66,6 +66,7 @@ def train(
             monitor.reference = _by_round(known["global"], setup.rounds)
         with interrupt:
             monitor.start(state)
+            monitor.go_on(stage, state)
             stage, state = _rounds(stage, state, monitor, interrupt)
             monitor.end(stage, state)
             interrupt.check(name, state.server.version, setup.rounds, over=True, save=lambda: None)
@@ -185,7 +186,7 @@ def _baselines(setup: Setup) -> Iterator[tuple[str, Setup]]:
     for name, method in methods.items():
         if not is_its_own[name]:
             folder = setup.settings.folder and setup.settings.folder / "baselines" / name
-            yield name, setup.like(method, folder, alone=name == "local")
+            yield name, setup.like(method, folder, name=name)
 
 
 def check_finished(setup: Setup, name: str) -> None:

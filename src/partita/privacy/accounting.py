@@ -5,25 +5,29 @@
                    or in at most k of them, whoever else comes
 
 Neighbours differ by one client: what it sends is there, or is 0, and nobody takes its turns. `dp-accounting`
-composes the releases; its numbers are upper bounds. With hardly any noise, z < 0.1, the bound is
-ε = μ²/2 + μ Φ⁻¹(1 − δ) with μ = √T/z, as if everybody took part: there is nothing to be hidden any more.
+composes the releases; its numbers are upper bounds. Where all take part, T releases are one with noise z/√T,
+which has a closed form (Balle & Wang, 2018). With hardly any noise, z < 0.1, chances would take minutes to
+compose: then the bound is that of all taking part, since there is nothing to be hidden any more.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from statistics import NormalDist
+from collections.abc import Callable
 from typing import Annotated, Any
+
+import numpy as np
 
 from partita.core import check
 from partita.core.options import Option, checked
 
-FINE, COARSE = 1e-4, 1e-3
-"""Steps in which losses are counted: the coarse one is a tenth of the work, and 0.001 too much in ε."""
+STEPS = (2e-3, 1e-3, 1e-4, 1e-5)
+"""In which losses are counted: finer ones are more work, and where releases are many, ε is less."""
+CLOSE = 0.002
+"""The share of ε by which steps may be too coarse."""
 HARDLY_ANY_NOISE = 0.1
-SMALL_EPSILON = 0.5
-"""Below this, the coarse steps are too coarse."""
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
 
 RATE = Option("q, the chance of each client to take part in a release (1: all take part)", low=0, high=1)
@@ -65,36 +69,58 @@ def noise_for(
 def _epsilon(noise: float, releases: int, rate: float, delta: float) -> float:
     if not releases or not rate:
         return 0.0
-    if noise < HARDLY_ANY_NOISE:
-        mu = math.sqrt(releases) / noise
-        return mu * mu / 2 + mu * NormalDist().inv_cdf(1 - delta)
-    coarse = _composed(noise, releases, rate, delta, COARSE)
-    return coarse if coarse >= SMALL_EPSILON else _composed(noise, releases, rate, delta, FINE)
+    if rate == 1 or noise < HARDLY_ANY_NOISE:
+        with np.errstate(divide="ignore"):  # of a logarithm of what is 0
+            return float(_library()[0].get_epsilon_gaussian(noise / math.sqrt(releases), delta))
+    before = _composed(noise, releases, rate, delta, STEPS[0])
+    for coarse, fine in itertools.pairwise(STEPS):
+        found = _composed(noise, releases, rate, delta, fine)
+        if before - found <= (coarse / fine - 1) * CLOSE * found:  # what is too much shrinks with the step
+            break
+        before = found
+    return found
 
 
 def _composed(noise: float, releases: int, rate: float, delta: float, interval: float) -> float:
     dp, pld = _library()
-    event = dp.GaussianDpEvent(noise)
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    accountant.compose(event if rate == 1 else dp.PoissonSampledDpEvent(rate, event), releases)
+    accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), releases)
     return float(accountant.get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=256)
 def _noise(epsilon: float, releases: int, rate: float, delta: float) -> float:
-    """Return z by bisection on a logarithmic scale; the noise found is one that keeps the bound."""
+    """Return the least z that keeps the bound: roughly at first, and from there in fine steps."""
     if not releases or not rate:
         return LEAST_NOISE
-    low = high = 1.0
-    while high < MOST_NOISE and _epsilon(high, releases, rate, delta) > epsilon:
-        low, high = high, high * 2
-    if high >= MOST_NOISE:
+
+    def roughly(z: float) -> bool:
+        by_chance = rate < 1 and z >= HARDLY_ANY_NOISE
+        return (_rough if by_chance else _epsilon)(z, releases, rate, delta) <= epsilon
+
+    near = _least(roughly, 1.0, 2.0)
+    found = _least(lambda z: _epsilon(z, releases, rate, delta) <= epsilon, min(near, MOST_NOISE), 1.02)
+    if found >= MOST_NOISE:
         raise check.fail("privacy epsilon", epsilon, f"more than what noise of {MOST_NOISE:g} clips leaves")
-    while low == high or (low > LEAST_NOISE and _epsilon(low, releases, rate, delta) <= epsilon):
-        high, low = low, low / 2
+    return found
+
+
+def _rough(noise: float, releases: int, rate: float, delta: float) -> float:
+    return _composed(noise, releases, rate, delta, STEPS[0])
+
+
+def _least(keeps: Callable[[float], bool], start: float, factor: float) -> float:
+    """Return the least noise that keeps a bound: by steps of a factor, then by bisection of its logarithm."""
+    low = high = start
+    while high < MOST_NOISE and not keeps(high):
+        low, high = high, high * factor
+    if high >= MOST_NOISE:
+        return high
+    while low == high or (low > LEAST_NOISE and keeps(low)):
+        high, low = low, low / factor
     while high / low > 1.0005:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if _epsilon(middle, releases, rate, delta) <= epsilon else (middle, high)
+        low, high = (low, middle) if keeps(middle) else (middle, high)
     return high
 
 

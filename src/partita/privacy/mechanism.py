@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from partita.core import check, draws
+from partita.core import check
 from partita.core.parts import Release, Taken, Transform
 from partita.core.types import Message, Tensors, Upload
 from partita.privacy.accounting import epsilon, noise_for
@@ -30,6 +30,8 @@ from partita.transforms.base import unused
 
 BELOW = "below"
 """What a client adds to its upload: whether that was no longer than the clip, less one half."""
+OF_A_LENGTH = 1e-14
+"""The rounding of a length in double precision, as a share of it."""
 SHARE_OF_CLIENTS = 20
 """The noise of how many uploads are below the clip is a 20th of those who come, as in the paper, or z."""
 
@@ -149,7 +151,7 @@ class Mechanism:
         noisy: Tensors = {}
         secret: Tensors = {}
         for path, total in released(release.total).items():
-            noise = draws.normal64(draws.places(draws.branch(release.key, path), total.shape))
+            noise = release.normal(path, total.shape)
             for lag in range(1, len(c)):
                 noise = noise - c[lag] * release.secret[f"{lag}.{path}"]
             noise = noise / c[0]
@@ -166,7 +168,7 @@ class Mechanism:
         """C ← C exp(−η (β − γ))"""
         assert self.quantile is not None
         (below,) = [v for k, v in release.sent.items() if k.startswith(BELOW)]
-        noise = draws.normal64(draws.branch(release.key, BELOW))
+        noise = release.normal(BELOW, ())
         share = 0.5 + (below + bound.below_noise * noise) / release.clients
         moved: Tensor = clip * torch.exp(-self.clip_lr * (share - self.quantile))
         return moved
@@ -195,14 +197,22 @@ class Bound:
 
 
 def clipped(numbers: Tensors, clip: Tensor) -> tuple[Tensors, Tensor]:
-    """x ← x min(1, C/|x|), and whether |x| ≤ C. What is not finite stays so, and is screened."""
+    """x ← x min(1, C/|x|), and whether |x| ≤ C. What is not finite stays so, and is screened.
+
+    The factor is a rounding smaller than that, so that what is clipped is within the clip in any type, and
+    stays as it is where it is clipped again.
+    """
     if not numbers:
         return numbers, torch.ones((), dtype=torch.bool, device=clip.device)
     squares = [torch.linalg.vector_norm(x, dtype=torch.float64).square() for x in numbers.values()]
     length = torch.stack(squares).sum().sqrt()
+    below = length <= clip
     # a length of infinity or NaN has no factor: NaN would be the honest one for a client that sent it
     factor = (clip / length.clamp(min=clip)).where(length.isfinite(), torch.nan)
-    return {k: x * factor.to(x.dtype) for k, x in numbers.items()}, length <= clip
+    types = {x.dtype for x in numbers.values()}
+    smaller = {t: factor * (1 - max(torch.finfo(t).eps, OF_A_LENGTH)) for t in types}
+    by_type = {t: torch.where(below, 1.0, smaller[t]).to(t) for t in types}
+    return {k: x * by_type[x.dtype] for k, x in numbers.items()}, below
 
 
 def _parts(upload: Upload) -> tuple[tuple[str, Tensors], ...]:
