@@ -294,9 +294,18 @@ def test_a_run_is_over_within_its_deadlines(silence: str, tmp_path: Path) -> Non
             return [a for a in arrivals if not (self.frozen and a.name == "bob")]
 
     deadline, rounds = 0.5, 4
+    transports: list[Frozen] = []
+
+    def made_of(clients: Mapping[str, Client]) -> Frozen:
+        transports.append(Frozen(clients))
+        return transports[-1]
+
     begin = time.monotonic()
     made = experiment(rounds=rounds, evaluate_every=rounds)
-    run, _ = deployed(made, tmp_path, Frozen, out=None, deadline=deadline, patience=1.0)
+    run, _ = deployed(made, tmp_path, made_of, out=None, deadline=deadline, patience=1.0)
     assert rounds * deadline <= time.monotonic() - begin < rounds * deadline + 10
     assert run.facts["rounds"] == rounds
     assert run.facts["clock"]["late"] == rounds
+    heads = [unpack(m, 1 << 30)[0] for m in transports[0].messages]
+    asked = [h["version"] for h in heads if h["kind"] == "score" and h.get("number") == 1]
+    assert asked.count(rounds) == (silence == "silent")  # one question, of several, is waited for

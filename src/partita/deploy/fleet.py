@@ -44,6 +44,7 @@ LOG = logging.getLogger("partita")
 
 RUN_FILE, TOLD_FILE = "run.json", "told.json"
 NONCES = 1 << 62
+SILENT = "no answer in time"
 MOST_BODIES = 8
 """Models that are kept as they are sent, for the clients that are still to receive them."""
 GRACE_SECONDS = 5.0
@@ -95,6 +96,7 @@ class Fleet:
         self.admitted = admitted
         self._away: dict[str, float] = {}  # who is away, and since when
         self._dismissed: frozenset[int] = frozenset()
+        self._silent: tuple[int, set[int]] = -1, set()
         self.requests: dict[str, Request] = {}
         self.secret: int | None = None
         self.ignored = self.bytes_up = self.bytes_down = 0
@@ -144,9 +146,15 @@ class Fleet:
                 scores[name][client] = value
 
         asked = {"model": model, "split": split, "every_sample": every_sample}
-        clients = np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist()
+        if self._silent[0] != state.server.version:
+            self._silent = state.server.version, set()
+        silent = self._silent[
+            1
+        ]  # who has not answered another question about this version: one wait is enough
+        clients = [c for c in np.flatnonzero(data.ranges(split)[:, 1] > 0).tolist() if c not in silent]
         self._welcome()
-        self.survey("score", clients, lambda c: self._about(state, c, asked, model == "global"), take)
+        wrong = self.survey("score", clients, lambda c: self._about(state, c, asked, model == "global"), take)
+        silent |= {client for client, reason in wrong.items() if reason == SILENT}
         return Scored(scores, loss, {})
 
     # ---- what a real clock asks for
@@ -261,7 +269,7 @@ class Fleet:
         for request in asked:
             self._cancel(request)
         there = self.transport.present()
-        return wrong | {c: "no answer in time" for c in waited if names[c] in there}
+        return wrong | {c: SILENT for c in waited if names[c] in there}
 
     # ---- the end
 
