@@ -59,14 +59,14 @@ class Watched(Recorded):
         self.seen: list[tuple[int, dict[str, Tensor]]] = []
         self._lost: set[str] = set()
 
-    def send(self, name: str, request: str, body: bytes) -> None:
+    def send(self, name: str, request: str, *body: bytes) -> None:
         self.reaper.step()
-        head, tensors = unpack(body, 1 << 30)
+        head, tensors = unpack(b"".join(body), 1 << 30)
         if model := part_of(tensors, "shared"):
             self.seen.append((head["version"], model))
         if head["kind"] == "train" and name == self.deaf:
             self._lost.add(request)
-        super().send(name, request, body)
+        super().send(name, request, *body)
 
     def receive(self, timeout: float) -> list[Arrival]:
         return [a._replace(body=b"") if a.request in self._lost else a for a in super().receive(timeout)]
