@@ -20,9 +20,9 @@ from deployed import (
     experiment,
     simulated,
 )
+from test_deployed_recovery import Kill, Killed
 from test_faults import without_bob
 from test_live import _is
-from test_deployed_recovery import Kill, Killed
 
 import partita as pt
 from partita.core.check import Refused

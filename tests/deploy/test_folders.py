@@ -15,8 +15,8 @@ import pytest
 import small_experiment
 import torch
 from deployed import Recorded, assert_same, clients_of, deployed, experiment, simulated
-from test_live import _is
 from test_deployed_recovery import ASYNCHRONOUS, DATA, Kill, Killed
+from test_live import _is
 
 import partita as pt
 from partita.core.check import Refused
