@@ -38,7 +38,7 @@ SUMMARY: dict[str, Any] = {
     **dict.fromkeys(("algorithm", "metric"), TEXT),
     **dict.fromkeys(("seed", "rounds", "clients", "scored", "seconds", "client_steps_per_second"), NUMBER),
     **dict.fromkeys(("bytes_up", "bytes_down", "client_memory", "peak_memory"), NUMBER),
-    "higher_is_better": FLAG,
+    **dict.fromkeys(("higher_is_better", "deployed"), FLAG),
     "ended": {"reason": TEXT, "of": NUMBER},
     "test": _SCORES,
     "validation": _SCORES,

@@ -137,6 +137,9 @@ class Summary(dict[str, Any]):
         if ended := self.get("ended"):
             lines.append(f"  ended by a callback before round {ended['of']}: {ended['reason']}")
         names = {"local": "each alone", "global": "one global model", "personal": "personal models"}
+        if self.get("deployed"):
+            names = {k: name for k, name in names.items() if test[k] is not None}
+            lines += [] if names else ["  no scores: each client keeps those of its own model"]
         lines += [f"  {names[k]:18} {metric} {score_text(test[k])}" for k in names]
         for other, scores in further_metrics(self).items():
             means = ", ".join(f"{names[k]} {score_text(scores[k])}" for k in names)
@@ -201,7 +204,9 @@ class Summary(dict[str, Any]):
             return []
         clock = self["clock"]
         age = clock["staleness"]
-        text = f"  virtual time {clock['time']:,.1f}: {clock['updates_per_time']:.3g} server steps per unit, "
+        time, rate = f"{clock['time']:,.1f}", f"{clock['updates_per_time']:.3g} server steps per"
+        real = self.get("deployed")
+        text = f"  {time} s of training: {rate} second, " if real else f"  virtual time {time}: {rate} unit, "
         text += f"{clock['active']:.0%} of the clients at work"
         text += f", staleness {age['mean']:.1f} (at most {age['max']})" if age["max"] else ""
         counts = [f"{clock[k]} uploads {k}" for k in ("late", "lost") if clock[k]]

@@ -351,6 +351,7 @@ def _summary(stage: Stage, state: State, scores: Columns) -> Summary:
         rounds=version,
         ended={"reason": state.ended, "of": setup.rounds} if state.ended else None,
         clients=setup.data.clients,
+        deployed=setup.elsewhere is not None,
         scored=_scored(weight, scores["personal"]),
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
