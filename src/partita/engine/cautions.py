@@ -11,7 +11,7 @@ from partita.core.options import called
 from partita.core.parts import Algorithm, ServerRule, StagePlan, Transform
 from partita.core.types import ClientState, Partition, ServerState
 from partita.data import FederatedData
-from partita.data.scale import scale_hint
+from partita.data.scale import is_pooled, scale_hint
 from partita.schedule import Running, Schedule
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
@@ -64,6 +64,16 @@ def warn_about_time(schedule: Running, server: ServerState, stage: int) -> None:
         check.warn(
             f"until={schedule.until:g}: stage {stage + 1} ends before anyone can report, so that the server "
             "takes no step; use a later time, shorter delays or a smaller dropout",
+        )
+
+
+def warn_about_scaling(transform: Transform, data: FederatedData) -> None:
+    """Warn of features that were scaled by statistics of all clients, which nothing has hidden."""
+    if is_pooled(data):
+        check.warn(
+            "the data were standardized with one mean and deviation for all clients: if these are of the clients' "
+            f"own samples, {transform.name} does not cover them; use partita.data.standardize(data, "
+            "by='client'), or numbers that are known without these clients"
         )
 
 

@@ -16,6 +16,7 @@ from partita.engine.callbacks import Callback
 from partita.engine.cautions import (
     warn_about_abandoned,
     warn_about_reporters,
+    warn_about_scaling,
     warn_about_unsolved,
     warn_about_untrained,
 )
@@ -165,6 +166,7 @@ def _warn_about_releases(setup: Setup) -> None:
     releasing = next((t for t in setup.uploads if t.release is not None), None)
     if releasing is None or setup.baseline:
         return
+    warn_about_scaling(releasing, setup.clean_data)
     for number in setup.sending:
         warn_about_reporters(releasing, setup.schedules[number], setup.elsewhere is not None)
 
