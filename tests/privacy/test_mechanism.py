@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import partita as pt
 from partita.core import draws
@@ -177,6 +179,41 @@ def test_what_is_clipped_is_within_the_clip_in_any_type(dtype) -> None:
         again, below = clipped(found, clip)
         assert below
         assert all(torch.equal(again[k], x) for k, x in found.items())
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ARG002
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_sums_have_no_products_of_few_bits(monkeypatch) -> None:
+    """With TF32 an upload might count for more than the clip; sums are the same, whatever is allowed."""
+    totals, names, precision = Releases.totals, [], torch.get_float32_matmul_precision()
+
+    def noted(self, uploads, key):
+        with Operations() as operations:
+            found = totals(self, uploads, key)
+        names.extend(operations.names)
+        for k, stack in uploads.delta.items():
+            expected = np.tensordot(np.ones(len(stack)), stack.double().numpy(), 1)
+            assert found.extra[f"delta.{k}"].double().numpy() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        return found
+
+    monkeypatch.setattr(Releases, "totals", noted)
+    try:
+        torch.set_float32_matmul_precision("high")
+        run([gaussian(noise=1.0, clip=0.1, quantile=0.5)])
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert names
+    assert not any(name.startswith(("mm", "mv", "bmm", "addm", "dot")) for name in names)
 
 
 # ---- noise
@@ -714,6 +751,20 @@ def test_sums_over_who_knows_how_many_are_warned_of(schedule, name) -> None:
     with pytest.warns(UserWarning, match=f"^{name}: gaussian divides sums") as warned:
         run([gaussian(noise=1.0)], schedule=schedule, rounds=2, cohort=4)
     assert len([w for w in warned if "divides sums" in str(w.message)]) == 1
+
+
+def test_features_scaled_by_statistics_of_all_clients_are_warned_of() -> None:
+    def said(data, uploads) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(uploads, pt.fedalt("output", lr=0.1), data, pt.models.mlp(64, 8, 10), baselines=True)
+        return [str(w.message) for w in caught if "standardized" in str(w.message)]
+
+    pooled = pt.data.standardize(digits())
+    assert len(said(pooled, [gaussian(noise=1.0)])) == 1
+    assert not said(pooled, [])
+    assert not said(pt.data.standardize(digits(), by="client"), [gaussian(noise=1.0)])
+    assert not said(digits(), [gaussian(noise=1.0)])
 
 
 def test_noise_for_more_rounds_than_planned_is_for_the_turns_in_them() -> None:

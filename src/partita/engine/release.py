@@ -157,8 +157,7 @@ class Releases:
         for part, stacks in zip(PARTS, uploads.payload):
             weight = counted if part == "delta" else torch.ones_like(counted)
             for name, stack in stacks.items():
-                total = weight.to(stack)[None] @ stack.reshape(len(stack), -1)
-                sums[f"{part}.{name}"] = total.reshape(stack.shape[1:])
+                sums[f"{part}.{name}"] = _summed(weight.to(stack), stack)
         return Upload({}, counted.sum(), sums)
 
     def nothing(self) -> Upload:
@@ -205,6 +204,17 @@ class Releases:
         ]
         delta, extra, sums = parts
         return Upload(delta, upload.weight, without_own(extra), sums), told(self.number, extra)
+
+
+def _summed(weight: Tensor, stack: Tensor) -> Tensor:
+    """Return Σ_i w_i x_i, in which no x_i is longer than it was.
+
+    A product of matrices may round its factors to 10 bits (TF32), and so a client's upload to beyond the clip.
+    """
+    rows = stack.reshape(len(stack), -1)
+    exact = stack.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    total = weight[None] @ rows if exact else (weight[:, None] * rows).sum(0)
+    return total.reshape(stack.shape[1:])
 
 
 def serving(
