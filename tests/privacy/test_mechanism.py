@@ -188,7 +188,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.names.append(function.__name__)
         return function(*args, **(kwargs or {}))
 

@@ -71,9 +71,9 @@ def warn_about_scaling(transform: Transform, data: FederatedData) -> None:
     """Warn of features that were scaled by statistics of all clients, which nothing has hidden."""
     if is_pooled(data):
         check.warn(
-            "the data were standardized with one mean and deviation for all clients: if these are of the clients' "
-            f"own samples, {transform.name} does not cover them; use partita.data.standardize(data, "
-            "by='client'), or numbers that are known without these clients"
+            "the data were standardized with one mean and deviation for all clients: if these are of the "
+            f"clients' own samples, {transform.name} does not cover them; use "
+            "partita.data.standardize(data, by='client'), or numbers that are known without these clients"
         )
 
 

@@ -209,7 +209,7 @@ class Releases:
 def _summed(weight: Tensor, stack: Tensor) -> Tensor:
     """Return Σ_i w_i x_i, in which no x_i is longer than it was.
 
-    A product of matrices may round its factors to 10 bits (TF32), and so a client's upload to beyond the clip.
+    A product of matrices may round its factors to 10 bits (TF32), and so an upload to beyond the clip.
     """
     rows = stack.reshape(len(stack), -1)
     exact = stack.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"

@@ -53,7 +53,7 @@ def privacy_utility(
     size: Annotated[
         str,
         Option(
-            "small: some fifteen minutes on two cores; medium, paper: a convolutional network, minutes on a GPU",
+            "small: half an hour on two cores; medium, paper: a convolutional network, minutes on a GPU",
             choices=SIZES,
         ),
     ] = "small",
