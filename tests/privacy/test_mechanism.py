@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -719,6 +720,14 @@ def test_each_client_has_the_chance_that_it_drops_out_with() -> None:
     assert pt.schedule.synchronous("turns").reporting(12, 8) == pytest.approx(0.5)
     partial = pt.schedule.synchronous("random", stragglers=0.8, late="partial")  # nobody is dropped
     assert partial.reporting(12, 6) == pytest.approx(0.5)
+
+
+def test_real_clients_drop_out_when_they_do() -> None:
+    schedule = pt.schedule.synchronous("poisson", delays=pt.schedule.delays(dropout=0.5))
+    found = run([gaussian(noise=1.0)], rounds=1, cohort=6, schedule=schedule)
+    setup = found.outcome.stage.setup
+    assert setup.reporting(0) == pytest.approx(0.25)
+    assert replace(setup, elsewhere=object()).reporting(0) == pytest.approx(0.5)
 
 
 @each("stragglers", [0.9, 1.0])

@@ -267,7 +267,7 @@ class Setup:
         cohort = plan.cohort or clients
         declared = getattr(schedule, "reporting", None)
         if declared is not None:
-            chances: np.ndarray = declared(clients, cohort)
+            chances: np.ndarray = declared(clients, cohort, simulated=self.elsewhere is None)
             return chances
         return np.full(clients, (getattr(schedule, "buffer", None) or cohort) / clients)
 

@@ -165,10 +165,11 @@ class Synchronous:
             return None, -(-(before + rounds) // cohorts), 1
         return None, rounds, 1
 
-    def reporting(self, clients: int, cohort: int) -> NDArray[np.float64]:
+    def reporting(self, clients: int, cohort: int, *, simulated: bool = True) -> NDArray[np.float64]:
         """Return each client's chance to report in a round, as far as it is declared (`tells_who_reports`).
 
-        Uploads that are applied late count once, in the round in which they arrive.
+        Uploads that are applied late count once, in the round in which they arrive. Real clients drop out
+        when they do, whatever is declared of `simulated` ones.
         """
         sizes = np.full(1, cohort)
         if self.order in IN_TURNS:  # of which the last cohort may be smaller
@@ -179,7 +180,7 @@ class Synchronous:
             in_time *= 1 - self.stragglers
         elif self.late == "drop":
             in_time -= np.floor(self.stragglers * sizes + ROUNDING)
-        lost = 0.0 if self.delays is None else self.delays.dropout
+        lost = 0.0 if self.delays is None or not simulated else self.delays.dropout
         chances: NDArray[np.float64] = in_time.mean() / clients * (1 - np.broadcast_to(lost, clients))
         return chances
 
