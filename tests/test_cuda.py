@@ -180,6 +180,58 @@ def test_the_server_finds_everything_where_it_computes(case: str) -> None:
     assert [r["excluded"] for r in cpu.metrics] == [r["excluded"] for r in gpu.metrics]
 
 
+UPLOADS: dict[str, list[Any]] = {
+    "topk, quantize": [pt.transforms.topk(0.2), pt.transforms.quantize(8, stochastic=False)],
+    "low rank": [pt.transforms.low_rank(2)],
+    "gaussian": [pt.privacy.gaussian(noise=0.5, clip=0.05, quantile=0.5)],
+    "banded": [pt.privacy.banded(noise=0.5, clip=0.05)],
+    "gaussian, half": [pt.privacy.gaussian(noise=0.5, clip=0.05), pt.transforms.half()],
+}
+
+
+@pytest.mark.parametrize("executor", ["vmap", "graph"])
+@pytest.mark.parametrize("kind", UPLOADS)
+def test_uploads_pass_transforms_as_one_client_after_another(kind: str, executor: str) -> None:
+    """In double precision, where no entry is so near to the next level that it would be rounded there.
+
+    Clients, their residuals included, and the server are those of the loop on the same device and of the CPU.
+    """
+    data = make_data((12,))
+    data = replace(data, x=data.x.double())
+    common = {**OPTIONS, "rounds": 4, "uploads": UPLOADS[kind]}
+
+    def run(executor: str, device: str) -> pt.Run:
+        torch.manual_seed(0)
+        model = pt.models.mlp(12, 8, 4).double()
+        return pt.federate(model, data, METHOD, executor=executor, device=device, **common)
+
+    alone, other, cpu = run("loop", "cuda"), run(executor, "cuda"), run("loop", "cpu")
+    for reference in (alone, cpu):
+        for name, value in reference.shared.items():
+            torch.testing.assert_close(other.shared[name].cpu(), value.cpu(), atol=1e-8, rtol=1e-6)
+        for i in range(data.clients):
+            ours, theirs = (r.client(i).personal | r.client(i).memory for r in (other, reference))
+            assert ours.keys() == theirs.keys()
+            for name, value in theirs.items():
+                torch.testing.assert_close(ours[name].cpu(), value.cpu(), atol=1e-8, rtol=1e-6)
+        assert other.summary()["bytes_up"] == reference.summary()["bytes_up"]
+        account = reference.summary().get("privacy") or {}
+        assert (other.summary().get("privacy") or {}) == pytest.approx(account, rel=1e-6)
+
+
+def test_clips_hold_where_products_of_matrices_have_ten_bits() -> None:
+    """The server moves by no more than the clip of each client over how many come."""
+    model, data, _ = of_kind("mlp")
+    start = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    found = pt.federate(
+        model, data, pt.fedavg(lr=0.5, weighting="uniform"), rounds=1, steps=4, batch=4, baselines=False,
+        executor="vmap", device="cuda", precision="tf32", schedule=pt.schedule.synchronous(),
+        uploads=[pt.privacy.gaussian(noise=1e-9, clip=0.01)],
+    )  # fmt: skip
+    squares = [(found.shared[k].cpu() - v).double().square().sum() for k, v in start.items()]
+    assert 0 < float(sum(squares)) ** 0.5 <= 0.01 * (1 + 1e-4)
+
+
 def test_deltas_that_are_added_up() -> None:
     model, data, _ = of_kind("mlp")
     whole, parts = (

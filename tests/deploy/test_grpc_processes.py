@@ -5,16 +5,21 @@ What comes of each fault is compared with a simulation that had none: every clie
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import small_experiment
 from cable import Cable, until
-from machines import NAMES, ROUNDS, Machines, equal_models, equal_states, figure
+from machines import NAMES, ROUNDS, Machines, equal_models, equal_states, figure, same
+from safetensors.torch import load_file
 
+import partita as pt
+from partita.deploy import Client, Local, serve
 from partita.deploy import keys as deployed
 from support import each
 
@@ -164,6 +169,31 @@ def test_all_are_killed_in_the_last_round(machines: Machines) -> None:
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
+
+
+@pytest.mark.parametrize(("fault", "number"), [("round", 3), ("scores", 4)])
+def test_a_private_server_that_is_killed_releases_once(machines: Machines, fault: str, number: int) -> None:
+    """With the secret that it drew, a run without faults has the bits of each client's model."""
+    words = ("--set", "uploads=[gaussian(noise=2.0, clip=0.1, quantile=0.5)]")
+    clients = [machines.client(name, *words) for name in NAMES]
+    server = machines.server(*words, fault=fault, number=number)
+    machines.ends(server, "server", -signal.SIGKILL)
+    secret = json.loads(next(machines.out.rglob("run.json")).read_text())["secret"]
+    machines.ends(machines.server(*words, "--resume"), "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    uploads = [pt.privacy.gaussian(noise=2.0, clip=0.1, quantile=0.5)]
+    made = replace(small_experiment.experiment("fedalt", ROUNDS), uploads=uploads)
+
+    def client(name: str, folder: Path) -> Client:
+        return Client(made, name, small_experiment.data(name), folder)
+
+    there = {name: client(name, machines.folder / "whole" / name) for name in NAMES}
+    serve(made, list(NAMES), Local(there), None, secret=secret, report=False, progress=False)
+    for name, whole in there.items():
+        killed = client(name, machines.state(name))
+        exported = [load_file(c.export(machines.folder / f"{name}.safetensors")) for c in (killed, whole)]
+        same({name: exported[0]}, {name: exported[1]})
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

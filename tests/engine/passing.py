@@ -134,6 +134,13 @@ PRIVATE_KINDS: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "attack": (UNIFORM, {"attack": pt.attack.sign_flip(), "byzantine": 0.25}),
     "parts": (UNIFORM, {"memory": "50KiB"}),
 }
+PRIVATE_METHODS: dict[str, Algorithm] = {
+    "apfl": pt.apfl(lr=0.1, weighting="uniform"),
+    "pfedme": pt.pfedme(lr=0.1, lam=1.0, weighting="uniform"),
+    "ffgg": pt.ffgg(personal="output", lr=0.1),
+    "fedsim": pt.fedsim("output", lr=0.1, weighting="uniform"),
+    "perfedavg": pt.perfedavg(lr=0.1, weighting="uniform"),
+}
 REFUSED_IN_PRIVATE = {"deadline": "quorum", "robust": "uploads"}
 """What depends on a single client, or is no sum, and the setting that is named."""
 

@@ -14,11 +14,13 @@ import torch
 import partita as pt
 from engine.passing import (
     CHAINS,
+    CLIENTS,
     CLOSE,
     DELAYS,
     KINDS,
     PRIVATE,
     PRIVATE_KINDS,
+    PRIVATE_METHODS,
     REFUSED_IN_PRIVATE,
     SHORT,
     Linear,
@@ -121,6 +123,19 @@ def test_every_kind_of_private_run(kind: str, name: str) -> None:
     ours, theirs = (run.summary() for run in (alone, stacked))
     assert ours["privacy"] == theirs["privacy"]
     assert ours["bytes_up"] == theirs["bytes_up"]
+
+
+@each("name", list(PRIVATE_METHODS))
+def test_private_runs_of_methods_that_personalize(name: str) -> None:
+    """Stacked as alone; what is released has noise, and what stays with a client has none."""
+    method, uploads = PRIVATE_METHODS[name], [pt.privacy.gaussian(noise=1.0, clip=0.05, quantile=0.5)]
+    alone, stacked = (federate(method, uploads, executor=e) for e in ("loop", "vmap"))
+    assert apart(alone, stacked) <= CLOSE
+    account = alone.summary()["privacy"]
+    assert account == stacked.summary()["privacy"]
+    assert account["epsilon"] == pytest.approx(pt.privacy.epsilon(1.0, 3, rate=5 / CLIENTS))
+    far = federate(method, [pt.privacy.gaussian(noise=2.0, clip=0.05, quantile=0.5)])
+    assert any(not torch.equal(far.shared[k], v) for k, v in alone.shared.items())
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import partita as pt
 from capacity import weak
@@ -13,13 +17,17 @@ from engine.passing import (
     CLIENTS,
     Linear,
     T,
+    data,
     federate,
     gradient,
     linear_data,
     remembered,
 )
 from partita.core.types import Message, Tensors
-from partita.engine import channel
+from partita.engine import channel, train
+from partita.engine.loop import Round
+from partita.engine.stage import Stage
+from partita.engine.state import State
 from reference import plain_compress as plain
 from support import each
 
@@ -97,3 +105,96 @@ def test_feedback_makes_up_for_what_was_not_sent() -> None:
     )
     far = {k: float((v - dense.shared["weight"]).norm()) for k, v in found.items()}
     assert far[True] < 0.5 * far[False]
+
+
+# ---- clients whose upload did not count
+
+
+AWAY: dict[str, dict[str, Any]] = {
+    "stragglers": {"schedule": pt.schedule.synchronous(stragglers=0.5)},
+    "dropout": {"schedule": pt.schedule.synchronous(delays=pt.schedule.delays(dropout=0.5))},
+    "deadline": {
+        "schedule": pt.schedule.synchronous(
+            deadline=1.0, delays=pt.schedule.delays(upload=pt.schedule.exponential(1.5))
+        )
+    },
+    "abandoned": {
+        "schedule": pt.schedule.synchronous(
+            deadline=1.0,
+            quorum=5,
+            delays=pt.schedule.delays(upload=pt.schedule.exponential(0.5), dropout=0.3),
+        )
+    },
+}  # fmt: skip
+
+
+def residuals(state: State) -> np.ndarray:
+    """Return what each client keeps of what it has not sent."""
+    memory = state.store.load(list(range(CLIENTS))).memory
+    kept = [v.reshape(CLIENTS, -1) for k, v in memory.items() if k.startswith("residual.")]
+    return torch.cat(kept, 1).numpy().copy()
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Round, set[int]]]:
+    """Each round, and whose residual has changed in it."""
+    seen: list[tuple[Round, set[int]]] = []
+    play = train.one_round
+
+    def noted(stage: Stage, state: State) -> Round:
+        before = residuals(state)
+        found = play(stage, state)
+        changed = np.flatnonzero((residuals(state) != before).any(1))
+        seen.append((found, set(changed.tolist())))
+        return found
+
+    monkeypatch.setattr(train, "one_round", noted)
+    return seen
+
+
+@each("executor", ["loop", "vmap"])
+@each("kind", AWAY)
+def test_who_is_dropped_keeps_what_it_kept(kind: str, executor: str, rounds) -> None:
+    """Only those whose upload counts have a new residual; in an abandoned round nobody has."""
+    rounds.clear()
+    federate(None, [T.topk(0.1)], executor=executor, cohort=6, rounds=8, **AWAY[kind])
+    abandoned = [found.abandoned for found, _ in rounds]
+    assert any(abandoned) == (kind == "abandoned")
+    assert not all(abandoned)
+    for found, changed in rounds:
+        assert changed == (set() if found.abandoned else set(found.cohort.clients))
+    assert any(0 < len(found.cohort.clients) < 6 for found, _ in rounds)  # the others were dropped
+
+
+class Marked(nn.Module):
+    """A model whose output is NaN for a sample that begins with 99."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = pt.models.mlp(64, 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        marked = x.flatten(1)[:, :1] == 99
+        return self.inner(x) + torch.where(marked, torch.nan, 0.0)
+
+
+@each("executor", ["loop", "vmap"])
+def test_who_is_set_aside_keeps_what_it_kept(executor: str, rounds) -> None:
+    """An honest client, whose upload is no number in some rounds, sends what it has kept in the next ones."""
+    rounds.clear()
+    samples = data()
+    x = samples.x.clone()
+    start, n = samples.train[2]
+    x[start : start + n // 8].view(-1, 64)[:, 0] = 99
+    with pytest.warns(UserWarning, match="set aside"):
+        federate(
+            None, [T.topk(0.1)], executor=executor, model=Marked(), samples=replace(samples, x=x),
+            cohort=None, steps=1, batch=4, rounds=8,
+        )  # fmt: skip
+    refused = [2 not in changed for _, changed in rounds]
+    assert any(refused)
+    assert not all(refused)
+    for (found, changed), away in zip(rounds, refused):
+        rejected = {c for c, reason in zip(found.cohort.clients, found.rejections) if reason}
+        assert rejected == ({2} if away else set())
+        assert changed == set(range(CLIENTS)) - rejected

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import partita as pt
 from partita.core import draws
 from partita.core.check import Refused
+from partita.core.types import Message
 from partita.engine import loop
 from partita.engine.callbacks import ProgressBar
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.release import Releases
 from partita.privacy.banded import square_root
-from partita.privacy.mechanism import clipped
+from partita.privacy.mechanism import Mechanism, clipped
 from partita.report.cost import cost
 from partita.report.words import precise
 from support import each
@@ -86,7 +90,7 @@ def moved(lengths, uploads, weighting="uniform", samples=None, **options) -> np.
     test = np.zeros(len(rows), dtype=bool)
     data = pt.data.from_arrays(np.eye(n, dtype=np.float32)[rows], y, rows, test=test, validation=0)
     given = {"rounds": 1, "steps": 1, "batch": None, **QUIET, **options}
-    method = pt.fedavg(lr=1.0, weighting=weighting)
+    method = pt.fedavg(lr=1.0, weighting=weighting, server=pt.optim.sgd(given.pop("server", 1.0)))
     found = pt.federate(Zero(n), data, method, loss="mse", metric="mse", uploads=uploads, **given)
     return flat(found.shared)
 
@@ -176,6 +180,41 @@ def test_what_is_clipped_is_within_the_clip_in_any_type(dtype) -> None:
         again, below = clipped(found, clip)
         assert below
         assert all(torch.equal(again[k], x) for k, x in found.items())
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_sums_have_no_products_of_few_bits(monkeypatch) -> None:
+    """With TF32 an upload might count for more than the clip; sums are the same, whatever is allowed."""
+    totals, names, precision = Releases.totals, [], torch.get_float32_matmul_precision()
+
+    def noted(self, uploads, key):
+        with Operations() as operations:
+            found = totals(self, uploads, key)
+        names.extend(operations.names)
+        for k, stack in uploads.delta.items():
+            expected = np.tensordot(np.ones(len(stack)), stack.double().numpy(), 1)
+            assert found.extra[f"delta.{k}"].double().numpy() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        return found
+
+    monkeypatch.setattr(Releases, "totals", noted)
+    try:
+        torch.set_float32_matmul_precision("high")
+        run([gaussian(noise=1.0, clip=0.1, quantile=0.5)])
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert names
+    assert not any(name.startswith(("mm", "mv", "bmm", "addm", "dot")) for name in names)
 
 
 # ---- noise
@@ -329,7 +368,7 @@ def test_the_clip_finds_the_quantile(quantile, expected) -> None:
 
 
 def test_the_clip_moves_as_in_the_paper(released) -> None:
-    """C ← C exp(−η (β − γ)), beside NumPy with the noise that was drawn."""
+    """C ← C exp(−η (β − γ)), beside NumPy with the noise that was drawn, where β is of those who report."""
     z, eta, gamma, n = 0.5, 0.2, 0.4, 40
     mechanism = [gaussian(noise=z, clip=0.05, quantile=gamma, clip_lr=eta)]
     run(mechanism, rounds=4, cohort=20, data=digits(n))
@@ -338,18 +377,22 @@ def test_the_clip_moves_as_in_the_paper(released) -> None:
         assert float(before.extra["uploads.0.clip"]) == pytest.approx(clip, rel=1e-9)
         key = draws.branch(draws.key(3, "release", t, 0), "below")
         below = float(upload.extra["extra.uploads.0.below"])
-        share = 0.5 + (below + sigma * float(draws.normal64(key))) / 20
-        clip *= np.exp(-eta * (share - gamma))
+        clip *= np.exp(-eta * (below + sigma * float(draws.normal64(key))) / 20)
         assert float(after.extra["uploads.0.clip"]) == pytest.approx(clip, rel=1e-6)
     assert len(released) == 4
 
 
-def test_sums_have_more_noise_where_lengths_are_released_too(released) -> None:
+@each("quantile", [0.5, 0.9])
+def test_sums_have_more_noise_where_lengths_are_released_too(quantile, released) -> None:
+    """Of a client that reports, its length is no more than max(γ, 1 − γ) beside its upload."""
     z, n = 0.8, 8
     method = pt.fedavg(lr=1e-30, weighting="uniform")
-    run([gaussian(noise=z, clip=0.1, quantile=0.5, clip_lr=1e-9)], method, digits(n), rounds=300, steps=1)
-    sigma = max(n / 20, z)
-    expected = (z**-2 - (2 * sigma) ** -2) ** -0.5
+    run(
+        [gaussian(noise=z, clip=0.1, quantile=quantile, clip_lr=1e-9)], method, digits(n), rounds=300, steps=1
+    )
+    most = max(quantile, 1 - quantile)
+    sigma = max(n / 20, 2 * most * z)
+    expected = (z**-2 - (most / sigma) ** 2) ** -0.5
     scaled = [
         flat({k: before.shared[k] - v for k, v in after.shared.items()})
         * n
@@ -357,6 +400,71 @@ def test_sums_have_more_noise_where_lengths_are_released_too(released) -> None:
         for before, _, after in released
     ]
     assert np.std(scaled) == pytest.approx(expected, rel=0.01)
+
+
+@each("quantile", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_a_client_changes_sums_and_lengths_by_no_more_than_is_paid_for(quantile, monkeypatch) -> None:
+    """(|x_i|/(z_Δ C))² + (b_i/σ_b)² ≤ 1/z² whatever a client sends: what the account composes."""
+    mechanisms = []
+    release = Mechanism._release
+
+    def spy(self, release_, bound):
+        mechanisms.append((self, bound))
+        return release(self, release_, bound)
+
+    monkeypatch.setattr(Mechanism, "_release", spy)
+    for z in (0.3, 4.0):
+        run([gaussian(noise=z, clip=0.1, quantile=quantile)])
+        mechanism, bound = mechanisms[-1]
+        public = {"clip": torch.tensor(0.1, dtype=torch.float64)}
+        for below in (-1e9, -0.5, 0.0, 0.7, 1e9):
+            sent = Message({"delta.w": torch.full((5,), 3.0)}, {"below": torch.tensor(below)})
+            arrived = mechanism._accept(sent, public)
+            length = float(torch.linalg.vector_norm(arrived.numbers["delta.w"])) / 0.1
+            paid = (length / bound.noise_of_sums) ** 2 + (
+                float(arrived.rest["below"]) / bound.below_noise
+            ) ** 2
+            assert paid <= z**-2 * (1 + 1e-6)
+
+
+AWAY = {
+    "stragglers": lambda order: pt.schedule.synchronous(order, stragglers=0.9),
+    "dropout": lambda order: pt.schedule.synchronous(order, delays=pt.schedule.delays(dropout=0.8)),
+    "deadline": lambda order: pt.schedule.synchronous(
+        order,
+        delays=pt.schedule.delays(upload=pt.schedule.exponential(1.0), dropout=0.5),
+        deadline=0.3,
+    ),
+}
+"""Why nine of ten uploads do not arrive, or about so many."""
+
+
+@each("away", AWAY)
+@each("quantile", [0.2, 0.9])
+@each("mechanism, order", [(gaussian, "poisson"), (banded, "cyclic")])
+def test_the_clip_finds_the_quantile_of_those_who_report(mechanism, order, quantile, away) -> None:
+    """Of uploads whose lengths are even on a logarithmic scale from 0.1 to 10, whoever is away."""
+    n, clips = 200, []
+    lengths = 10 ** np.linspace(-1, 1, n)
+    np.random.default_rng(0).shuffle(lengths)
+
+    class Watch(pt.callbacks.Callback):
+        def evaluation(self, what, row) -> None:  # noqa: ARG002
+            clips.append(row["privacy"]["clip"])
+
+    y = np.asarray(lengths, dtype=np.float32)[:, None] / 2
+    data = pt.data.from_arrays(
+        np.eye(n, dtype=np.float32), y, np.arange(n), test=np.zeros(n, bool), validation=0
+    )
+    method = pt.fedavg(lr=1.0, weighting="uniform", server=pt.optim.sgd(1e-30))
+    pt.federate(
+        Zero(n), data, method, rounds=100, cohort=100, steps=1, batch=None, loss="mse", metric="mse",
+        schedule=AWAY[away](order), baselines=False, evaluate_every=4, callbacks=[Watch()],
+        uploads=[mechanism(noise=0.3, clip=1.0, quantile=quantile, clip_lr=0.5)],
+    )  # fmt: skip
+    found, expected = np.log10(clips[15:]), np.log10(np.quantile(lengths, quantile))
+    assert np.median(found) == pytest.approx(expected, abs=0.15)
+    assert np.abs(found - expected).max() < 0.5
 
 
 # ---- noise that is taken back
@@ -576,6 +684,96 @@ def test_sums_are_divided_by_those_who_come_on_average(schedule) -> None:
     schedule = pt.schedule.synchronous(schedule)
     found = moved([0.5] * 12, [gaussian(noise=1e-9, clip=1.0)], rounds=2, cohort=8, schedule=schedule)
     assert found == pytest.approx(np.full(12, 0.5 / 6), rel=1e-5)
+
+
+REPORTING = {
+    "poisson": (pt.schedule.synchronous("poisson", stragglers=0.8), 6 * 0.2),
+    "random": (pt.schedule.synchronous("random", stragglers=0.8), 2),  # ⌊0.8 · 6⌋ = 4 of 6 are not in time
+    "cyclic": (pt.schedule.synchronous("cyclic", stragglers=0.5), 3),
+    "dropout": (
+        pt.schedule.synchronous("poisson", stragglers=0.5, delays=pt.schedule.delays(dropout=0.4)),
+        6 * 0.5 * 0.6,
+    ),
+    "asynchronous": (
+        pt.schedule.asynchronous(concurrency=6, buffer=4, delays=pt.schedule.delays(upload=1.0, dropout=0.5)),
+        4,
+    ),
+}
+
+
+@each("case", REPORTING)
+def test_sums_are_divided_by_those_who_report_as_the_schedule_says(case) -> None:
+    """The mean of many steps, in each of which all who report move their own coordinate by 1/2."""
+    schedule, reporting = REPORTING[case]
+    rounds, n = 150, 12
+    moves = moved([0.5] * n, [gaussian(noise=1e-9, clip=1.0)], "uniform", rounds=rounds, cohort=6,
+                  schedule=schedule, server=0.01)  # fmt: skip
+    # everyone moves by about the same, since what is left to learn hardly changes with such a small step
+    arrived = moves.sum() / (0.5 * 0.01) * reporting / rounds
+    assert arrived == pytest.approx(reporting, rel=0.25)
+
+
+def test_each_client_has_the_chance_that_it_drops_out_with() -> None:
+    chances = np.array([0.0, 0.9, 0.5, 0.2])
+    schedule = pt.schedule.synchronous("poisson", delays=pt.schedule.delays(dropout=chances))
+    assert schedule.reporting(4, 2) == pytest.approx(0.5 * (1 - chances))
+    assert pt.schedule.synchronous("turns").reporting(12, 8) == pytest.approx(0.5)
+    partial = pt.schedule.synchronous("random", stragglers=0.8, late="partial")  # nobody is dropped
+    assert partial.reporting(12, 6) == pytest.approx(0.5)
+
+
+def test_real_clients_drop_out_when_they_do() -> None:
+    schedule = pt.schedule.synchronous("poisson", delays=pt.schedule.delays(dropout=0.5))
+    found = run([gaussian(noise=1.0)], rounds=1, cohort=6, schedule=schedule)
+    setup = found.outcome.stage.setup
+    assert setup.reporting(0) == pytest.approx(0.25)
+    assert replace(setup, elsewhere=object()).reporting(0) == pytest.approx(0.5)
+
+
+@each("stragglers", [0.9, 1.0])
+def test_sums_of_less_than_one_client_are_those_of_one(stragglers, released) -> None:
+    schedule = pt.schedule.synchronous("poisson", stragglers=stragglers)
+    method = pt.fedavg(lr=1e-30, weighting="uniform")
+    run([gaussian(noise=1.0, clip=0.1)], method, rounds=40, cohort=4, schedule=schedule)
+    assert noises(released, 0.1, 1.0, 1).std() == pytest.approx(1, abs=0.03)
+
+
+def test_who_reports_does_not_make_the_account_smaller() -> None:
+    schedules = [pt.schedule.synchronous("poisson", stragglers=s) for s in (0.0, 0.8)]
+    spent = [
+        run([gaussian(noise=1.0)], rounds=4, cohort=4, schedule=s).summary()["privacy"] for s in schedules
+    ]
+    assert spent[0] == spent[1]
+
+
+@each(
+    "schedule, name",
+    [
+        (
+            pt.schedule.synchronous("poisson", delays=pt.schedule.delays(upload=1.0), deadline=2.0),
+            "deadline=",
+        ),
+        (pt.schedule.synchronous(available=pt.schedule.day_night(0.5)), "available="),
+    ],
+)
+def test_sums_over_who_knows_how_many_are_warned_of(schedule, name) -> None:
+    with pytest.warns(UserWarning, match=f"^{name}: gaussian divides sums") as warned:
+        run([gaussian(noise=1.0)], schedule=schedule, rounds=2, cohort=4)
+    assert len([w for w in warned if "divides sums" in str(w.message)]) == 1
+
+
+def test_features_scaled_by_statistics_of_all_clients_are_warned_of() -> None:
+    def said(data, uploads) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(uploads, pt.fedalt("output", lr=0.1), data, pt.models.mlp(64, 8, 10), baselines=True)
+        return [str(w.message) for w in caught if "standardized" in str(w.message)]
+
+    pooled = pt.data.standardize(digits())
+    assert len(said(pooled, [gaussian(noise=1.0)])) == 1
+    assert not said(pooled, [])
+    assert not said(pt.data.standardize(digits(), by="client"), [gaussian(noise=1.0)])
+    assert not said(digits(), [gaussian(noise=1.0)])
 
 
 def test_noise_for_more_rounds_than_planned_is_for_the_turns_in_them() -> None:

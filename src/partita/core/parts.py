@@ -235,7 +235,8 @@ class Release(NamedTuple):
     key     seeds what is random: of (seed, the server's version, the transform)
     normal  (name, shape) -> standard normal numbers in double precision: of the same, and of the name. Where
             clients are real they are of a keyed hash, of which no number tells another one
-    expected  what all who could have reported count together on average, and how many `clients` they are
+    expected  what those who report count together on average, and how many `clients` they are, as far as that
+              is known before the run: a constant, whoever has come
     """
 
     total: Upload
@@ -258,7 +259,7 @@ class Taken(NamedTuple):
               have by the end (None: nobody knows)
     apart     the least number of releases from one turn of a client to its next (None: any)
     clients   N
-    cohort    how many clients take part in each on average
+    cohort    how many clients report in each on average, as far as that is known before the run
     noise     the noise of the releases of a run that goes on, however many were planned (None: it begins)
     """
 

@@ -128,6 +128,12 @@ def other_scale(ours: FederatedData, theirs: FederatedData) -> str | None:
     return f"these data are standardized with statistics of their own, not with those of training: {advice}"
 
 
+def is_pooled(data: FederatedData) -> bool:
+    """Return whether data are known to be standardized with statistics over the samples of all clients."""
+    steps = [s for s in data.source.get("shift", []) if s.get("name") == STANDARDIZE]
+    return any(step.get("by") == BY[0] for step in steps)
+
+
 def _call(step: dict[str, Any]) -> str:
     options = ", ".join(f"{k}={v!r}" for k, v in step.items() if k not in ("name", "seed"))
     return f"{step['name']}({options})"

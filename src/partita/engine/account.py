@@ -164,7 +164,7 @@ def _taken(setup: Setup, rounds: dict[int, int], turns: int | None) -> Taken:
         most_turns=None if any(most is None for most in ends) else sum(most or 0 for most in ends),
         apart=apart,
         clients=clients,
-        cohort=min((setup.rate(i) * clients for i in numbers), default=0.0),
+        cohort=min((float(setup.reporting(i).sum()) for i in numbers), default=0.0),
     )
 
 

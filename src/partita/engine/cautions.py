@@ -8,11 +8,11 @@ import numpy as np
 
 from partita.core import check
 from partita.core.options import called
-from partita.core.parts import Algorithm, ServerRule, StagePlan
+from partita.core.parts import Algorithm, ServerRule, StagePlan, Transform
 from partita.core.types import ClientState, Partition, ServerState
 from partita.data import FederatedData
-from partita.data.scale import scale_hint
-from partita.schedule import Running
+from partita.data.scale import is_pooled, scale_hint
+from partita.schedule import Running, Schedule
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
 MOST_UNSOLVED = 0.5  # of the local steps
@@ -65,6 +65,30 @@ def warn_about_time(schedule: Running, server: ServerState, stage: int) -> None:
             f"until={schedule.until:g}: stage {stage + 1} ends before anyone can report, so that the server "
             "takes no step; use a later time, shorter delays or a smaller dropout",
         )
+
+
+def warn_about_scaling(transform: Transform, data: FederatedData) -> None:
+    """Warn of features that were scaled by statistics of all clients, which nothing has hidden."""
+    if is_pooled(data):
+        check.warn(
+            "the data were standardized with one mean and deviation for all clients: if these are of the "
+            f"clients' own samples, {transform.name} does not cover them; use "
+            "partita.data.standardize(data, by='client'), or numbers that are known without these clients"
+        )
+
+
+def warn_about_reporters(transform: Transform, schedule: Schedule, elsewhere: bool) -> None:
+    """Warn of sums over clients of whom nobody knows beforehand how many will report."""
+    asynchronous = getattr(schedule, "buffer", None) is not None  # which waits for as many as it counts
+    if asynchronous or (getattr(schedule, "tells_who_reports", True) and not elsewhere):
+        return
+    late = getattr(schedule, "deadline", None) is not None
+    why = "deadline=" if late else "available=" if getattr(schedule, "available", None) else "real clients"
+    check.warn(
+        f"{why}: {transform.name} divides sums by how many clients are asked, which tells nothing of who "
+        "reports; of those who are late or away the server takes smaller steps. If many are, use a larger "
+        "step in proportion, such as server=partita.optim.sgd(2.0) where half of them report"
+    )
 
 
 def warn_about_server_step(algorithm: Algorithm, rule: ServerRule, schedule: Running) -> None:

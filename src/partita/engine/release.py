@@ -4,7 +4,9 @@
     Δ     = release(total) / E[Σ_i w_i / w_max]
 
 The divisor is a constant, whoever comes: what one client changes is bounded by the length of its upload, and
-neither the divisor nor an empty cohort tells who was there. Where a coordinate is held by some devices only,
+neither the divisor nor an empty cohort tells who was there. It counts those who report by the chances that
+the schedule declares, of cohorts, stragglers and dropout; who misses a deadline, or is away, is not known
+before, and counts as if it had reported. Where a coordinate is held by some devices only,
 its divisor counts those. A sum over workers, or over chunks of a cohort, is the sum of theirs.
 """
 
@@ -105,22 +107,27 @@ class Counts:
 
     @classmethod
     def of(
-        cls, samples: np.ndarray, rate: float, by_samples: bool, cap: float | None, devices: Devices
+        cls, samples: np.ndarray, chances: np.ndarray, by_samples: bool, cap: float | None, devices: Devices
     ) -> Counts:
-        """Return the counts of clients with so many samples, each of whom reports with this rate."""
+        """Return the counts of clients with so many samples, each of whom reports with this chance.
+
+        Where less than one reports on average, sums are divided as if one did.
+        """
+        few = chances.sum() < 1
+        chances = (chances + 1e-9) / (chances + 1e-9).sum() if few else chances
         most = float(cap or samples.max(initial=1)) if by_samples else None
         counted = (samples > 0).astype(np.float64) if most is None else np.minimum(samples, most) / most
         held: Tensors = {}
         members: Tensors = {}
         for region in () if devices.alike else devices.regions:
             holds = np.isin(devices.class_of, list(region.classes))
-            values = rate * counted[holds].sum(), holds.mean()
+            values = (chances * counted)[holds].sum(), holds.mean()
             for name, columns in region.columns.items():
                 for found, value in zip((held, members), values):
                     whole = found.setdefault(name, torch.zeros(devices.full[name]).reshape(-1))
                     whole[slice(None) if columns is None else columns.cpu()] = float(value)
         shaped = [{k: v.reshape(devices.full[k]) for k, v in found.items()} for found in (held, members)]
-        return cls(most, rate * float(counted.sum()), rate * len(samples), *shaped)
+        return cls(most, float((chances * counted).sum()), float(chances.sum()), *shaped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +157,7 @@ class Releases:
         for part, stacks in zip(PARTS, uploads.payload):
             weight = counted if part == "delta" else torch.ones_like(counted)
             for name, stack in stacks.items():
-                total = weight.to(stack)[None] @ stack.reshape(len(stack), -1)
-                sums[f"{part}.{name}"] = total.reshape(stack.shape[1:])
+                sums[f"{part}.{name}"] = _summed(weight.to(stack), stack)
         return Upload({}, counted.sum(), sums)
 
     def nothing(self) -> Upload:
@@ -198,6 +204,17 @@ class Releases:
         ]
         delta, extra, sums = parts
         return Upload(delta, upload.weight, without_own(extra), sums), told(self.number, extra)
+
+
+def _summed(weight: Tensor, stack: Tensor) -> Tensor:
+    """Return Σ_i w_i x_i, in which no x_i is longer than it was.
+
+    A product of matrices may round its factors to 10 bits (TF32), and so an upload to beyond the clip.
+    """
+    rows = stack.reshape(len(stack), -1)
+    exact = stack.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    total = weight[None] @ rows if exact else (weight[:, None] * rows).sum(0)
+    return total.reshape(stack.shape[1:])
 
 
 def serving(
@@ -255,8 +272,8 @@ def releases_of(
     own = channel.like._replace(extra=without_own(channel.like.extra))
     _check_covered(transform, algorithm, message_of(own, channel.statistics))
     by_samples = counts_by_samples(algorithm, problem, own, transform.for_sums or transform.name)
-    samples, rate = setup.data.train[:, 1], setup.rate(number)
-    counts = Counts.of(samples, rate, by_samples, transform.weight_cap, setup.devices)
+    samples, chances = setup.data.train[:, 1], setup.reporting(number)
+    counts = Counts.of(samples, chances, by_samples, transform.weight_cap, setup.devices)
     purpose = f"release of {setup.baseline}" if setup.baseline else "release"
     return Releases(transform, place, channel.like, setup.noise_seed, counts, purpose)
 

@@ -42,7 +42,6 @@ from partita.engine.passage import check_passage
 from partita.engine.placement import placed
 from partita.engine.settings import Settings, as_alone, as_one, schedule_of, steps_of
 from partita.schedule import Schedule, synchronous
-from partita.schedule.synchronous import IN_TURNS
 
 if TYPE_CHECKING:
     from partita.engine.elsewhere import Elsewhere
@@ -262,13 +261,15 @@ class Setup:
         """The schedule of each stage."""
         return [schedule_of(plan, self.settings.schedule, self.settings.uploads) for plan in self.plans]
 
-    def rate(self, stage: int) -> float:
-        """What share of the clients reports in a round of this stage on average."""
-        plan, schedule = self.plans[stage], self.schedules[stage]
-        reporting = getattr(schedule, "buffer", None) or plan.cohort or self.data.clients
-        if getattr(schedule, "order", "") in IN_TURNS:  # of which the last cohort may be smaller
-            return 1 / -(-self.data.clients // reporting)
-        return float(reporting / self.data.clients)
+    def reporting(self, stage: int) -> np.ndarray:
+        """Each client's chance to report in a round of this stage, as far as the schedule declares it."""
+        plan, schedule, clients = self.plans[stage], self.schedules[stage], self.data.clients
+        cohort = plan.cohort or clients
+        declared = getattr(schedule, "reporting", None)
+        if declared is not None:
+            chances: np.ndarray = declared(clients, cohort, simulated=self.elsewhere is None)
+            return chances
+        return np.full(clients, (getattr(schedule, "buffer", None) or cohort) / clients)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -13,7 +13,13 @@ from partita.core import check
 from partita.core.parts import Algorithm
 from partita.core.types import Tensors
 from partita.engine.callbacks import Callback
-from partita.engine.cautions import warn_about_abandoned, warn_about_unsolved, warn_about_untrained
+from partita.engine.cautions import (
+    warn_about_abandoned,
+    warn_about_reporters,
+    warn_about_scaling,
+    warn_about_unsolved,
+    warn_about_untrained,
+)
 from partita.engine.description import configuration
 from partita.engine.evaluate import scores
 from partita.engine.folder import RunFolder, check_same
@@ -60,6 +66,7 @@ def train(
         monitor = Monitor(setup, name, callbacks, folder)
         stage, state = _begin(monitor, before)
         _warn_about_untrained(stage, state)
+        _warn_about_releases(setup)
         trained, reference = _trained_baselines(setup, callbacks, interrupt, before)
         known = {**references, **trained}
         if "global" in known:
@@ -153,6 +160,15 @@ def _warn_about_untrained(stage: Stage, state: State) -> None:
             lambda: scores(stage, state, "global", setup.watched),
             setup.weight(setup.watched),
         )
+
+
+def _warn_about_releases(setup: Setup) -> None:
+    releasing = next((t for t in setup.uploads if t.release is not None), None)
+    if releasing is None or setup.baseline:
+        return
+    warn_about_scaling(releasing, setup.clean_data)
+    for number in setup.sending:
+        warn_about_reporters(releasing, setup.schedules[number], setup.elsewhere is not None)
 
 
 # ---- baselines

@@ -7,11 +7,13 @@
 `c` are the diagonals of a banded lower triangular matrix with columns of length 1; c = (1) is noise that is
 new each time. With a `quantile` γ the clip follows the lengths of uploads (Andrew et al., 2021):
 
-    client   b_i = 1[|x_i| ≤ C] − 1/2
-    server   β = 1/2 + (Σ_i b_i + N(0, σ_b²)) / m ,   C ← C exp(−η (β − γ)) ,   z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2)
+    client   b_i = 1[|x_i| ≤ C] − γ                         of whoever reports; nothing of who stays away
+    server   C ← C exp(−η (Σ_i b_i + N(0, σ_b²)) / m) ,   z_Δ = (z⁻² − (h/σ_b)²)^(−1/2) ,   h = max(γ, 1 − γ)
 
-so that lengths and sums together cost as much as sums with noise z alone. m is how many clients come on
-average, which says nothing of who came.
+so that lengths and sums together cost as much as sums with noise z alone: one client changes Σ_i b_i by h at
+most. m is how many clients report on average, as far as that is known before, which says nothing of who did.
+Where all m report, this is the paper's C exp(−η (β − γ)). Where fewer do, the clip moves more slowly, towards
+the same quantile: a share β = 1/2 + Σ_i (b_i − 1/2)/m would count each who is away as one half.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from partita.privacy.accounting import epsilon, noise_for
 from partita.transforms.base import unused
 
 BELOW = "below"
-"""What a client adds to its upload: whether that was no longer than the clip, less one half."""
+"""What a client adds to its upload: whether that was no longer than the clip, less the quantile."""
 OF_A_LENGTH = 1e-14
 """The rounding of a length in double precision, as a share of it."""
 SHARE_OF_CLIENTS = 20
-"""The noise of how many uploads are below the clip is a 20th of those who come, as in the paper, or z."""
+"""The noise of how many uploads are below the clip is a 20th of those who come, as in the paper, or 2hz."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ class Mechanism:
                 f"that was found for another number of rounds; it would take {noise:.3g} to keep ε"
             )
             noise = plan.noise
-        below_noise = max(plan.cohort / SHARE_OF_CLIENTS, noise)
+        most = 0.0 if self.quantile is None else max(self.quantile, 1 - self.quantile)
+        below_noise = max(plan.cohort / SHARE_OF_CLIENTS, 2 * most * noise)
         return replace(self, noise=noise)._as_transform(
-            Bound(noise, below_noise, self.diagonals(self.bands(plan)))
+            Bound(noise, below_noise, most, self.diagonals(self.bands(plan)))
         )
 
     def _found(self, plan: Taken) -> float:
@@ -126,7 +129,7 @@ class Mechanism:
         numbers, below = clipped(message.numbers, public["clip"])
         if self.quantile is None:
             return Message(numbers, message.rest)
-        return Message(numbers, {**message.rest, unused(message, BELOW): below.float() - 0.5})
+        return Message(numbers, {**message.rest, unused(message, BELOW): below.float() - self.quantile})
 
     # ---- at the server
 
@@ -134,7 +137,8 @@ class Mechanism:
         numbers, _ = clipped(message.numbers, public["clip"])
         if self.quantile is None:
             return Message(numbers, message.rest)
-        rest = {k: v.clamp(-0.5, 0.5) if k.startswith(BELOW) else v for k, v in message.rest.items()}
+        low, high = -self.quantile, 1 - self.quantile
+        rest = {k: v.clamp(low, high) if k.startswith(BELOW) else v for k, v in message.rest.items()}
         return Message(numbers, rest)
 
     def _begin(self, like: Upload, bound: Bound | None) -> tuple[Tensors, Tensors]:
@@ -147,7 +151,7 @@ class Mechanism:
     def _release(self, release: Release, bound: Bound | None) -> tuple[Upload, Tensors, Tensors]:
         assert bound is not None, "a run binds its transforms before it releases anything"
         clip, c = release.public["clip"], bound.diagonals
-        scale = (bound.noise if self.quantile is None else bound.noise_of_sums) * clip
+        scale = bound.noise_of_sums * clip
         noisy: Tensors = {}
         secret: Tensors = {}
         for path, total in released(release.total).items():
@@ -165,12 +169,11 @@ class Mechanism:
         return blurred, {"clip": new_clip}, secret
 
     def _moved(self, clip: Tensor, release: Release, bound: Bound) -> Tensor:
-        """C ← C exp(−η (β − γ))"""
-        assert self.quantile is not None
+        """C ← C exp(−η (Σ_i b_i + N(0, σ_b²)) / m)"""
         (below,) = [v for k, v in release.sent.items() if k.startswith(BELOW)]
         noise = release.normal(BELOW, ())
-        share = 0.5 + (below + bound.below_noise * noise) / release.clients
-        moved: Tensor = clip * torch.exp(-self.clip_lr * (share - self.quantile))
+        excess = (below + bound.below_noise * noise) / release.clients
+        moved: Tensor = clip * torch.exp(-self.clip_lr * excess)
         return moved
 
     def _account(self, taken: Taken, bound: Bound) -> dict[str, float]:
@@ -184,16 +187,19 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a run has settled: z, σ_b, and the diagonals c."""
+    """What a run has settled: z, σ_b, h (0 without a quantile), and the diagonals c."""
 
     noise: float
     below_noise: float
+    most_below: float
     diagonals: tuple[float, ...]
 
     @property
     def noise_of_sums(self) -> float:
-        """z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2): more noise in sums pays for how many are below the clip."""
-        return float((self.noise**-2 - (2 * self.below_noise) ** -2) ** -0.5)
+        """z_Δ = (z⁻² − (h/σ_b)²)^(−1/2): more noise in sums pays for how many are below the clip."""
+        if not self.most_below:
+            return self.noise
+        return float((self.noise**-2 - (self.most_below / self.below_noise) ** 2) ** -0.5)
 
 
 def clipped(numbers: Tensors, clip: Tensor) -> tuple[Tensors, Tensor]:

@@ -165,6 +165,31 @@ class Synchronous:
             return None, -(-(before + rounds) // cohorts), 1
         return None, rounds, 1
 
+    def reporting(self, clients: int, cohort: int, *, simulated: bool = True) -> NDArray[np.float64]:
+        """Return each client's chance to report in a round, as far as it is declared (`tells_who_reports`).
+
+        Uploads that are applied late count once, in the round in which they arrive. Real clients drop out
+        when they do, whatever is declared of `simulated` ones.
+        """
+        sizes = np.full(1, cohort)
+        if self.order in IN_TURNS:  # of which the last cohort may be smaller
+            starts = np.arange(0, clients, cohort)
+            sizes = np.minimum(cohort, clients - starts)
+        in_time = sizes.astype(np.float64)
+        if self.late == "drop" and self.order == "poisson":
+            in_time *= 1 - self.stragglers
+        elif self.late == "drop":
+            in_time -= np.floor(self.stragglers * sizes + ROUNDING)
+        lost = 0.0 if self.delays is None or not simulated else self.delays.dropout
+        chances: NDArray[np.float64] = in_time.mean() / clients * (1 - np.broadcast_to(lost, clients))
+        return chances
+
+    @property
+    def tells_who_reports(self) -> bool:
+        """Whether `reporting` is all that is to be known: nobody is away, or late by chances of the clock."""
+        in_time = self.deadline is None or self.late == "apply"
+        return in_time and self.available is None
+
     def begin(self, spec: StageSpec) -> Rounds:
         return Rounds(self, spec, Clock.of(spec, self.delays, self.available))
 

@@ -716,3 +716,58 @@ def test_a_store_of_ones_own() -> None:
         for name, x in other.client(i).personal.items():
             assert torch.equal(one.client(i).personal[name], x)
     assert made == [(5, None)]
+
+
+@each("method", [pt.fedavg(lr=0.2), pt.fedalt("output", lr=0.2), pt.scaffold(lr=0.2)])
+@each("work", [{"steps": 2, "batch": 8}, {"epochs": 1, "batch": 16}])
+def test_cohorts_of_many_sizes_are_stacks_of_few(method, work, monkeypatch) -> None:
+    """Rows that are there for the size alone change nothing, whoever they repeat; steps are traced once."""
+    data = pt.data.digits(clients=60, partition=pt.data.dirichlet(0.5), seed=1)
+    sizes: dict[str, set[int]] = {"cohorts": set(), "stacks": set()}
+    chunk, call = Vmap._chunk, Vmap.__call__
+
+    def seen(self, program, clients, *rest):
+        if program.trains:
+            sizes["stacks"].add(len(clients))
+        return chunk(self, program, clients, *rest)
+
+    def called(self, program, clients, *rest):
+        if program.trains:
+            sizes["cohorts"].add(len(clients))
+        return call(self, program, clients, *rest)
+
+    monkeypatch.setattr(Vmap, "_chunk", seen)
+    monkeypatch.setattr(Vmap, "__call__", called)
+
+    def run(executor: str):
+        return pt.federate(
+            pt.models.mlp(64, 8, 10, seed=0), data, method, rounds=15, cohort=20, executor=executor,
+            schedule=pt.schedule.synchronous("poisson"), baselines=False, evaluate_every=15, seed=2, **work,
+        )  # fmt: skip
+
+    stacked = run("vmap")
+    assert len(sizes["cohorts"]) >= 8
+    assert len(sizes["stacks"]) <= 5
+    alone = run("loop")
+    for k, value in alone.shared.items():
+        assert torch.allclose(stacked.shared[k], value, atol=1e-5), k
+    for i in range(60):
+        for k, value in alone.client(i).personal.items():
+            assert torch.allclose(stacked.client(i).personal[k], value, atol=1e-5), (i, k)
+    assert [row["reports"] for row in stacked.clients] == [row["reports"] for row in alone.clients]
+
+
+def test_cohorts_of_a_fixed_size_are_stacked_as_they_are(monkeypatch) -> None:
+    sizes, chunk = set(), Vmap._chunk
+
+    def seen(self, program, clients, *rest):
+        if program.trains:
+            sizes.add(len(clients))
+        return chunk(self, program, clients, *rest)
+
+    monkeypatch.setattr(Vmap, "_chunk", seen)
+    pt.federate(
+        pt.models.logistic(64, 10), pt.data.digits(clients=30), pt.fedavg(lr=0.1), rounds=3, cohort=21,
+        steps=2, batch=8, executor="vmap", baselines=False, evaluate_every=3,
+    )  # fmt: skip
+    assert sizes == {21}

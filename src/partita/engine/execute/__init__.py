@@ -56,7 +56,8 @@ def _auto(task: Task) -> Runner:
 
 
 def _stack(task: Task, bound: BoundProblem) -> Vmap:
-    return Vmap(bound, task.room, task.model_bytes, task.sample_bytes)
+    sizes = frozenset(task.cohort_sizes)
+    return Vmap(bound, task.room, task.model_bytes, task.sample_bytes, cohort_sizes=sizes)
 
 
 def _recorded(task: Task, bound: BoundProblem) -> Graph:

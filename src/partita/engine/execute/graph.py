@@ -59,17 +59,19 @@ def silent(text: str) -> None:
 class Graph(Vmap):
     """An executor that replays recorded steps. It falls back to `Vmap`, with the reason in `choices`.
 
-    `cohort_sizes` are the numbers of clients to expect in a round; `always` compiles, whatever it takes;
-    `notify` hears of what takes a while.
+    `always` compiles, whatever it takes; `notify` hears of what takes a while.
     """
 
     name: str = "graph"
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     label: str = ""
-    cohort_sizes: frozenset[int] = frozenset()
     always: bool = False
     notify: Callable[[str], None] = silent
     recordings: dict[Any, Captured] = field(default_factory=dict)
+
+    def _repeated(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:  # noqa: ARG002
+        """Repeat nobody: a recording has rows to spare."""
+        return 0
 
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         """Order several chunks so that each has similar work, and full batches as far as possible."""

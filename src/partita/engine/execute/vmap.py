@@ -2,11 +2,14 @@
 
 Ragged clients are handled here and nowhere else. Clients with many steps come first, so that those still
 running are always the head of the stack; a batch that is short for some clients is padded and masked. A
-cohort is cut into chunks that fit the memory budget.
+cohort is cut into chunks that fit the memory budget. Where cohorts differ in size, such as those by chance, a
+stack of small models has a few rows more, which repeat a client and are left out of what is returned: stacks
+of many rounds then have the same size, and their steps are traced once.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +28,7 @@ from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
 
 PASS_BYTES = 1 << 26  # of forward passes at a time on a CPU: larger blocks are new memory each time
 PASS_CLIENTS = 4  # at least, whatever they take
+SMALL_BYTES = 1 << 20  # of a client whose steps take longer to ask for than to compute
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Vmap:
     """An executor that runs stacked clients as one.
 
     `budget` are the bytes that a chunk may take, `model_bytes` and `sample_bytes` what a client's tensors and
-    each of its samples take on the way.
+    each of its samples take on the way; `cohort_sizes` are the numbers of clients to expect in a round.
     """
 
     bound: BoundProblem
@@ -40,6 +44,7 @@ class Vmap:
     model_bytes: int
     sample_bytes: int
     name: str = "vmap"
+    cohort_sizes: frozenset[int] = frozenset()
     steps: Steps = field(default_factory=Steps)
     prefetched: dict[Any, Feed] = field(default_factory=dict)
 
@@ -50,12 +55,15 @@ class Vmap:
         order = self._by_work(program, clients, context)
         chunks = max(1, -(-len(order) // self.chunk(program, clients, context)))
         same = bool((order == np.arange(len(order))).all())
-        if same and chunks == 1:
+        if same and chunks == 1 and not self._repeated(program, clients, context):
             return self._chunk(program, clients, group, states, slice(None), context)
         parts = []
         for chunk in np.array_split(order, chunks):
-            places = put(chunk, self.bound.data.device)
-            parts.append(self._chunk(program, clients[chunk], group, states, places, context.of(chunk)))
+            more = self._repeated(program, clients[chunk], context)
+            rows = np.concatenate([np.repeat(chunk[:1], more), chunk])  # the first one has most work
+            places = put(rows, self.bound.data.device)
+            part = self._chunk(program, clients[rows], group, states, places, context.of(rows))
+            parts.append(tree.rows(part, slice(more, None)) if more else part)
         joined: tuple[Upload, ClientState] = tree.cat(parts)
         if same:
             return joined
@@ -90,15 +98,32 @@ class Vmap:
 
     def chunk(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
         """Return how many clients fit the budget, by the largest batch of the program's phases."""
+        largest = self._largest(program, clients, context)
+        fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
+        if program.trains or self.bound.data.device.type != "cpu":
+            return fit
+        return min(fit, max(PASS_CLIENTS, PASS_BYTES // max(1, largest * self.sample_bytes)))
+
+    def _largest(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
+        """Return the samples in the largest batch of the program's phases."""
         largest = 0
         for phase in self.bound.bind(program).phases:
             work, n = self.bound.work(phase, clients, context)
             most = int(n.max(initial=0))
             largest = max(largest, min(work.piece or work.batch or most, most))
-        fit = max(1, self.budget // (self.model_bytes + largest * self.sample_bytes))
-        if program.trains or self.bound.data.device.type != "cpu":
-            return fit
-        return min(fit, max(PASS_CLIENTS, PASS_BYTES // max(1, largest * self.sample_bytes)))
+        return largest
+
+    def _repeated(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:
+        """Return how many rows more a stack has, so that few sizes occur: a multiple of about √n rows."""
+        n = len(clients)
+        if not program.trains or not n or n in self.cohort_sizes or not self.cohort_sizes:
+            return 0
+        largest = self._largest(program, clients, context)
+        if self.model_bytes + largest * self.sample_bytes > SMALL_BYTES:
+            return 0
+        multiple = 1 << round(math.log2(n) / 2)
+        rounded = -(-n // multiple) * multiple
+        return min([rounded, *[size for size in self.cohort_sizes if size > n]]) - n
 
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         return self.bound.by_work(program, clients, context)
