@@ -58,7 +58,7 @@ def without_test(data: FederatedData) -> np.ndarray[Any, Any]:
 
 
 @each("seed", range(5))
-def test_classes_are_held_out_in_proportion_and_none_is_lost_to_training(seed: int) -> None:
+def test_classes_are_held_out_in_proportion_and_those_of_several_samples_keep_some(seed: int) -> None:
     data = made(seed=seed, validation=0.3)
     for i in range(3):
         train, held = (data.client(i, split)[1] for split in ("train", "validation"))
@@ -74,21 +74,29 @@ def test_a_rare_class_is_held_out_as_often_as_others_over_many_clients() -> None
     masks = [validated(y, 0.1, 0, client) for client in range(300)]
     assert {int(mask.sum()) for mask in masks} == {10}
     rare = sum(int(mask[97:].sum()) for mask in masks)
-    assert 30 <= rare <= 100  # about 61: one of the three is kept in training before the draw
+    assert 60 <= rare <= 120  # about 90
     assert max(int(mask[97:].sum()) for mask in masks) == 1
+
+
+def test_classes_of_one_sample_are_in_validation_as_in_the_test_part() -> None:
+    """A writer has most letters once: validation must not be of digits alone."""
+    y = np.concatenate([np.zeros(40, np.int64), np.arange(1, 21)])
+    masks = [validated(y, 0.1, 0, client) for client in range(300)]
+    assert {int(mask.sum()) for mask in masks} == {6}
+    assert abs(sum(int(mask[40:].sum()) for mask in masks) / 1800 - 1 / 3) < 0.02
 
 
 @each("y, share, held", [
     (np.zeros(4, np.int64), 0.1, 0),
     (np.zeros(5, np.int64), 0.1, 1),
     (np.zeros(2, np.int64), 0.9, 1),
-    (np.arange(9), 0.5, 0),  # every class has one sample
-    (np.array([0, 0, 1]), 0.9, 1),
+    (np.arange(9), 0.5, 5),  # every class has one sample
+    (np.array([0, 0, 1]), 0.9, 2),
     (np.arange(10.0), 0.5, 5),  # numbers are no classes
     (np.zeros((10, 4), np.int64), 0.2, 2),
     (np.zeros(0, np.int64), 0.5, 0),
     (np.zeros(1, np.int64), 0.99, 0),
-    (np.repeat([0, 1], 500), 0.999, 998),
+    (np.repeat([0, 1], 500), 0.999, 999),
 ])  # fmt: skip
 def test_small_clients_keep_samples_to_train_on(y: Any, share: float, held: int) -> None:
     assert validated(y, share, 0, 0).sum() == held

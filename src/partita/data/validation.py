@@ -28,7 +28,8 @@ def validated(y: NDArray[Any], share: float, seed: int, client: int) -> Mask:
 
     A client with fewer than 0.5/share samples has none. Where targets are classes, the draw is stratified:
     each class is held out in proportion to its size, with a draw where that is no whole number, so that over
-    many clients a rare class is held out as often as others; and each class keeps a sample to train on.
+    many clients validation has the classes of the test part, however rare. The only sample that a client has
+    of a class may be held out, too: else many rare classes would be in no validation part at all.
     """
     mask = np.zeros(len(y), dtype=np.bool_)
     count = min(int(share * len(y) + 0.5), len(y) - 1)
@@ -36,16 +37,12 @@ def validated(y: NDArray[Any], share: float, seed: int, client: int) -> Mask:
         return mask
     rng = draws.generator(seed, "validation-split", client)
     order = rng.permutation(len(y))
-    if y.ndim > 1 or y.dtype.kind not in "iu":
-        mask[order[:count]] = True
-        return mask
-    classes, first = np.unique(y[order], return_index=True)
-    free = np.delete(order, first)  # one of each class stays in training
-    count = min(count, len(free))
-    if count:
-        rank = rng.permutation(len(classes))[np.searchsorted(classes, y[free])]
-        free = free[np.argsort(rank, kind="stable")]
-        # Equal steps along the samples sorted by class: n_c/step of class c, rounded up or down.
-        steps = (rng.random() + np.arange(count)) * (len(free) / count)
-        mask[free[np.minimum(steps.astype(np.int64), len(free) - 1)]] = True
+    if y.ndim == 1 and y.dtype.kind in "iu":
+        classes = np.unique(y)
+        rank = rng.permutation(len(classes))[np.searchsorted(classes, y[order])]
+        order = order[np.argsort(rank, kind="stable")]
+        # Equal steps along the samples sorted by class: of n_c samples n_c/step, rounded up or down.
+        steps = (rng.random() + np.arange(count)) * (len(y) / count)
+        order = order[np.minimum(steps.astype(np.int64), len(y) - 1)]
+    mask[order[:count]] = True
     return mask
