@@ -402,18 +402,6 @@ def test_who_says_other_counts_than_the_roster_is_not_enrolled(tmp_path: Path) -
         deployed(made, tmp_path, samples=more, resume=True)
 
 
-def test_a_client_with_very_many_samples_takes_no_memory() -> None:
-    from partita.deploy.agreed import standing_for
-
-    example = experiment().data
-    data = standing_for(example, pt.data.Population.make([1 << 30, 3]))
-    assert data.sizes().tolist() == [1 << 30, 3]
-    assert data.y.untyped_storage().nbytes() == example.y.untyped_storage().nbytes()
-    x, y = data.gather(torch.tensor([0, (1 << 30) - 1]))
-    assert torch.equal(x, example.gather(torch.tensor([0, 0]))[0])
-    assert y.tolist() == [int(example.y[0])] * 2
-
-
 # ---- who says that it lacks something
 
 
