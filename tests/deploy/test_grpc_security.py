@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -130,6 +131,12 @@ def test_a_server_without_tls_is_refused(net: Net) -> None:
     transport = GrpcTransport("127.0.0.1:0", clients, None, largest=1 << 20)
     assert "does not speak TLS" in refused(net, transport.port, credentials(net.keys, "a"))
     transport.close()
+
+
+def test_a_client_without_tls_is_told_of_it(net: Net) -> None:
+    client = GrpcClient(f"127.0.0.1:{net.server().port}", None, largest=1 << 20, name="a")
+    with pytest.raises(Refused, match="leave out --insecure-loopback"):
+        client.run(Echo())
 
 
 def test_without_tls_only_this_machine(net: Net) -> None:
@@ -384,6 +391,42 @@ def test_a_hello_that_does_not_come_holds_up_nobody(net: Net, monkeypatch: pytes
         assert ended(codes[0][1]) == grpc.StatusCode.RESOURCE_EXHAUSTED
         net.client("a", transport.port, Echo())  # nor the client whose key it is
         until(lambda: transport.present() == {"a", "b"})
+
+
+def test_a_hello_that_is_late_is_said_again(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client has said may be under way for long: it connects again, and ends for nothing like that."""
+    wait = GrpcTransport._hello
+    monkeypatch.setattr(server, "HELLO", 0.05)
+
+    class Held:
+        """A stream on which nothing arrives."""
+
+        async def read(self) -> bytes:
+            return await asyncio.get_running_loop().create_future()
+
+    async def late(self: GrpcTransport, context: Any, key: str) -> dict[str, Any]:  # noqa: ARG001
+        monkeypatch.setattr(GrpcTransport, "_hello", wait)
+        try:
+            return await wait(self, Held(), key)
+        finally:
+            monkeypatch.setattr(server, "HELLO", PATIENCE)
+
+    monkeypatch.setattr(GrpcTransport, "_hello", late)
+    transport = net.server()
+    site = net.client("a", transport.port, Echo())
+    until(lambda: transport.present() == {"a"})
+    assert site.error is None
+    assert any("no hello within" in text and "waiting for" in text for text in net.said)
+
+
+@each("why", ["replaced", "revoked"])
+def test_what_a_server_says_is_no_mistake_of_the_client(net: Net, why: str) -> None:
+    """Whatever ends a client from outside is about the server, for which a service starts it again."""
+    welcome = frames.packed(frames.WELCOME, {"session": "s", "largest": 100})
+    with lying(net.keys, [welcome, frames.packed(frames.BYE, {"why": why})]) as port:
+        error = net.client("a", port, Echo()).end()
+    assert isinstance(error, Refused)
+    assert error.field == "server"
 
 
 def resident() -> int:
