@@ -59,8 +59,8 @@ class Terms(NamedTuple):
     deadline  for the cohort of a synchronous round (None: until all have answered)
     quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the
               schedule says)
-    patience  for scores, for a client that has gone while it was at work, and at the end for clients that are
-              away to come for their models
+    patience  for scores, for a client that has gone while it was at work asynchronously, and at the end for
+              clients that are away to come for their models
     """
 
     deadline: float | None = None
