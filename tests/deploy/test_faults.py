@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import struct
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -259,7 +260,7 @@ def test_random_bodies_are_faults_of_their_client(tmp_path: Path) -> None:
     fleet: Any = run.outcome.stage.setup.elsewhere
     flight = Flight(end=1.0, number=1, client=1, version=1, repeat=0, begin=0.0, lost=False)
     transport[0].clients = {}  # nobody else answers
-    good = 0
+    good, begin = 0, time.monotonic()
     for body in random_bodies(10_000, valid):
         fleet.ask(flight, run.outcome.state.server)
         (number, request), *_ = fleet.requests.items()
@@ -270,6 +271,8 @@ def test_random_bodies_are_faults_of_their_client(tmp_path: Path) -> None:
         good += not row.rejection
         assert all(bool(torch.isfinite(x).all()) for x in row.delta.values())
     assert 0 < good < 5_000  # changed digits of a number are another number
+    took = time.monotonic() - begin
+    print(f"figure: 10,000 random bodies as answers: {10_000 - good} set aside by name, in {took:.1f} s")
 
 
 def _with_id(body: bytes, valid: bytes, head: dict[str, Any]) -> bytes:

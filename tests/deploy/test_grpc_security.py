@@ -50,11 +50,13 @@ def unlisted(keys: Path, tmp_path: Path) -> Credentials:
     return credentials(own, "a")
 
 
-def refused(net: Net, port: int, own: Credentials) -> str:
+def refused(net: Net, port: int, own: Credentials, what: str) -> str:
     """Return why a client ends by itself, in time."""
     begin = time.monotonic()
     error = net.client("a", port, Echo(), credentials=own).end()
-    assert time.monotonic() - begin < SOON
+    took = time.monotonic() - begin
+    print(f"figure: a client with {what}: refused in {took:.2f} s")
+    assert took < SOON
     assert isinstance(error, Refused)
     return str(error)
 
@@ -65,11 +67,17 @@ def test_who_is_refused(net: Net, others: Path, unlisted: Credentials) -> None:
     trusts_others = Credentials(theirs.authority, ours.certificate, ours.key)
     signed_by_others = Credentials(ours.authority, theirs.certificate, theirs.key)
     server = credentials(net.keys, "server")  # a server's certificate is none of a client
-    assert "not to be trusted" in refused(net, transport.port, trusts_others)
-    assert "does not accept" in refused(net, transport.port, signed_by_others)
-    assert "does not accept" in refused(net, transport.port, server)
-    assert "not on the roster" in refused(net, transport.port, unlisted)
-    assert "the key is that of 'b'" in refused(net, transport.port, credentials(net.keys, "b"))
+    assert "not to be trusted" in refused(
+        net, transport.port, trusts_others, "another authority than the server's"
+    )
+    assert "does not accept" in refused(
+        net, transport.port, signed_by_others, "a certificate of another authority"
+    )
+    assert "does not accept" in refused(net, transport.port, server, "the certificate of the server")
+    assert "not on the roster" in refused(net, transport.port, unlisted, "a key that is not on the roster")
+    assert "the key is that of 'b'" in refused(
+        net, transport.port, credentials(net.keys, "b"), "the key of another client"
+    )
     assert transport.present() == frozenset()
     assert any("refused a connection" in text and "sha256:" in text for text in net.said)
     net.client("a", transport.port, Echo())  # nobody else suffers
@@ -118,9 +126,12 @@ def test_without_a_certificate_nothing_is_said(net: Net, certificate: bool | Non
     else:
         authority = credentials(net.keys, "a").authority.read_bytes()
         channel = grpc.secure_channel(f"127.0.0.1:{transport.port}", grpc.ssl_channel_credentials(authority))
+    start = time.monotonic()
     call = channel.stream_stream(frames.METHOD)(iter([hello(name="a")]), timeout=SOON)
     with pytest.raises(grpc.RpcError) as error:
         next(call)
+    what = "no TLS" if certificate is None else "no certificate"
+    print(f"figure: a peer with {what}: refused in {time.monotonic() - start:.2f} s")
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
     assert transport.present() == frozenset()
     channel.close()
@@ -129,7 +140,9 @@ def test_without_a_certificate_nothing_is_said(net: Net, certificate: bool | Non
 def test_a_server_without_tls_is_refused(net: Net) -> None:
     clients = roster.read(net.keys / "server" / roster.FILE)
     transport = GrpcTransport("127.0.0.1:0", clients, None, largest=1 << 20)
-    assert "does not speak TLS" in refused(net, transport.port, credentials(net.keys, "a"))
+    assert "does not speak TLS" in refused(
+        net, transport.port, credentials(net.keys, "a"), "TLS, at a server without it"
+    )
     transport.close()
 
 
