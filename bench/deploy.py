@@ -48,11 +48,12 @@ ECHOES = {
     "17 kB, 300 clients": (300, 17_000, 10),
 }
 WHOLE = {
+    "17 kB, 3 clients": (3, (64, 64, 10)),
     "26 MB, 3 clients": (3, (64, 2048, 3072, 10)),
     "17 kB, 300 clients": (300, (64, 64, 10)),
 }
 """Clients, and widths of a model whose last layer is personal."""
-WHOLE_ROUNDS = 16
+WHOLE_ROUNDS = 32
 ROUNDS = 200
 RESTARTS = (20, 60, 100, 140, 180)
 """Rounds after which a client is killed and started again."""
@@ -282,7 +283,8 @@ def compared(what: str, here: list[float], there: list[float]) -> None:
     """Print how long a round takes in this process and over gRPC, and what they make of each other."""
     told(f"{what}, in one process", here)
     told(f"{what}, over gRPC", there)
-    print(f"  the ratio of the medians: {statistics.median(there) / statistics.median(here):.2f}", flush=True)
+    one, other = statistics.median(here), statistics.median(there)
+    print(f"  of the medians: ratio {other / one:.2f}, difference {1e3 * (other - one):.1f} ms", flush=True)
 
 
 def main() -> None:

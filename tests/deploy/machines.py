@@ -110,7 +110,9 @@ class Machines:
         for name in names:
             experiment = small_experiment.experiment(method, rounds)
             one = Client(experiment, name, small_experiment.data(name), self.state(name))
-            models[name] = load_file(one.export(self.folder / f"{name}.safetensors"))
+            file = self.folder / f"{name}.safetensors"
+            file.unlink(missing_ok=True)
+            models[name] = load_file(one.export(file))
         return models
 
     def close(self) -> None:

@@ -97,6 +97,25 @@ def test_a_name_is_a_key(hall: Hall) -> None:
     assert hall.transport.present() == {"ann"}
 
 
+def test_a_roster_changes_between_two_looks(hall: Hall) -> None:
+    """It is followed from another thread: what a receiver iterates over is changed by itself alone."""
+    for name in ("ann", "bob"):
+        hall.transport.send(name, name, name.encode())
+    hall.transport.receive(0)
+    pull = hall.grid.pull_messages
+
+    def pulled(ids: list[str]) -> list[Any]:
+        hall.transport.revise({"bob": hall.roster["bob"]})
+        assert len(hall.transport._lines) == 2
+        return pull(ids)
+
+    hall.grid.answer(echo)
+    hall.grid.pull_messages = pulled  # type: ignore[method-assign]
+    assert len(hall.transport.receive(0)) == 2
+    assert hall.transport.present() == {"bob"}
+    assert hall.transport._lines.keys() == {"bob"}
+
+
 def test_a_request_that_is_given_up(hall: Hall) -> None:
     """One that waits is never sent; the reply to one that was sent is nobody's."""
     for number in ("1", "2", "3"):

@@ -241,15 +241,47 @@ def test_export_says_which_run_it_is_of(tmp_path: Path, partita: Command) -> Non
     (place / ("e" * 32)).mkdir()
     os.utime(place / run, ns=(1, 1))
     words = ("deploy", "export", EXPERIMENT, "--site", str(tmp_path / "a" / "site.toml"))
-    words = (*words, "--set", "rounds=1", "--to", str(tmp_path / "model"))
-    for more in ((), ("--run", run[:6])):
-        done = partita(*words, *more)
+    words = (*words, "--set", "rounds=1", "--to")
+    for name, *more in (("one",), ("two", "--run", run[:6])):
+        done = partita(*words, str(tmp_path / name), *more)
         assert done.returncode == 0, done.stderr
         assert f"of client a of run {run}" in done.stdout
         assert f"Run {'e' * 32} is newer and has not ended here" in " ".join(done.stdout.split())
-    done = partita(*words, "--run", "eeee")
+    done = partita(*words, str(tmp_path / "three"), "--run", "eeee")
     assert done.returncode == 2
     assert run in done.stderr
+    before = (tmp_path / "one").read_bytes()
+    for path, told in (("one", "does not exist yet"), ("none/model", f"mkdir -p {tmp_path / 'none'}")):
+        done = partita(*words, str(tmp_path / path))
+        assert done.returncode == 2
+        assert f"--to={str(tmp_path / path)!r}" in done.stderr
+        assert told in " ".join(done.stderr.split())
+        with pytest.raises(Refused, match="path="):
+            clients["a"].export(tmp_path / path)
+    assert (tmp_path / "one").read_bytes() == before
+
+
+def test_what_is_made_is_on_disk_with_the_folders_that_lead_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new file is on disk when its folder says so, and that one when its own does."""
+    synced, sync = set[str](), os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}").partition(".tmp")[0])
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    place = tmp_path / "new" / "state"
+    held = folder.hold(place, "ann")
+    folder.new_run(place / RUN)
+    assert {str(path) for path in (tmp_path, tmp_path / "new", place)} <= synced
+    del held
+    keys = tmp_path / "keys"
+    deployed_keys.make(keys, ["ann"])
+    files = [path for path in keys.rglob("*") if path.name != "roster.toml"]
+    assert {str(path) for path in files} <= synced
+    assert any(name.startswith(str(keys / "server" / ".roster.toml")) for name in synced)
 
 
 # ---- what a lying server cannot do

@@ -155,7 +155,7 @@ def test_of_two_processes_with_one_key_the_newer_goes_on(net: Net) -> None:
     net.client("a", transport.port, Echo())
     error = older.end()
     assert isinstance(error, Refused)
-    assert "another process with this key" in str(error)
+    assert "another process with the key of 'a'" in str(error)
     transport.send("a", "one", b"one")
     assert len(replies(transport, 1)) == 1
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import small_experiment
 from cable import Cable, until
-from machines import NAMES, ROUNDS, Machines, equal_models, equal_states, figure, same
+from machines import NAMES, ROUNDS, Machines, equal_models, equal_states, figure, same, simulated
 from safetensors.torch import load_file
 
 import partita as pt
+from partita import load
 from partita.deploy import Client, Local, serve
 from partita.deploy import keys as deployed
 from support import each
@@ -44,6 +45,7 @@ def test_three_processes_are_the_simulation(machines: Machines, method: str) -> 
         machines.ends(process, name)
     equal_models(machines, method)
     equal_states(machines, method)
+    same({"server": load(machines.out).shared}, {"server": simulated(method).shared})
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -114,11 +116,25 @@ def test_a_client_that_is_killed_in_an_evaluation_or_at_the_end(
     server = machines.server()
     machines.ends(killed, "b", -signal.SIGKILL)
     assert server.poll() is None
-    clients.append(machines.client("b"))
-    machines.ends(server, "server")
+    moment = "when it is told the last model" if when == "last" else f"in the evaluation after round {number}"
+    with figure(f"kill -9 of a client {moment}: from its restart to the end of the run"):
+        clients.append(machines.client("b"))
+        machines.ends(server, "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
+
+
+def test_a_private_server_that_is_killed(machines: Machines) -> None:
+    """Its release of the round is on disk before anybody sees it, and `--resume` goes on behind it."""
+    words = ("--set", "private=true")
+    clients = [machines.client(name, *words) for name in NAMES]
+    machines.ends(machines.server(*words, fault="round", number=3), "server", -signal.SIGKILL)
+    with figure("kill -9 of a private server between rounds: from its restart to the end of the run"):
+        machines.ends(machines.server(*words, "--resume"), "server")
+    for process in clients:
+        assert process.wait(60) == 0
+    assert load(machines.out).facts["rounds"] == ROUNDS
 
 
 def test_a_client_that_is_away_at_the_end(machines: Machines) -> None:
@@ -133,11 +149,11 @@ def test_a_client_that_is_away_at_the_end(machines: Machines) -> None:
     assert "client b has not got its model" in machines.text("server")
     for process in clients:
         assert process.wait(60) == 0
-    late = machines.client("b")
-    begin = time.monotonic()
-    machines.ends(machines.server("--resume"), "server")
-    assert time.monotonic() - begin < 40  # it does not wait for a and c, who have theirs
-    machines.ends(late, "b")
+    with figure("a client that was away at the end: from its start, and --resume, until it has its model"):
+        late = machines.client("b")
+        again = machines.server("--resume", "--patience", "10min")  # a and c, who have theirs, do not come
+        machines.ends(again, "server")
+        machines.ends(late, "b")
     equal_models(machines)
 
 
@@ -149,7 +165,9 @@ def test_a_server_that_is_killed_in_an_evaluation_or_at_the_end(
 ) -> None:
     clients = [machines.client(name) for name in NAMES]
     machines.ends(machines.server(fault=fault, number=number), "server", -signal.SIGKILL)
-    machines.ends(machines.server("--resume"), "server")
+    moment = "at the end" if fault == "end" else f"in the {fault} of round {number}"
+    with figure(f"kill -9 of the server {moment}: from its restart to the end of the run"):
+        machines.ends(machines.server("--resume"), "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -164,8 +182,9 @@ def test_all_are_killed_in_the_last_round(machines: Machines) -> None:
         process.kill()
         process.wait()
     machines.held("b").unlink()
-    clients = [machines.client(name) for name in NAMES]
-    machines.ends(machines.server("--resume"), "server")
+    with figure("kill -9 of all of them in the last round: from their restart to the end of the run"):
+        clients = [machines.client(name) for name in NAMES]
+        machines.ends(machines.server("--resume"), "server")
     for process in clients:
         assert process.wait(60) == 0
     equal_models(machines)
@@ -287,7 +306,10 @@ def test_another_experiment_is_named(machines: Machines) -> None:
     """The server says who differs and in what, and does not begin."""
     for name in NAMES:
         machines.client(name, *(("--set", "width=32") if name == "b" else ()))
-    machines.ends(machines.server("--enrolment", "20s"), "server", 2)
+    with figure(
+        "another experiment at a client, --enrolment 20s: from the start of all to the end of the server"
+    ):
+        machines.ends(machines.server("--enrolment", "20s"), "server", 2)
     told = machines.text("server").splitlines()[-1]
     assert "'b'" in told
     assert "model" in told

@@ -1,4 +1,4 @@
-"""Whole runs over gRPC with clients in threads: cut links and new rosters leave the bits of a simulation."""
+"""Whole runs over gRPC, clients in threads: cut links, rosters and liars leave the bits of a simulation."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small_experiment
 import torch
 from cable import Net, credentials, until
+from machines import figure
 from safetensors.torch import load_file
+from test_faults import FAULTS, Change
 
+import partita as pt
 from partita import Run
-from partita.deploy import Client, Handler, roster, serve
+from partita.deploy import Arrival, Client, Handler, roster, serve
 from partita.deploy import keys as deployed
+from partita.deploy.wire import unpack
 from partita.engine.callbacks import Callback, Event
 from partita.recipes import Experiment
+from support import each
 
 NAMES = small_experiment.NAMES
 
@@ -144,3 +150,64 @@ def test_clients_that_are_there_before_their_server(net: Net, tmp_path: Path) ->
     second.close(over=True)
     assert [site.end() for site in net.sites] == [None] * 3
     assert_simulated(run, clients)
+
+
+# ---- a client that lies
+
+
+LIES = (
+    "NaN",
+    "1e30",
+    "another shape",
+    "another type",
+    "another name",
+    "one more part",
+    "an old reply",
+    "pickle",
+)
+
+
+class Liar:
+    """A handler whose answers to training are changed, as by a client that lies."""
+
+    def __init__(self, handler: Handler, change: Change) -> None:
+        self.handler, self.change = handler, change
+        self.replies: list[Arrival] = []
+
+    def handle(self, body: bytes) -> bytes:
+        reply = Arrival("b", "", self.handler.handle(body))
+        self.replies.append(reply)
+        if unpack(body, 1 << 30)[0]["kind"] != "train":
+            return reply.body
+        (changed,) = self.change(reply, self)  # type: ignore[arg-type]
+        return changed.body
+
+
+@functools.cache
+def without_b() -> Run:
+    """What the server has where the uploads of b are never used."""
+    everyone = small_experiment.everyone()
+    attacked = {"attack": pt.attack.nonfinite(), "byzantine": [everyone.names[1]]}
+    made = replace(experiment(), data=everyone, **attacked)  # type: ignore[arg-type]
+    return made.run(executor="loop", device="cpu", baselines=False, progress=False)
+
+
+@each("lie", [*LIES, "random bytes"])
+def test_a_lie_is_named_and_has_no_effect(net: Net, tmp_path: Path, lie: str) -> None:
+    """The others go on as without the liar, whose connection stays."""
+    draws = np.random.default_rng(0)
+    random = (lambda arrival, _: [arrival._replace(body=draws.bytes(5_000))]), "header"
+    change, reason = {**FAULTS, "random bytes": random}[lie]
+    transport, clients = net.server(), people(tmp_path / "states")
+    for name in NAMES:
+        handler = Liar(clients[name], change) if name == "b" else clients[name]
+        net.client(name, transport.port, handler)
+    with figure(f"{lie} in each upload of a client: a run of {experiment().rounds} rounds"):
+        run = serve(experiment(), NAMES, transport, None, progress=False, report=False)
+    transport.close(over=True)
+    assert [site.end() for site in net.sites[-3:]] == [None] * 3
+    assert list(run.facts["excluded_why"]) == ["b"]
+    assert reason in run.facts["excluded_why"]["b"]
+    assert transport.traffic()["b"].connections == 1
+    for key, value in without_b().shared.items():
+        assert torch.equal(run.shared[key], value), key

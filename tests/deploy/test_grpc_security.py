@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -49,11 +50,13 @@ def unlisted(keys: Path, tmp_path: Path) -> Credentials:
     return credentials(own, "a")
 
 
-def refused(net: Net, port: int, own: Credentials) -> str:
+def refused(net: Net, port: int, own: Credentials, what: str) -> str:
     """Return why a client ends by itself, in time."""
     begin = time.monotonic()
     error = net.client("a", port, Echo(), credentials=own).end()
-    assert time.monotonic() - begin < SOON
+    took = time.monotonic() - begin
+    print(f"figure: a client with {what}: refused in {took:.2f} s")
+    assert took < SOON
     assert isinstance(error, Refused)
     return str(error)
 
@@ -64,11 +67,17 @@ def test_who_is_refused(net: Net, others: Path, unlisted: Credentials) -> None:
     trusts_others = Credentials(theirs.authority, ours.certificate, ours.key)
     signed_by_others = Credentials(ours.authority, theirs.certificate, theirs.key)
     server = credentials(net.keys, "server")  # a server's certificate is none of a client
-    assert "not to be trusted" in refused(net, transport.port, trusts_others)
-    assert "does not accept" in refused(net, transport.port, signed_by_others)
-    assert "does not accept" in refused(net, transport.port, server)
-    assert "not on the roster" in refused(net, transport.port, unlisted)
-    assert "the key is that of 'b'" in refused(net, transport.port, credentials(net.keys, "b"))
+    assert "not to be trusted" in refused(
+        net, transport.port, trusts_others, "another authority than the server's"
+    )
+    assert "does not accept" in refused(
+        net, transport.port, signed_by_others, "a certificate of another authority"
+    )
+    assert "does not accept" in refused(net, transport.port, server, "the certificate of the server")
+    assert "not on the roster" in refused(net, transport.port, unlisted, "a key that is not on the roster")
+    assert "the key is that of 'b'" in refused(
+        net, transport.port, credentials(net.keys, "b"), "the key of another client"
+    )
     assert transport.present() == frozenset()
     assert any("refused a connection" in text and "sha256:" in text for text in net.said)
     net.client("a", transport.port, Echo())  # nobody else suffers
@@ -117,9 +126,12 @@ def test_without_a_certificate_nothing_is_said(net: Net, certificate: bool | Non
     else:
         authority = credentials(net.keys, "a").authority.read_bytes()
         channel = grpc.secure_channel(f"127.0.0.1:{transport.port}", grpc.ssl_channel_credentials(authority))
+    start = time.monotonic()
     call = channel.stream_stream(frames.METHOD)(iter([hello(name="a")]), timeout=SOON)
     with pytest.raises(grpc.RpcError) as error:
         next(call)
+    what = "no TLS" if certificate is None else "no certificate"
+    print(f"figure: a peer with {what}: refused in {time.monotonic() - start:.2f} s")
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
     assert transport.present() == frozenset()
     channel.close()
@@ -128,8 +140,16 @@ def test_without_a_certificate_nothing_is_said(net: Net, certificate: bool | Non
 def test_a_server_without_tls_is_refused(net: Net) -> None:
     clients = roster.read(net.keys / "server" / roster.FILE)
     transport = GrpcTransport("127.0.0.1:0", clients, None, largest=1 << 20)
-    assert "does not speak TLS" in refused(net, transport.port, credentials(net.keys, "a"))
+    assert "does not speak TLS" in refused(
+        net, transport.port, credentials(net.keys, "a"), "TLS, at a server without it"
+    )
     transport.close()
+
+
+def test_a_client_without_tls_is_told_of_it(net: Net) -> None:
+    client = GrpcClient(f"127.0.0.1:{net.server().port}", None, largest=1 << 20, name="a")
+    with pytest.raises(Refused, match="leave out --insecure-loopback"):
+        client.run(Echo())
 
 
 def test_without_tls_only_this_machine(net: Net) -> None:
@@ -384,6 +404,42 @@ def test_a_hello_that_does_not_come_holds_up_nobody(net: Net, monkeypatch: pytes
         assert ended(codes[0][1]) == grpc.StatusCode.RESOURCE_EXHAUSTED
         net.client("a", transport.port, Echo())  # nor the client whose key it is
         until(lambda: transport.present() == {"a", "b"})
+
+
+def test_a_hello_that_is_late_is_said_again(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client has said may be under way for long: it connects again, and ends for nothing like that."""
+    wait = GrpcTransport._hello
+    monkeypatch.setattr(server, "HELLO", 0.05)
+
+    class Held:
+        """A stream on which nothing arrives."""
+
+        async def read(self) -> bytes:
+            return await asyncio.get_running_loop().create_future()
+
+    async def late(self: GrpcTransport, context: Any, key: str) -> dict[str, Any]:  # noqa: ARG001
+        monkeypatch.setattr(GrpcTransport, "_hello", wait)
+        try:
+            return await wait(self, Held(), key)
+        finally:
+            monkeypatch.setattr(server, "HELLO", PATIENCE)
+
+    monkeypatch.setattr(GrpcTransport, "_hello", late)
+    transport = net.server()
+    site = net.client("a", transport.port, Echo())
+    until(lambda: transport.present() == {"a"})
+    assert site.error is None
+    assert any("no hello within" in text and "waiting for" in text for text in net.said)
+
+
+@each("why", ["replaced", "revoked"])
+def test_what_a_server_says_is_no_mistake_of_the_client(net: Net, why: str) -> None:
+    """Whatever ends a client from outside is about the server, for which a service starts it again."""
+    welcome = frames.packed(frames.WELCOME, {"session": "s", "largest": 100})
+    with lying(net.keys, [welcome, frames.packed(frames.BYE, {"why": why})]) as port:
+        error = net.client("a", port, Echo()).end()
+    assert isinstance(error, Refused)
+    assert error.field == "server"
 
 
 def resident() -> int:

@@ -197,6 +197,21 @@ class Slowly(Recorded):
         return [*[a for a in arrivals if a not in slow], *due]
 
 
+def test_a_round_without_a_deadline_waits_for_who_has_gone(tmp_path: Path) -> None:
+    """However short the patience is: the round has all of its cohort, when the client is back."""
+
+    class Back(Slowly):
+        looks = 20
+
+        def present(self) -> frozenset[str]:
+            return frozenset(self.clients) - ({"bob"} if self._late else set())
+
+    made = experiment()
+    run, clients = deployed(made, tmp_path, Back, out=None, patience=BRIEFLY)
+    assert run.facts["clock"]["lost"] == run.facts["clock"]["late"] == 0
+    assert_same(bits_of_simulation(simulated(made)), bits_of_deployment(run, clients))
+
+
 def test_a_slow_client_is_heard(tmp_path: Path) -> None:
     made = experiment(schedule=pt.schedule.asynchronous(concurrency=3), rounds=24, evaluate_every=24)
     run, _ = deployed(made, tmp_path, Slowly, out=None, patience=BRIEFLY)

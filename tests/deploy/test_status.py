@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import shutil
 import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -76,6 +77,38 @@ def test_the_same_as_json(page: StatusPage) -> None:
         ("b&c", False, 2),
     ]
     assert found["log"][0][1] == f"client b&c: {EVIL}"
+
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((found for found in map(shutil.which, NAMES) if found), None)
+PATIENCE = 300_000  # milliseconds: more than a busy machine needs
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
+def test_the_page_in_a_browser(page: StatusPage) -> None:
+    """It shows the round and the clients, asks for nothing else, and complains of nothing."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    complaints, asked = list[str](), list[str]()
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
+        )
+        opened = browser.new_page()
+        opened.set_default_timeout(PATIENCE)
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.on("request", lambda request: asked.append(request.url))
+        opened.goto(page.address)
+        text, title = opened.inner_text("body"), opened.title()
+        rows = [row.split() for row in opened.locator("tr").all_inner_texts()]
+        browser.close()
+    assert title
+    for shown in ("fedalt", "4 of 10", "1 of 2", EVIL):
+        assert shown in text, shown
+    assert {"a", "b&c"} <= {row[0] for row in rows if row}
+    assert [row[1] for row in rows if row and row[0] == "b&c"] == ["away"]
+    assert [url for url in asked if not url.endswith("favicon.ico")] == [page.address]
+    assert complaints == []
 
 
 @each(

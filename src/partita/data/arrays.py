@@ -322,9 +322,10 @@ def finite(field: str, values: Column, client: Callable[[int], str]) -> None:
 
 
 def covered(ranges: IntArray, rows: int) -> NDArray[np.bool_]:
-    """Return which rows lie in one of the ranges (start, length)."""
-    begins = np.bincount(ranges[:, 0], minlength=rows + 1)
-    ends = np.bincount(ranges.sum(1), minlength=rows + 1)
+    """Return which of so many rows lie in one of the ranges (start, length), which may lead beyond them."""
+    begins, ends = (
+        np.bincount(np.minimum(place, rows), minlength=rows + 1) for place in (ranges[:, 0], ranges.sum(1))
+    )
     inside: NDArray[np.bool_] = np.cumsum(begins - ends)[:rows] > 0
     return inside
 

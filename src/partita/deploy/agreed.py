@@ -29,38 +29,34 @@ from partita.recipes.experiment import Experiment
 from partita.schedule.asynchronous import Asynchronous
 from partita.schedule.synchronous import Synchronous
 
-MOST_ROWS = 1 << 20
-"""Of an example, that stand for the samples of the largest client."""
+TRIAL_ROWS = 64
+"""Of an example, at least, that stand for the samples of each client: more than any trial asks for."""
 MOST_SAMPLES = 1 << 31
 """That a client may say it has."""
 
 
 def standing_for(example: FederatedData, population: Population) -> FederatedData:
-    """Return data with the counts of a population, whose rows are those of an example, again and again.
+    """Return data with the counts of a population, and the rows of an example for all its clients.
 
-    They take little memory, whatever a client says it has: beyond MOST_ROWS all are the same one.
+    The rows are as many as trials ask for, whatever a client says it has: nobody reads those behind them,
+    since clients have their samples themselves.
     """
+    rows = torch.arange(max(example.rows, TRIAL_ROWS)) % example.rows
     counts = [population.n_train, population.n_validation, population.n_test]
-    ends = np.cumsum(counts, axis=0)
-    most = int(max(1, ends[-1].max()))
-    rows = torch.arange(most) % example.rows if most <= MOST_ROWS else torch.zeros(1).long().expand(most)
-    ranges = [np.stack([end - n, n], axis=1) for end, n in zip(ends, counts)]
+    ranges = [np.stack([np.zeros_like(n), n], axis=1) for n in counts]
 
     def again(column: Column) -> Column:
         if isinstance(column, Tensor):
             return Mapped(column, rows, column.dtype)
         if isinstance(column, Mapped):
-            return replace(column, rows=chosen(column.rows))
-        return replace(column, start=chosen(column.start), length=chosen(column.length))
-
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor[rows] if most <= MOST_ROWS else tensor[:1].expand(most, *tensor.shape[1:])
+            return replace(column, rows=column.rows[rows])
+        return replace(column, start=column.start[rows], length=column.length[rows])
 
     return replace(
         example,
         x=columns_of.each(again, example.x),
-        y=chosen(example.y),
-        lengths=None if example.lengths is None else chosen(example.lengths),
+        y=example.y[rows],
+        lengths=None if example.lengths is None else example.lengths[rows],
         train=ranges[0],
         validation=ranges[1],
         test=ranges[2],

@@ -22,7 +22,7 @@ from partita.core.types import Tensors
 from partita.data import FederatedData
 from partita.data.population import SPLITS
 from partita.deploy.agreed import MOST_SAMPLES
-from partita.deploy.folder import LAST, Hold, hold, run_of, runs_in, write_private
+from partita.deploy.folder import LAST, Hold, hold, new_file, run_of, runs_in, write_private
 from partita.deploy.heads import address_of, checked, kept_of, whole_number
 from partita.deploy.states import Missing, States
 from partita.deploy.turn import Bound, Turn, begun, bind_stage, bound_to, received, state_of
@@ -116,8 +116,8 @@ class Client:
             return {name: float(column[number]) for name, column in found.scores.items()}
 
     def export(self, path: str | Path, run: str | None = None) -> Path:
-        """Write this client's own model as safetensors, in a file that its owner alone can read."""
-        target, run = check.path("path", path), run_of(self.folder, run)
+        """Write this client's own model as safetensors, in a new file that its owner alone can read."""
+        target, run = new_file("path", check.path("path", path)), run_of(self.folder, run)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.model(run).items()}
         write_private(target, save(tensors, {"client": self.name, "run": run}))
         return target

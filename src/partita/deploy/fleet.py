@@ -59,8 +59,8 @@ class Terms(NamedTuple):
     deadline  for the cohort of a synchronous round (None: until all have answered)
     quorum    uploads without which a round is abandoned, or which share of its cohort (None: as the
               schedule says)
-    patience  for scores, for a client that has gone while it was at work, and at the end for clients that are
-              away to come for their models
+    patience  for scores, for a client that has gone while it was at work asynchronously, and at the end for
+              clients that are away to come for their models
     """
 
     deadline: float | None = None
@@ -104,7 +104,7 @@ class Fleet:
         self.stage: Stage
         self.state: State
         self.answers = Answers()
-        self._initials: dict[int, Tensors] = {}
+        self._initials: dict[int, Body] = {}
         self._bodies: dict[tuple[int, int, bool], Body] = {}
 
     # ---- what the engine asks for
@@ -123,10 +123,10 @@ class Fleet:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_private(self.folder / RUN_FILE, self._described())
-        if stage.number:
-            self._initials[stage.number] = state.initial
-            if self.folder is not None:
-                write_tensors(self.folder / f"{stage.number}.safetensors", state.initial)
+        if stage.number and self.folder is not None:
+            write_tensors(self.folder / f"{stage.number}.safetensors", state.initial)
+        elif stage.number:
+            self._initials[stage.number] = Body.of(within("initial", state.initial))
 
     def _described(self) -> bytes:
         """Return the number of the run, and who takes part with how many samples."""
@@ -185,10 +185,10 @@ class Fleet:
         """Wait no more for the uploads of these clients."""
         given_up = set(clients)
         self.answers.drop(given_up)
-        for number, request in list(self.requests.items()):
-            if request.client in given_up and request.head["kind"] == "train":
-                LOG.info("client %s: no answer in time", request.name)
-                self._cancel(number)
+        waiting = [r for r in self.requests.values() if r.client in given_up and r.head["kind"] == "train"]
+        for request in waiting:
+            LOG.info("client %s: no answer in time", request.name)
+        self._cancel({request.question for request in waiting})
 
     def hand_over(self, clients: Iterable[int]) -> None:
         """Give the loop what these clients have answered, as what waits to be used."""
@@ -261,13 +261,12 @@ class Fleet:
             return taken
 
         waited = {c for c in wrong if names[c] in there or c in absent} - self.dismissed()
-        asked = [self._send(kind, c, *ask(c), SLACK, taker(c)) for c in sorted(waited)]
+        asked = {self._send(kind, c, *ask(c), SLACK, taker(c)) for c in sorted(waited)}
         left = math.inf
         while waited - self.dismissed() and left > 0:  # what has come already is taken, however late it is
             left = end - time.monotonic()
             self.wait(min(1.0, left))
-        for request in asked:
-            self._cancel(request)
+        self._cancel(asked)
         there = self.transport.present()
         return wrong | {c: SILENT for c in waited if names[c] in there}
 
@@ -381,12 +380,11 @@ class Fleet:
         body: Body,
         limit: int,
         taken: Callable[[dict[str, Any], Tensors, str], None],
-        again: int = 0,
     ) -> str:
         """Send a client of the run a request, and return its number."""
         sizes = [int(self.population.sizes(split)[client]) for split in SPLITS]
         head = {**head, **self._common(client), "sizes": sizes}
-        return self._dispatch(kind, client, self.population.names[client], head, body, limit, taken, again)
+        return self._dispatch(kind, client, self.population.names[client], head, body, limit, taken)
 
     def _common(self, client: int) -> dict[str, Any]:
         """Return what requests say of the run, and of a client's place in it."""
@@ -403,20 +401,25 @@ class Fleet:
         body: Body,
         limit: int,
         taken: Callable[[dict[str, Any], Tensors, str], None],
+        question: str = "",
         again: int = 0,
     ) -> str:
         number = secrets.token_hex(16)
         head = {**head, "kind": kind, "id": number, "run": self.run}
         message = segments(head, body)
-        self.requests[number] = Request(client, name, head, body, limit, taken, again=again)
+        self.requests[number] = Request(
+            client, name, head, body, limit, taken, question or number, again=again
+        )
         self.bytes_down += sum(map(len, message))
         self.transport.send(name, number, *message)
         return number
 
-    def _cancel(self, number: str) -> None:
-        """Wait no more for a reply."""
-        if (request := self.requests.pop(number, None)) is not None:
-            self.transport.cancel(request.name, number)
+    def _cancel(self, questions: Collection[str]) -> None:
+        """Wait no more for the replies to these requests, and to what was sent for them since."""
+        for number, request in list(self.requests.items()):
+            if request.question in questions:
+                del self.requests[number]
+                self.transport.cancel(request.name, number)
 
     # ---- replies
 
@@ -438,20 +441,32 @@ class Fleet:
     def _sent_again(self, request: Request, stages: Any) -> str:
         """Send a client the models that stages begin with, and what it was asked; or say what is wrong."""
         numbers = stages if isinstance(stages, list) else []
-        known = [n for n in numbers if type(n) is int and 1 <= n <= self.stage.number]
-        if not known or len(known) != len(numbers) or request.again >= MOST_ASKED_AGAIN:
+        known = {n for n in numbers if type(n) is int and 1 <= n <= self.stage.number}
+        if not known or len(known) != len(numbers):
             return "it lacks what nobody has"
-        client, name, head = request.client, request.name, request.head
-        for number in known:
-            body = Body.of(within("initial", self._initial(number)))
-            self._dispatch("stage", client, name, {**head, "stage": number}, body, SLACK, ignored)
-        again = request.again + 1
-        self._dispatch(head["kind"], client, name, head, request.body, request.limit, request.taken, again)
+        if request.again >= MOST_ASKED_AGAIN:
+            return "it goes on lacking what it was sent"
+        client, name, head, question = request.client, request.name, request.head, request.question
+        for number in sorted(known):
+            body, about = self._initial(number), {**head, "stage": number}
+            self._dispatch("stage", client, name, about, body, SLACK, ignored, question)
+        self._dispatch(
+            head["kind"],
+            client,
+            name,
+            head,
+            request.body,
+            request.limit,
+            request.taken,
+            question,
+            request.again + 1,
+        )
         return ""
 
-    def _initial(self, number: int) -> Tensors:
-        """Return the model that a stage has begun with."""
+    def _initial(self, number: int) -> Body:
+        """Return the model that a stage has begun with, as it is sent."""
         if number not in self._initials:
             assert self.folder is not None
-            self._initials[number] = load_file(self.folder / f"{number}.safetensors")
+            tensors = load_file(self.folder / f"{number}.safetensors")
+            self._initials[number] = Body.of(within("initial", tensors))
         return self._initials[number]

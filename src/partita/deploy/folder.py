@@ -34,8 +34,7 @@ class Hold:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True, mode=0o700)
+        make_private(folder)
         try:
             handle = locked(folder)
         except BlockingIOError:
@@ -113,10 +112,28 @@ def new_run(folder: Path) -> None:
     if (runs := len(runs_in(folder.parent))) >= MOST_RUNS:
         reason = f"it has {runs}: move those away that you do not need"
         raise check.fail("folder", str(folder.parent), f"at most {MOST_RUNS} runs", reason)
-    folder.mkdir(mode=0o700, parents=True)
+    make_private(folder)
 
 
 # ---- files
+
+
+def make_private(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder that its owner alone can open, and those above it; all are on disk when this returns."""
+    if not folder.is_dir():
+        make_private(folder.parent, 0o777)
+        folder.mkdir(mode=mode, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def new_file(field: str, path: Path) -> Path:
+    """Return the path of a file that is to be written; refuse one that is there, or that has no folder."""
+    if path.exists() or path.is_symlink():
+        raise check.fail(field, str(path), "a file that does not exist yet: move this one away first")
+    if not path.parent.is_dir():
+        reason = f"make it first: mkdir -p {path.parent}"
+        raise check.fail(field, str(path), "a file in a folder that exists", reason)
+    return path
 
 
 def write_private(path: Path, content: bytes) -> None:

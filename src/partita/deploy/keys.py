@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 from partita.core import check
 from partita.deploy import roster, site
+from partita.deploy.folder import make_private, write_private
 from partita.deploy.grpc.tls import fingerprint, library
+from partita.engine.store.files import sync_folder
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 AUTHORITY = "authority"
@@ -108,10 +110,7 @@ def renew(folder: Path, names: Sequence[str], *, days: int = DAYS) -> list[Path]
     files = [folder / name / ("server.crt" if name == SERVER else "client.crt") for name in names]
     renewed = [_renewed(authority, name, file, days) for name, file in zip(names, files)]
     for file, certificate in zip(files, renewed):
-        temporary = file.with_name(f".{file.name}.tmp")
-        temporary.unlink(missing_ok=True)
-        _write(temporary, Identity(certificate, None).pem())
-        os.replace(temporary, file)
+        write_private(file, Identity(certificate, None).pem())
     return files
 
 
@@ -212,7 +211,10 @@ def _stored(folder: Path) -> Identity:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file that its owner alone may read, in a folder of the same kind."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Write a new file that its owner alone may read, in a folder of the same kind; it is on disk then."""
+    make_private(path.parent)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
         f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    sync_folder(path.parent)

@@ -21,13 +21,18 @@ KINDS = {
     "arrive": "arrived",
 }
 """What a request of each kind is answered with."""
+LACKING = ("train", "score", "last", "arrive")
+"""Requests whose answer may be that the client lacks the models with which stages begin."""
 
 
 @dataclass
 class Request:
     """One request that is waited for.
 
-    taken  is called with the head and the tensors of its reply, or with what is wrong with it
+    taken     is called with the head and the tensors of its reply, or with what is wrong with it
+    question  the number of the request that was sent first: what a client lacks, and the same request once
+              more, are sent for it
+    again     how often it was sent before
     """
 
     client: int
@@ -36,6 +41,7 @@ class Request:
     body: Body
     limit: int
     taken: Callable[[dict[str, Any], Tensors, str], None]
+    question: str
     asked: float = field(default_factory=time.monotonic)
     again: int = 0
 
@@ -53,7 +59,8 @@ def read_reply(arrival: Arrival, request: Request) -> tuple[dict[str, Any], Tens
     kind = head.get("kind")
     if kind == "error":
         return {}, {}, f"error there: {_text(head.get('why'))}"
-    if kind not in (KINDS[request.head["kind"]], "lacks"):
+    asked = request.head["kind"]
+    if kind != KINDS[asked] and not (kind == "lacks" and asked in LACKING):
         return {}, {}, f"a reply of kind {printable(kind)}"
     return head, tensors, ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.core import check
+from partita.deploy.folder import write_private
 
 FILE = "roster.toml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -59,10 +59,7 @@ def write(path: Path, clients: Mapping[str, str]) -> None:
     """Replace the roster in one step; what it says of samples stays."""
     known = samples(path) if path.exists() else {}
     lines = [f"{json.dumps(client)} = {_line(key, known.get(client))}\n" for client, key in clients.items()]
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
-        f.write(HEAD + "".join(lines))
-    os.replace(temporary, path)
+    write_private(path, (HEAD + "".join(lines)).encode())
 
 
 def _line(key: str, counts: list[int] | None) -> str:

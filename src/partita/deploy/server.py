@@ -74,8 +74,9 @@ def serve(
     out         the folder of the run (None: nothing is kept, and it cannot be resumed)
     deadline    seconds after which a synchronous round ends with those who have answered (None: all do)
     quorum      usable uploads without which a round is abandoned, or which share of its cohort
-    patience    seconds to wait for scores, for a client that has gone while it was at work, and at the end
-                until clients that are away come for their models
+    patience    seconds to wait for scores; in an asynchronous run for a client that has gone while it was at
+                work; and at the end until clients that are away come for their models. A synchronous round
+                without a deadline waits for who has gone, until it is back or not `admitted` any more
     enrolment   seconds to wait until all have enrolled
     secret      what the noise of privacy, and then cohorts, are drawn from (None: 256 random bits that the
                 server alone has, by a keyed hash; a number below 2⁶³: as with this seed in a simulation, for

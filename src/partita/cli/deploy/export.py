@@ -11,7 +11,7 @@ from partita.cli.deploy.options import Recipe, Set, SiteFile, experiment_of
 from partita.cli.options import path
 from partita.deploy import Client
 from partita.deploy import site as sites
-from partita.deploy.folder import run_of
+from partita.deploy.folder import new_file, run_of
 from partita.deploy.samples import samples_of
 
 
@@ -34,12 +34,13 @@ def export(
 ) -> None:
     """Write this client's own model: the shared part as the server told it last, with the personal part.
 
-    It is made on this machine of what is in the folder of site.toml; nobody is called. The file can be read
-    by its owner alone, and loaded with safetensors. How good the model is on this client's test samples is
-    printed, too.
+    It is made on this machine of what is in the folder of site.toml; nobody is called. The file is a new one,
+    can be read by its owner alone, and loaded with safetensors. How good the model is on this client's test
+    samples is printed, too.
 
     Example: `partita deploy export experiment.py --site site.toml --to model.safetensors`
     """
+    new_file("--to", to)
     here = sites.SiteFile.read(site)
     data = samples_of(here, recipe)
     one = Client(experiment_of(recipe, set_), here.name, data, here.folder, site=here.leave)

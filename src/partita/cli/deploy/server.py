@@ -43,7 +43,7 @@ def server(
         typer.Option(
             metavar="TIME",
             help="Time after which a round ends with the clients that have answered, such as 600 or 10min. "
-            "Default: a round waits for all of its cohort.",
+            "Default: a round waits for all of its cohort, also for who has gone.",
         ),
     ] = None,
     quorum: Annotated[
@@ -58,8 +58,8 @@ def server(
         str,
         typer.Option(
             metavar="TIME",
-            help="Time to wait for scores, for a client that has gone, and at the end for clients that are "
-            "away to come for their models.",
+            help="Time to wait for scores; in an asynchronous run for a client that has gone; and at the end "
+            "for clients that are away to come for their models.",
         ),
     ] = "60s",
     enrolment: Annotated[

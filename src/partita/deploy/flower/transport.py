@@ -67,7 +67,8 @@ class FlowerTransport:
         notice: Callable[[str, str], None] = lambda name, text: None,  # noqa: ARG005
     ) -> None:
         self.grid, self.largest, self.notice = grid, largest, notice
-        self._names = {key: name for name, key in roster.items()}
+        self._names: dict[str, str] = {}
+        self._roster, self._followed = dict(roster), dict[str, str]()
         self._lines: dict[str, Line] = collections.defaultdict(Line)
         self._nodes: dict[str, Any] = {}
         self._keys: dict[bytes, str] = {}
@@ -104,10 +105,8 @@ class FlowerTransport:
             time.sleep(min(PACE, left))
 
     def revise(self, roster: Mapping[str, str]) -> None:
-        """Follow a new roster: who is not on it is asked nothing more."""
-        self._names, self._looked = {key: name for name, key in roster.items()}, -LOOK
-        for name in self._lines.keys() - roster.keys():
-            del self._lines[name]
+        """Follow a new roster at the next look; another thread may say it. Others are asked nothing more."""
+        self._roster = dict(roster)
 
     def close(self) -> None:
         """Forget all requests."""
@@ -117,6 +116,11 @@ class FlowerTransport:
 
     def _look(self) -> None:
         """Find the SuperNodes of the roster, by the keys with which they have signed in."""
+        if self._followed is not self._roster:
+            self._followed = roster = self._roster
+            self._names, self._looked = {key: name for name, key in roster.items()}, -LOOK
+            for name in self._lines.keys() - roster.keys():
+                del self._lines[name]
         if time.monotonic() - self._looked < LOOK:
             return
         found = {}

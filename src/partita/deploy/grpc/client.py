@@ -21,6 +21,8 @@ from partita.deploy.transport import Handler
 WELCOME = 20.0  # seconds in which a server has to say welcome
 SHORTEST, LONGEST = 0.2, 5.0  # seconds between two attempts to connect
 FATAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+PASSING = ("DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+"""What a server says that may be otherwise when it is asked again."""
 
 
 class GrpcClient:
@@ -154,22 +156,29 @@ class GrpcClient:
         if isinstance(error, asyncio.CancelledError | TimeoutError):
             text = "the server does not answer"
         elif isinstance(error, self._grpc.RpcError):
-            code, reason = error.code().name, ""
-            detail = str(error.details() or "")
+            code, detail = error.code().name, str(error.details() or "")
             if code in FATAL:
                 raise self._refused(detail or code)
-            if self._credentials is not None:
-                ours = (self.host, self.port, self._credentials)
-                reason = await asyncio.get_running_loop().run_in_executor(None, tls.refusal, *ours)
-                if reason and not self._known:
+            text = "the server cannot be reached"
+            if code in PASSING:
+                text = f"the server says: {detail or code}"
+            elif reason := await asyncio.get_running_loop().run_in_executor(None, self._refusal):
+                if not self._known:
                     raise self._refused(reason)
-            text = reason or "the server cannot be reached"
+                text = reason
         else:
             raise error
         text = f"{text}; waiting for {self.host}:{self.port}"
         if text != told:
             self.notice(text)
         return text
+
+    def _refusal(self) -> str:
+        """Return why a server that is there and this client do not come together; '' if unknown."""
+        if self._credentials is not None:
+            return tls.refusal(self.host, self.port, self._credentials)
+        there = tls.speaks_tls(self.host, self.port)
+        return "it speaks TLS, and this client does not: leave out --insecure-loopback" if there else ""
 
     def _refused(self, reason: str) -> check.Refused:
         allowed = "a server, an authority and a key that belong together (partita deploy keys)"
@@ -274,8 +283,8 @@ class GrpcClient:
 
     def _parted(self, why: str) -> bool:
         if why == "replaced":
-            allowed = "one process for each client"
-            raise check.fail("name", self.name, allowed, "another process with this key has connected")
+            reason = f"another process with the key of {self.name!r} has connected"
+            raise check.fail("server", f"{self.host}:{self.port}", "one process for each client", reason)
         if why == "revoked":
             raise self._refused("this key is not on its roster any more")
         return why == "over"

@@ -302,7 +302,7 @@ class GrpcTransport:
             if self._unheard.get(key) is reading:
                 del self._unheard[key]
         if not done:
-            raise Away("PERMISSION_DENIED", f"no hello within {HELLO:g} s")
+            raise Away("DEADLINE_EXCEEDED", f"no hello within {HELLO:g} s")
         if reading.cancelled():
             raise Away("RESOURCE_EXHAUSTED", "a newer stream with this key was opened before its hello")
         data = reading.result()

@@ -128,6 +128,19 @@ def refusal(host: str, port: int, credentials: Credentials) -> str:
     return ""
 
 
+def speaks_tls(host: str, port: int) -> bool:
+    """Return whether a server makes a handshake of TLS, whoever it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        plain = socket.create_connection((host, port), timeout=HANDSHAKE)
+        with plain, context.wrap_socket(plain):
+            return True
+    except OSError:  # those of TLS too
+        return False
+
+
 def _closed(context: ssl.SSLContext, host: str, port: int) -> bool:
     """Make a handshake; tell whether the server then closes the connection without a word.
 
