@@ -20,9 +20,7 @@ def everyone() -> pt.data.FederatedData:
     return pt.data.digits(len(NAMES), pt.data.label_skew(4), test=0.3, seed=0)
 
 
-def experiment(
-    method: str = "fedalt", rounds: int = 6, width: int = 64, seed: int = 0, private: bool = False
-) -> Experiment:
+def experiment(method: str = "fedalt", rounds: int = 6, width: int = 64, seed: int = 0) -> Experiment:
     noise = np.random.default_rng(0).random((20, 8, 8), dtype=np.float32)
     return Experiment(
         model=pt.models.mlp(64, width, 10, seed=seed),
@@ -33,7 +31,6 @@ def experiment(
         batch=16,
         evaluate_every=2,
         seed=seed,
-        uploads=[pt.privacy.gaussian(noise=1.0, clip=1.0)] if private else (),
     )
 
 
