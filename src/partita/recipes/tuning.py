@@ -602,7 +602,7 @@ def tune_study(
         "progress": False,
         "out": None,
     }
-    begun, joined = False, not alone and can_be_joined(range(GENERATION), lambda _: callbacks, options)
+    begun, joined = False, not alone and can_be_joined(GENERATION, lambda _: callbacks, options)
     for label, variant in study.variants.items():
         seed = check.integer("seed", variant.experiment.seed, low=0, high=check.LARGEST - APART)
         experiment = replace(variant.experiment, seed=seed + APART)
