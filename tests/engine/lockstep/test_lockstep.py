@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,6 +177,29 @@ def test_what_cannot_be_one_program_stays_apart(name: str, joint: list[tuple[str
         assert_same(a, b)
 
 
+REASONS: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "batches": (lambda i: {"batch": 8 * (i + 1)}, r"they differ in settings\.batch \(8, 16\)"),
+    "methods": (lambda i: {"method": (pt.fedavg, pt.ditto, pt.scaffold)[i](lr=0.1)}, r"differ in .*'ditto'"),
+    "room": (lambda _: {"memory": 1 << 19}, r"the data of all are [\d,]+ bytes, more than the [\d,]+ of mem"),
+}
+
+
+@each("name", list(REASONS))
+def test_the_log_says_once_why_runs_stay_apart(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings, reason = REASONS[name]
+    caplog.set_level("INFO", logger="partita")
+    caplog.clear()
+
+    def body(i: int) -> pt.Run:
+        own = settings(i)
+        return run(i, own.pop("method", pt.fedavg(lr=0.1)), rounds=3, **own)
+
+    in_lockstep([functools.partial(body, i) for i in range(2)])
+    told = [text for text in caplog.messages if "training of" in text]
+    assert len(told) == 1, caplog.messages
+    assert re.search(reason, told[0]), told
+
+
 def test_a_rule_that_knows_its_run_is_found_out(joint: list[tuple[str, int]]) -> None:
     """Its name and options say that it is the same in all runs; its results do not."""
 
@@ -233,6 +257,16 @@ def test_cohorts_in_blocks(
     assert len([count for program, count in joint if program == "training"]) == 2 * 4
     for a, b in zip(alone, together):
         assert_same(a, b)
+
+
+def test_the_parts_of_all_runs_take_no_longer_than_all_of_them() -> None:
+    """Each has its share of what is computed as one, and does not count how long it waits for the others."""
+    together = in_lockstep([functools.partial(run, i, pt.fedavg(lr=0.1), rounds=30) for i in range(RUNS)])
+    phases, took = [r.facts["phases"] for r in together], max(r.facts["seconds"] for r in together)
+    assert sum(sum(own.values()) for own in phases) < 1.2 * took
+    steps = [own["steps"] for own in phases]
+    assert min(steps) > 0
+    assert max(steps) < 3 * min(steps)
 
 
 def test_two_trainings_in_one_run(joint: list[tuple[str, int]]) -> None:
@@ -305,12 +339,49 @@ def test_ctrl_c_leaves_a_checkpoint_of_every_run(tmp_path: Path) -> None:
         in_lockstep(runs)
     for i in range(RUNS):
         assert not (tmp_path / str(i) / "summary.json").exists()
-        assert sorted((tmp_path / str(i) / "checkpoint").iterdir())[-1].name in ("00000001", "00000002")
+        assert durable.rounds(tmp_path / str(i) / "checkpoint")[0] == 2
     resumed = in_lockstep([functools.partial(body, i, resume=True) for i in range(RUNS)])
     straights = in_lockstep([functools.partial(run, i, pt.fedalt("output", lr=0.1)) for i in range(RUNS)])
     for found, straight in zip(resumed, straights):
         for name, value in straight.shared.items():
             assert torch.equal(found.shared[name], value)
+
+
+@each("who", range(RUNS))
+def test_ctrl_c_ends_all_runs_after_the_same_round(who: int, tmp_path: Path) -> None:
+    """Those that the signal finds a round ahead take no step back: the others take one more."""
+
+    def body(i: int) -> pt.Run:
+        watch = [Signalled()] if i == who else []
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / str(who) / str(i), callbacks=watch)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    newest = {durable.rounds(tmp_path / str(who) / str(i) / "checkpoint")[0] for i in range(RUNS)}
+    assert newest == {2 if who == 0 else 3}
+
+
+def test_a_second_ctrl_c_gives_all_folders_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the runs where they are, while something else than a run is at work; they can go on at once."""
+    compute, times = member.Joint.__call__, 0
+
+    def insisted(self: member.Joint, members: Any, calls: Any) -> Any:
+        nonlocal times
+        times += calls[0].program.trains
+        if times == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return compute(self, members, calls)
+
+    def body(i: int, **changed: Any) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / str(i), **changed)
+
+    monkeypatch.setattr(member.Joint, "__call__", insisted)
+    with pytest.raises(KeyboardInterrupt) as kept:  # what holds the frames of the runs
+        in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    resumed = in_lockstep([functools.partial(body, i, resume=True) for i in range(RUNS)])
+    assert [r.facts["rounds"] for r in resumed] == [4] * RUNS
+    del kept
 
 
 # ---- studies and searches
