@@ -164,10 +164,9 @@ class Graph(Vmap):
         sizes = {-(-size // chunks) for size in self.cohort_sizes for chunks in range(1, EXACT_CHUNKS + 1)}
         if sizes & {n, n + 1}:  # the chunks of a cohort differ by one
             return n if n in sizes else n + 1
-        power = 1 << (n - 1).bit_length()
-        rounded = power * 3 // 4 if 4 < n <= power * 3 // 4 else power
+        rounded = rounded_up(n)
         if self.always:  # each size is compiled on its own
-            rounded = max(4, power)
+            rounded = max(4, 1 << (n - 1).bit_length())
         return min([rounded, *[size for size in sizes if size > n]])
 
     def _width(self, phase: Phase, drawn: list[Plan], context: RoundContext) -> int:
@@ -226,6 +225,12 @@ class Graph(Vmap):
         finally:
             self.notify("")
         return ""
+
+
+def rounded_up(n: int) -> int:
+    """Return the next of 1, 2, 4, 6, 8, 12, 16, 24, ...: what changes has one of few sizes."""
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
 
 
 def _roomy(rate: Tensor, rows: bool) -> Tensor:

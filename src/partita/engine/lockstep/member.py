@@ -24,6 +24,7 @@ from partita.core.types import ClientState, Group, RoundContext, ServerState, Up
 from partita.data import FederatedData
 from partita.engine.execute import make_executor
 from partita.engine.execute.base import Runner
+from partita.engine.execute.graph import rounded_up
 from partita.engine.execute.plan import BoundProblem
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
@@ -287,7 +288,7 @@ class Joint:
             joint = JointProblem.of(bounds, problem, on)
             return replace(joint, rules_of=rules_of, algorithm=method, differing=differing)
 
-        counts = range(1, len(members) + 1)
+        counts = {min(rounded_up(n), len(members)) for n in range(1, len(members) + 1)}  # runs that are left
         task = replace(
             first,
             data=data,
