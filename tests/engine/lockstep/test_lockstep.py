@@ -19,9 +19,11 @@ import partita as pt
 from partita.engine import stage
 from partita.engine.callbacks import Callback
 from partita.engine.execute import auto
+from partita.engine.execute.cuda.captured import Captured
 from partita.engine.lockstep import member
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.store import durable
+from partita.recipes import tuning
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, run_study
 from partita.recipes.variant import Variant
@@ -136,12 +138,13 @@ NUMBERS: dict[str, tuple[Callable[[int], pt.Algorithm], bool]] = {
     "fedprox": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * (i + 1)), True),
     "ditto": (lambda i: pt.ditto(lr=0.05 * (i + 1), lam=0.5 * (i + 1)), True),
     "pfedme": (lambda i: pt.pfedme(lr=0.1, lam=2.0 * (i + 1), inner_lr=0.1, inner_steps=2), True),
-    "fedavg_plus": (lambda i: pt.fedavg_plus(lr=0.1, sigma=0.5 * (i + 1), delta=0.1 * (i + 1)), False),
-    "perfedavg": (lambda i: pt.perfedavg(lr=0.1, alpha=0.05 * (i + 1)), False),
-    "apfl": (lambda i: pt.apfl(lr=0.1, alpha=0.2 * (i + 1)), False),
+    "fedavg_plus": (lambda i: pt.fedavg_plus(lr=0.1, sigma=0.5 * (i + 1), delta=0.1 * (i + 1)), True),
+    "perfedavg": (lambda i: pt.perfedavg(lr=0.1, alpha=0.05 * (i + 1)), True),
+    "apfl": (lambda i: pt.apfl(lr=0.1, alpha=0.2 * (i + 1)), True),
     "moon": (lambda i: pt.moon(lr=0.1, mu=1.0 * (i + 1)), False),
-    "momentum": (lambda i: pt.fedavg(lr=0.1, momentum=0.2 * (i + 1)), False),
-    "clipping": (lambda i: pt.fedavg(lr=0.1, max_grad_norm=0.5 * (i + 1)), False),
+    "momentum": (lambda i: pt.fedavg(lr=0.1, momentum=0.2 * (i + 1)), True),
+    "decay": (lambda i: pt.ditto(lr=0.1, lam=0.5, weight_decay=0.01 * (i + 1)), True),
+    "clipping": (lambda i: pt.fedavg(lr=0.1, max_grad_norm=0.5 * (i + 1)), True),
     "some zero": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * i), False),
 }
 
@@ -153,8 +156,7 @@ def test_numbers_that_differ_between_runs(name: str, joint: list[tuple[str, int]
     alone = [run(i, make(i), rounds=3) for i in range(RUNS)]
     joint.clear()
     together = in_lockstep([functools.partial(run, i, make(i), rounds=3) for i in range(RUNS)])
-    if shared:
-        assert ("training", RUNS) in joint
+    assert (("training", RUNS) in joint) is shared
     for a, b in zip(alone, together):
         assert_same(a, b)
 
@@ -454,7 +456,7 @@ def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[
     alone = pt.tune(model, data, [pt.fedavg(lr=0.1)], alone=True, **settings)
     assert not joint
     together = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", **settings)
-    assert ("training", 8) in joint  # after trial 0, the method as it was given
+    assert ("training", 10) in joint  # with the method as it was given
     for a, b in zip(alone.trials, together.trials, strict=True):
         assert (a.params, a.state) == (b.params, b.state)
         assert b.score == pytest.approx(a.score, abs=0.02)
@@ -462,3 +464,41 @@ def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[
     (tmp_path / "search" / "trials.jsonl").write_text("\n".join(lines[:3]) + "\n")  # killed in a generation
     again = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", resume=True, **settings)
     assert [t.params for t in again.trials] == [t.params for t in together.trials]
+
+
+@each("executor", ["vmap", "graph"])
+def test_a_pruned_trial_leaves_the_others_as_they_are(
+    executor: str, joint: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded for six serves five: no step is recorded for each number of runs that are left."""
+    pytest.importorskip("optuna")
+    propose, record, recorded = tuning.propose, Captured.record, []
+
+    def forced(*given: Any) -> Any:
+        ends = {1: 3, 2: 4}  # the round after which a trial is hopeless
+
+        def hopeless(number: int) -> Callable[[int, float], bool]:
+            return lambda now, score: now >= ends.get(number, now + 1)  # noqa: ARG005
+
+        return [p._replace(hopeless=hopeless(p.number)) for p in propose(*given)]
+
+    def noted(self: Captured) -> None:
+        recorded.append(self.shape.n)
+        record(self)
+
+    monkeypatch.setattr(tuning, "propose", forced)
+    monkeypatch.setattr(Captured, "record", noted)
+    settings = {"rounds": 10, "cohort": 4, "steps": 2, "batch": 16, "budget": 7, "evaluate_every": 1}
+    given = pt.models.mlp(64, 8, 10, seed=0), samples(0), [pt.fedavg(lr=0.1)]
+    alone = pt.tune(*given, alone=True, executor=executor, **settings)
+    joint.clear()
+    recorded.clear()
+    together = pt.tune(*given, executor=executor, **settings)
+    counts = [count for program, count in joint if program == "training"]
+    assert counts == [7] * 3 + [6] + [5] * 6
+    if executor == "graph":
+        assert {n for n in recorded if n > 4} == {7 * 4, 6 * 4}  # five runs have room among six
+    assert [t.state for t in together.trials].count("pruned") == 2
+    for a, b in zip(alone.of("fedavg"), together.of("fedavg"), strict=True):
+        assert (a.params, a.state) == (b.params, b.state)
+        assert b.score == pytest.approx(a.score, abs=0.02)
