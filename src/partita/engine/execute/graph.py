@@ -181,7 +181,7 @@ class Graph(Vmap):
         if role in self.choices:
             self._switch(recording, self.choices[role]["picked"])
             return
-        seconds, reasons = {CAPTURED: recording.seconds()}, []
+        seconds, reasons, labels = {CAPTURED: recording.seconds()}, [], dict(FORM_LABELS)
         for form in self._forms(recording):
             left, cost = min(seconds.values()) * steps_left, recording.cost(form)
             if not self.always and left * COMPILED_SAVING < cost:
@@ -191,7 +191,8 @@ class Graph(Vmap):
                 reasons.append(f"{form}: {reason}")
                 continue
             seconds[form] = recording.seconds()
-        times = [f"{x * 1e3:.2f} ms a step {FORM_LABELS[form]}".rstrip() for form, x in seconds.items()]
+            labels[form] += " (loaded from disk)" if recording.loaded else ""
+        times = [f"{x * 1e3:.2f} ms a step {labels[form]}".rstrip() for form, x in seconds.items()]
         if self.always and len(seconds) > 1:
             del seconds[CAPTURED]
         best = min(seconds, key=lambda form: seconds[form])
