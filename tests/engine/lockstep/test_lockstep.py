@@ -20,7 +20,7 @@ from partita.engine import stage
 from partita.engine.callbacks import Callback
 from partita.engine.execute import auto
 from partita.engine.execute.cuda.captured import Captured
-from partita.engine.lockstep import member
+from partita.engine.lockstep import member, paying
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.store import durable
 from partita.recipes import tuning
@@ -269,6 +269,38 @@ def test_the_parts_of_all_runs_take_no_longer_than_all_of_them() -> None:
     steps = [own["steps"] for own in phases]
     assert min(steps) > 0
     assert max(steps) < 3 * min(steps)
+
+
+def test_auto_measures_whether_it_pays(
+    tmp_path: Path, joint: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are no faster as one batch are apart after three rounds, for good; config.json says why."""
+    settings = {"executor": "auto", "rounds": 14, "checkpoint_every": 1}
+
+    def body(i: int, folder: str, **changed: Any) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / folder / str(i), **{**settings, **changed})
+
+    def trained() -> int:
+        return len([count for program, count in joint if program == "training"])
+
+    def all_of(folder: str, **changed: Any) -> list[pt.Run]:
+        joint.clear()
+        return in_lockstep([functools.partial(body, i, folder, **changed) for i in range(RUNS)])
+
+    alone = [run(i, pt.fedavg(lr=0.1), **settings) for i in range(RUNS)]
+    role = "training of several runs, stage 0"
+    for folder, least, picked, rounds in (("slow", 1e9, "apart", 3), ("fast", 0.0, "together", 14)):
+        monkeypatch.setattr(paying, "LEAST_SPEEDUP", least)
+        found = all_of(folder)
+        assert trained() == rounds
+        for a, b in zip(alone, found):
+            assert_same(a, b)
+        assert {r.config["executor"]["picks"][role]["picked"] for r in found} == {picked}
+        assert "one after another" in found[0].config["executor"]["picks"][role]["why"]
+    all_of("slow", resume=True, rounds=16)
+    assert trained() == 0
+    assert all_of("short", rounds=3)[0].config["executor"]["picks"][role]["why"].endswith("few to measure")
+    assert trained() == 3
 
 
 def test_two_trainings_in_one_run(joint: list[tuple[str, int]]) -> None:

@@ -25,12 +25,13 @@ from partita.data import FederatedData
 from partita.engine.execute import make_executor
 from partita.engine.execute.base import Runner
 from partita.engine.execute.graph import rounded_up
-from partita.engine.execute.plan import BoundProblem
+from partita.engine.execute.plan import BoundProblem, rounds_left
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
 from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, close, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
 from partita.engine.lockstep.numbers import numbers
+from partita.engine.lockstep.paying import Paying
 from partita.engine.lockstep.servers import AGGREGATION, SERVER, Act, Servers, each_alone
 from partita.engine.look import Look, LookAtSome, looks_at
 
@@ -172,7 +173,7 @@ class Together:
         what = members[0].key, calls[0].program.name
         if len(members) > 1 and what not in self._refused and _pays(members, calls):
             try:
-                if (joint := self._joint(members)) is not None:
+                if (joint := self._joint(members)) is not None and joint.pays(members, calls):
                     return joint(members, calls)
             except TooEarly:
                 pass  # the next time may tell
@@ -262,7 +263,9 @@ class Joint:
     rules_of: dict[str, list[Program]]
     choices: dict[str, dict[str, str]]
     servers: Servers
+    measures: bool
     tried: set[str] = field(default_factory=set)
+    paying: dict[str, Paying] = field(default_factory=dict)
 
     @classmethod
     def of(cls, members: Sequence[Member]) -> Joint:
@@ -308,7 +311,12 @@ class Joint:
             rules_of,
             task.choices,
             servers,
+            measures=members[0].executor == "auto" and not torch.are_deterministic_algorithms_enabled(),
         )
+
+    def pays(self, members: Sequence[Member], calls: Sequence[Call]) -> bool:
+        """Return whether runs compute together, as far as anybody knows yet."""
+        return not self._paying(members[0], calls[0]).apart_for_good
 
     def __call__(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Answer]:
         """Compute what some of the runs ask, as one batch."""
@@ -321,14 +329,26 @@ class Joint:
             self._try(members, calls, places)
             self.tried.add(program.name)
         together, sizes = self._joined(members, calls, places), [len(call.clients) for call in calls]
-        uploads, states = self.runner(*together)
+        paying = self._paying(members[0], calls[0])
+        seconds, (uploads, states) = paying.seconds(lambda: self.runner(*together))
         looks: Sequence[LookAtSome | None] = [None] * len(calls)
         if program.trains:  # nobody knows when all runs are done with it: its memory is not used again
             self.runner.release((uploads, states))
             uploads, looks = self._with_sender(uploads, together), looks_at(uploads, states, sizes)
         for member in members:
             member.task.choices.update(self.choices)
+        if program.trains:
+            choices = [member.task.choices for member in members]
+            left = rounds_left(calls[0].context)
+            paying.see(seconds, len(calls), left, choices, lambda: members[0].inner(*calls[0]))
         return [Answer(*own, look) for own, look in zip(apart((uploads, states), sizes), looks)]
+
+    def _paying(self, member: Member, call: Call) -> Paying:
+        """Return what is known of whether it pays to train together; evaluations follow the training."""
+        role, measures = _role(call), self.measures and call.program.trains
+        if role not in self.paying:
+            self.paying[role] = Paying(role, member.task.choices, measures=measures)
+        return self.paying[role]
 
     def _with_sender(self, uploads: Upload, call: Call) -> Upload:
         """Add to what clients send how much they count, and what their runs call them."""
@@ -366,6 +386,11 @@ def _stack(runner: Any) -> Vmap | None:
         if isinstance(candidate, Vmap):
             return Vmap(candidate.bound, candidate.budget, candidate.model_bytes, candidate.sample_bytes)
     return None
+
+
+def _role(call: Call) -> str:
+    """Return what it is called that runs compute together."""
+    return f"{call.program.name} of several runs, stage {call.context.stage}"
 
 
 def _head(member: Member, call: Call) -> Call:
