@@ -203,7 +203,8 @@ def test_runs_that_train_together_end_together_when_time_is_up(tmp_path: Path) -
     stops = []
 
     def once(seed: int) -> Study:
-        return Study({name: Variant(replace(experiment(seed), rounds=2)) for name in ("first", "second")})
+        each = replace(experiment(seed), rounds=2)
+        return Study({"first": Variant(each), "second": Variant(each, baselines={"local": "first"})})
 
     for _ in range(4):
         try:

@@ -97,9 +97,9 @@ def fedplus(
     common = settings(options)
     common = replace(common, aggregate=options["aggregate"] or psi.aggregator)
     eta = as_rate(lr)
-    if solver is None:
+    if solver is None and isinstance(sigma, float):  # else it differs between clients
         warn_about_kappa(eta(0, 1), sigma)
-    elif common.keeps_optimizer:
+    if solver is not None and common.keeps_optimizer:
         raise check.fail("optimizer_state", "keep", "'reset' with solver=, which solves anew in every round")
 
     def partition(model: nn.Module, names: Sequence[str]) -> Partition:  # noqa: ARG001
@@ -220,7 +220,7 @@ def warn_about_kappa(lr: float, sigma: float) -> None:
 
 def between(own: Tensor, center: Tensor, lam: float) -> Tensor:
     """(1 − λ) own + λ center; counters stay whole."""
-    if lam in (0, 1):
+    if isinstance(lam, int | float) and lam in (0, 1):
         return center if lam else own
     mixed = (1 - lam) * own + lam * center
     return mixed if own.is_floating_point() else mixed.round().to(own.dtype)

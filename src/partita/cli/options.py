@@ -94,8 +94,9 @@ class RunOptions:
         bool,
         typer.Option(
             "--alone",
-            help="Make one run after another. By default the runs of a method's seeds, and the trials of a "
-            "search, train as one batch where that can be, with the results that each has alone.",
+            help="Make one run after another. By default the runs of a method, all seeds and settings of it, "
+            "and the trials of a search, train as one batch where that can be, with the results that each "
+            "has alone.",
         ),
     ] = False
     memory: Annotated[str | None, typer.Option(help=meaning("memory"))] = None

@@ -144,6 +144,11 @@ def called(kind: type) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
+def given(number: Any) -> bool:
+    """Return whether a term has a weight; one that differs between clients is a tensor, and not zero."""
+    return not isinstance(number, int | float) or bool(number)
+
+
 def constructors(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return what users call of a package, by name: its functions, and classes under lower-case names."""
     public = {name: getattr(module, name) for name in module.__all__}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core.types import Cohort
+from partita.engine.lockstep.meeting import working_seconds
 from partita.engine.samples import Scored
 
 BINS = 4
@@ -195,6 +196,8 @@ PHASES = ("cohort", "states", "steps", "screening", "aggregation", "server", "ev
 class Timer:
     """Seconds of each phase of a round, without those of phases inside it.
 
+    In lockstep a run has its share of what several compute as one, and nothing of what the others do.
+
     A GPU works while the host goes on; a round waits for it at the end of its steps, and as a rule nowhere
     else. With `wait` the host waits at both ends of every phase: each has the time that its work took.
     """
@@ -222,7 +225,7 @@ class Timer:
     def _now(self) -> float:
         if self._wait:
             torch.cuda.synchronize()
-        return time.perf_counter()
+        return working_seconds()
 
 
 class Ending(NamedTuple):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.core import check
+from partita.engine.lockstep import seat
 from partita.engine.record import CLIENT_COLUMNS, FURTHER, Record, read_json
 from partita.engine.samples import FILE as SAMPLES
 from partita.engine.stage import Choices, Stage
@@ -54,18 +55,46 @@ def resuming_from(rounds: Mapping[Path, int]) -> Iterator[None]:
         _LATEST.reset(token)
 
 
+class Pace:
+    """Says after which rounds a checkpoint is due by time: for all runs that go on together, the same."""
+
+    def __init__(self) -> None:
+        self._saved_at, self._decided = time.monotonic(), -1
+        self._due: set[int] = set()
+
+    def due(self, round: int) -> bool:
+        """Return whether this round is one; the first run that comes to it decides."""
+        if round > self._decided:
+            self._decided = round
+            if time.monotonic() - self._saved_at > CHECKPOINT_SECONDS:
+                self._due.add(round)
+                self.saved()
+        return round in self._due
+
+    def saved(self) -> None:
+        """Count from now on, when a checkpoint has been written."""
+        self._saved_at = time.monotonic()
+
+
+def _pace(kind: str) -> Pace:
+    """Return the pace of a run: in lockstep that of all runs of this kind."""
+    place = seat()
+    return Pace() if place is None else place.common.setdefault(("pace", kind), Pace())
+
+
 class RunFolder:
     """The files of a run; without a path nothing is written.
 
     every          rounds between checkpoints (0: none; None: about every 30 seconds)
+    baseline       which one it is, '' for a run itself
     within_a_round  whether the run goes on from a release that nobody was told of
     """
 
-    def __init__(self, path: Path | None, every: int | None = None) -> None:
+    def __init__(self, path: Path | None, every: int | None = None, baseline: str = "") -> None:
         self.path, self._every = path, every
         self.within_a_round = False
         self._lock: int | None = None
-        self._saved_at, self._saved_version = time.monotonic(), -1
+        self._pace, self._saved_version = _pace(baseline), -1
 
     @property
     def name(self) -> str | None:
@@ -179,7 +208,7 @@ class RunFolder:
         """Return whether it is time for a checkpoint."""
         if self._every:
             return version % self._every == 0
-        return time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
+        return self._pace.due(version)
 
     def checkpoint(self, stage: Stage, state: State) -> None:
         """Write the whole run to disk, or nothing of it."""
@@ -187,7 +216,8 @@ class RunFolder:
         if self.path is None or version == self._saved_version or self._every == 0:
             return
         self._write(self.path / "checkpoint", stage, state, keep=2)
-        self._saved_at, self._saved_version = time.monotonic(), version
+        self._saved_version = version
+        self._pace.saved()
 
     def keep_release(self, stage: Stage, state: State) -> None:
         """Write the run to disk as it is after a release, which is made once: nobody has seen it yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from partita.engine.cohorts import (
     refuse_twice,
 )
 from partita.engine.execute.plan import progress_of
+from partita.engine.lockstep.meeting import working_seconds
 from partita.engine.look import kept
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
@@ -69,7 +69,7 @@ NOBODY = Chunk(Upload({}), [], 0)
 
 def one_round(stage: Stage, state: State) -> Round:
     """Let a cohort train, and the server act on what it sends."""
-    begin = time.perf_counter()
+    begin = working_seconds()
     stage.release(state.server)  # what the last round computed is used up
     with state.timer("cohort"):  # who reports now, and what each had downloaded
         cohort = stage.channel.downloaded(state.schedule.next(state.server))
@@ -100,7 +100,7 @@ def one_round(stage: Stage, state: State) -> Round:
         combined = stage.releases.nothing()  # what is released must not tell whether anybody came
     state.server, notes = _server_step(stage, state, usable, combined)
     bytes_up = sum([c.bytes_up for c in chunks]) + ANSWER_BYTES * cohort.asked
-    seconds, abandoned = time.perf_counter() - begin, combined is None
+    seconds, abandoned = working_seconds() - begin, combined is None
     return Round(cohort, uploads, rejections, bytes_up, notes, seconds, abandoned)
 
 

@@ -102,6 +102,8 @@ class Interrupt:
         self._watch = _WATCH.get()
         self.insisted = False  # whether a second one did
         self._arrived = 0
+        self._passed: dict[str, int] = {}  # by run, the last round that one of those watched over went beyond
+        self._once_more = False
         self._handlers: dict[int, Any] = {}
 
     @property
@@ -124,13 +126,30 @@ class Interrupt:
             at_once(self.requested)
 
     def check(self, name: str, round: int, rounds: int, *, over: bool, save: Callable[[], None]) -> None:
-        """Stop here, with a checkpoint, if a signal asked for it, or if time is up and a round is left."""
+        """Stop here, with a checkpoint, if a signal asked for it, or if time is up and a round is left.
+
+        Runs that go on together stop after the same round: one that others are ahead of takes one more.
+        """
+        if self._lets_go_on(name, round, over):
+            return
         if self.requested:
             save()
             at_once(self.requested)
         if time.monotonic() >= self.deadline and not over:
             save()
             raise Stopped(name, round, rounds)
+
+    def _lets_go_on(self, name: str, round: int, over: bool) -> bool:
+        """Return whether a run takes one more round, since others that are watched over already do."""
+        watch = self._watch
+        if watch is None:
+            return False
+        if not self.requested and time.monotonic() < self.deadline:
+            watch._passed[name] = max(round, watch._passed.get(name, 0))
+            return True
+        behind = not over and not self._once_more and round <= watch._passed.get(name, 0)
+        self._once_more = self._once_more or behind
+        return behind
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._arrived:

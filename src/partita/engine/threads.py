@@ -10,6 +10,7 @@ import torch
 
 from partita.core import check
 from partita.core.process import cores
+from partita.engine.lockstep import seat
 from partita.engine.record import read_json
 
 
@@ -17,10 +18,11 @@ from partita.engine.record import read_json
 def same_threads(folder: Path | None) -> Iterator[None]:
     """Let torch use as many threads as the run in this folder began with; at the end, as many as before.
 
-    Without a run in the folder nothing is changed.
+    Without a run in the folder nothing is changed; nor in a run that goes on with others, whose threads are
+    those of all of them.
     """
     now = torch.get_num_threads()
-    wanted = _recorded(folder) or now
+    wanted = now if seat() is not None else _recorded(folder) or now
     if wanted == now:
         yield
         return

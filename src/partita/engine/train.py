@@ -61,7 +61,8 @@ def train(
 
     It may go on from the end of one `before`, which stays as it is in memory.
     """
-    folder = RunFolder(setup.settings.folder, setup.settings.checkpoint_every)
+    settings = setup.settings
+    folder = RunFolder(settings.folder, settings.checkpoint_every, setup.baseline)
     with folder.held():
         monitor = Monitor(setup, name, callbacks, folder)
         stage, state = _begin(monitor, before)

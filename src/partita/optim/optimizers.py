@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from partita.core import check, tree
-from partita.core.options import Option, Range, checked
+from partita.core.options import Option, Range, checked, given
 from partita.core.parts import Optimizer, Rates, Update
 from partita.core.types import Tensors
 
@@ -127,21 +127,21 @@ def sgd(
     At the server η = 1 by default, which without momentum is plain averaging. For clients, the options
     `momentum` and `weight_decay` of a method are the short form.
     """
-    if nesterov and not momentum:
+    if nesterov and not given(momentum):
         raise check.fail("optimizer nesterov", nesterov, "False, or momentum= above 0, such as momentum=0.9")
 
     def init(params: Tensors) -> Tensors:
-        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if momentum else {}
+        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if given(momentum) else {}
 
     def stepping(overwrites: bool) -> Update:
         def update(params: Tensors, g: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
-            if weight_decay:
+            if given(weight_decay):
                 g = tree.axpy(weight_decay, params, g)
-            if momentum:
+            if given(momentum):
                 m = {k: momentum * state[f"m.{k}"] + x for k, x in g.items()}
                 state = {**state, **{f"m.{k}": x for k, x in m.items()}}
                 g = tree.axpy(momentum, m, g) if nesterov else m
-            own = overwrites and not momentum  # else the state is in that memory
+            own = overwrites and not given(momentum)  # else the state is in that memory
             return {k: _minus(params[k], x, lr[k], own) for k, x in g.items()}, state
 
         return update

@@ -153,7 +153,8 @@ def compare(
     seeds      how many, from `seed` on (default: 0), or a list of them. They change what training draws; the
                data are those given
     out        a folder for all runs and a page; `resume` continues the study in it
-    alone      make one run after another; by default those of a method's seeds train as one batch
+    alone      make one run after another; by default those of one method, all seeds and settings of it, train
+               as one batch
     settings   further arguments of `federate`, the same for all methods
 
     Every client alone (`local`) and one global model (`fedavg`) are always among them, with the options of

@@ -176,7 +176,7 @@ def membership(
         shown = {} if not number else {"progress": False}  # one bar for all
         arguments = {"callbacks": listen(None), **options, **shown}
         tasks.append(functools.partial(_released, own, able, arguments))
-    if not alone and can_be_joined(range(runs), listen, options):
+    if not alone and can_be_joined(runs, listen, options):
         exactly = {k: options[k] for k in ("precision", "deterministic") if k in options}
         results = in_lockstep(tasks, **exactly)
     else:

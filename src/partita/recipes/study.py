@@ -80,7 +80,7 @@ def run_study(
     only      patterns of the variants to run now, with those that they need; the others can follow later, or
               in another process once what both need has finished, with the same `out` and `resume`
     max_time  seconds, or such as '2h', for all runs together: then `partita.Stopped` is raised
-    alone     make one run after another; else the runs of a variant train as one batch, where that can be
+    alone     make one run after another; else those of a method train as one batch, where that can be
     announce  is told of each run that begins (default: the log, `logging.getLogger("partita")`)
     listen    makes the callbacks of a run with this folder
     options   further arguments of `federate`
@@ -96,9 +96,9 @@ def run_study(
     if len(wanted) * len(seeds) > 1 and can_be_spread(study.variants, out, listen, options):
         by_seed = {seed: each.variants for seed, each in runs}
         records = side_by_side(by_seed, wanted, out, resume, end, announce, options)
-    elif not alone and can_be_joined(seeds, listen, options):
-        by_seed = {seed: each.variants for seed, each in runs}
-        records = together(by_seed, wanted, out, resume, end, announce, options)
+    elif not alone and can_be_joined(len(wanted) * len(seeds), listen, options):
+        studies = ((seed, each.variants) for seed, each in runs)
+        records = together(studies, len(seeds), wanted, out, resume, end, announce, options)
     else:
         records = _one_after_another(runs, len(seeds), wanted, out, resume, end, announce, listen, options)
     if out is not None and only:

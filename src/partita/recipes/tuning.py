@@ -2,8 +2,7 @@
 
     trial 0      the method as it was given
     trial n      what the sampler (TPE) proposes, given the trials of earlier generations and the seed, and
-                 nothing else; after trial 0, a generation is `GENERATION` trials, which train as one batch
-                 where they can
+                 nothing else; a generation is `GENERATION` trials, which train as one batch where they can
     objective    the mean validation score of the clients' own models; test samples are never looked at
 
 A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search
@@ -32,7 +31,7 @@ from partita.data import FederatedData
 from partita.engine.callbacks import Callback, Event
 from partita.engine.description import describe
 from partita.engine.divergence import sentences
-from partita.engine.lockstep.runs import in_lockstep
+from partita.engine.lockstep.runs import MOST_TOGETHER, in_lockstep
 from partita.engine.record import Record, lookup, number, read_json
 from partita.engine.stopping import Stopped
 from partita.engine.store.files import append_jsonl, plain, read_jsonl, write_json
@@ -56,7 +55,7 @@ APART = 1 << 40
 WARMUP = 2
 """Evaluations before which no trial is pruned: small steps still look worse than they are."""
 DIGITS = 3
-GENERATION = 8
+GENERATION = MOST_TOGETHER
 """Trials that are proposed together: the sampler looks at those of earlier generations."""
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 
@@ -314,8 +313,8 @@ def attempt(
 
 
 def generation(number: int) -> int:
-    """Return the generation of a trial: the method as it was given is the first, alone."""
-    return 0 if number == 0 else 1 + (number - 1) // GENERATION
+    """Return the generation of a trial; the method as it was given is one of the first."""
+    return number // GENERATION
 
 
 class _Proposal(NamedTuple):
@@ -332,33 +331,48 @@ def propose(
     budget: int,
     seed: int,
     label: str,
-) -> _Proposal:
-    """Return a trial of a method: a function of those `done` in earlier generations, budget and seed."""
-    if number == 0:
-        params = {d.name: d.start for d in dimensions.values() if d.start is not None}
-        return _Proposal(0, params, {}, lambda now, score: False)  # noqa: ARG005
+) -> list[_Proposal]:
+    """Return the trials of a generation: a function of those `done` in earlier ones, budget and seed.
+
+    The first ones are drawn at random. Later each one is proposed as if those before it in its generation had
+    turned out badly (the constant liar), so that they are not all at the same place.
+    """
     optuna = _optuna()
     known = [t.higher_is_better for t in done if t.higher_is_better is not None]
     sign = 1.0 if not known or known[0] else -1.0
     distributions = {d.name: _distribution(optuna, d) for d in dimensions.values()}
     key = hashlib.sha256(f"{seed}/{label}/{number}".encode()).digest()
+    drawn, samplers = int.from_bytes(key[:4], "big"), optuna.samplers
     startup = max(3, min(budget // 4, 5))
-    study = optuna.create_study(
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=int.from_bytes(key[:4], "big"), n_startup_trials=2 * startup),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=startup, n_warmup_steps=0),
-    )
-    for trial in done:
-        study.add_trial(_frozen(optuna, trial, sign, distributions))
-    asked = study.ask(distributions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # older versions call the liar experimental
+        study = optuna.create_study(
+            direction="maximize",
+            sampler=samplers.TPESampler(seed=drawn, n_startup_trials=2 * startup, constant_liar=True)
+            if done
+            else samplers.RandomSampler(seed=drawn),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=startup, n_warmup_steps=0),
+        )
+        for trial in done:
+            study.add_trial(_frozen(optuna, trial, sign, distributions))
+        asked = [study.ask(distributions) for _ in range(GENERATION)]
 
-    def hopeless(now: int, score: float) -> bool:
-        asked.report(sign * score, now)
-        return bool(known) and asked.should_prune()
+    def proposed(number: int, asked: Any) -> _Proposal:
+        def hopeless(now: int, score: float) -> bool:
+            asked.report(sign * score, now)
+            return bool(known) and asked.should_prune()
 
-    params = {name: dimensions[name].rounded(asked.params[name]) for name in dimensions}
-    options = {name: dimensions[name].option(value) for name, value in params.items()}
-    return _Proposal(number, params, options, hopeless)
+        params = {name: dimensions[name].rounded(asked.params[name]) for name in dimensions}
+        options = {name: dimensions[name].option(value) for name, value in params.items()}
+        return _Proposal(number, params, options, hopeless)
+
+    return [proposed(number + i, each) for i, each in enumerate(asked)]
+
+
+def _as_given(dimensions: Mapping[str, Dimension]) -> _Proposal:
+    """Return trial 0: the method as it was given."""
+    params = {d.name: d.start for d in dimensions.values() if d.start is not None}
+    return _Proposal(0, params, {}, lambda now, score: False)  # noqa: ARG005
 
 
 def _frozen(optuna: Any, trial: Trial, sign: float, distributions: Mapping[str, Any]) -> Any:
@@ -572,7 +586,8 @@ def tune_study(
 ) -> Tuning:
     """Search for the options of each variant of a study; `options` are further arguments of `federate`.
 
-    max_time  for all trials together: then `partita.Stopped` is raised, and `resume` goes on
+    max_time  for all trials together: then `partita.Stopped` is raised, and `resume` goes on. Trials come to
+              their ends before, all of those that train as one batch
     announce  is told of each trial in a line (default: the log, `logging.getLogger("partita")`)
     about     what to write into tuning.json: how the search was asked for
     alone     run one trial after another; else those of a generation train as one batch, where that can be
@@ -602,7 +617,7 @@ def tune_study(
         "progress": False,
         "out": None,
     }
-    begun, joined = False, not alone and can_be_joined(range(GENERATION), lambda _: callbacks, options)
+    begun, joined = False, not alone and can_be_joined(GENERATION, lambda _: callbacks, options)
     for label, variant in study.variants.items():
         seed = check.integer("seed", variant.experiment.seed, low=0, high=check.LARGEST - APART)
         experiment = replace(variant.experiment, seed=seed + APART)
@@ -621,7 +636,7 @@ def tune_study(
             own = generation(left[0])
             earlier = [t for t in tuning.of(label) if generation(t.number) < own]
             together = [n for n in left if generation(n) == own] if joined else left[:1]
-            proposals = [propose(spaces[label], earlier, n, budget, seed, label) for n in together]
+            proposals = _proposals(spaces[label], earlier, together, budget, seed, label)
             _attempt_all(experiment, label, proposals, spaces[label], arguments, finished)
         done = tuning.of(label)
         if done and not any(t.state == COMPLETE for t in done):
@@ -630,6 +645,21 @@ def tune_study(
     if folder is not None:
         tuning.report(folder / PAGE)
     return tuning
+
+
+def _proposals(
+    dimensions: Mapping[str, Dimension],
+    earlier: Sequence[Trial],
+    numbers: Sequence[int],
+    budget: int,
+    seed: int,
+    label: str,
+) -> list[_Proposal]:
+    """Return some trials of a generation."""
+    first = generation(numbers[0]) * GENERATION
+    others = [n for n in numbers if n]
+    found = propose(dimensions, earlier, first, budget, seed, label) if others else []
+    return [found[n - first] if n else _as_given(dimensions) for n in numbers]
 
 
 def _attempt_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import partita as pt
 from partita.engine.execute import graph, stack
-from partita.engine.execute.cuda import captured
+from partita.engine.execute.cuda import captured, compiled
 from partita.engine.execute.stack import Stack, Steps, lift
 
 N = 5
@@ -249,6 +250,22 @@ def test_compiled_steps_compute_the_same() -> None:
     for name, value in loop.shared.items():
         torch.testing.assert_close(found.shared[name], value, atol=1e-5, rtol=1e-4)
     assert found.config["executor"]["picks"]["steps of training, stage 0"]["picked"] == graph.COMPILED
+
+
+@pytest.mark.slow
+def test_a_choice_says_that_kernels_were_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that another process has compiled for the same model and shapes, found on disk."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def reason() -> str:
+        compiled._kernels.clear()  # as a new process
+        why = federate("compiled").config["executor"]["picks"]["steps of training, stage 0"]["why"]
+        return str(why)
+
+    assert "loaded from disk" not in reason()
+    assert "ms a step compiled (loaded from disk)" in reason()
 
 
 def test_half_precision_trains_and_keeps_single_weights() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ import partita as pt
 from partita.engine import stage
 from partita.engine.callbacks import Callback
 from partita.engine.execute import auto
-from partita.engine.lockstep import member
+from partita.engine.execute.cuda.captured import Captured
+from partita.engine.lockstep import member, paying
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.store import durable
+from partita.recipes import tuning
 from partita.recipes.experiment import Experiment
 from partita.recipes.study import Study, run_study
 from partita.recipes.variant import Variant
@@ -135,12 +138,13 @@ NUMBERS: dict[str, tuple[Callable[[int], pt.Algorithm], bool]] = {
     "fedprox": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * (i + 1)), True),
     "ditto": (lambda i: pt.ditto(lr=0.05 * (i + 1), lam=0.5 * (i + 1)), True),
     "pfedme": (lambda i: pt.pfedme(lr=0.1, lam=2.0 * (i + 1), inner_lr=0.1, inner_steps=2), True),
-    "fedavg_plus": (lambda i: pt.fedavg_plus(lr=0.1, sigma=0.5 * (i + 1), delta=0.1 * (i + 1)), False),
-    "perfedavg": (lambda i: pt.perfedavg(lr=0.1, alpha=0.05 * (i + 1)), False),
-    "apfl": (lambda i: pt.apfl(lr=0.1, alpha=0.2 * (i + 1)), False),
+    "fedavg_plus": (lambda i: pt.fedavg_plus(lr=0.1, sigma=0.5 * (i + 1), delta=0.1 * (i + 1)), True),
+    "perfedavg": (lambda i: pt.perfedavg(lr=0.1, alpha=0.05 * (i + 1)), True),
+    "apfl": (lambda i: pt.apfl(lr=0.1, alpha=0.2 * (i + 1)), True),
     "moon": (lambda i: pt.moon(lr=0.1, mu=1.0 * (i + 1)), False),
-    "momentum": (lambda i: pt.fedavg(lr=0.1, momentum=0.2 * (i + 1)), False),
-    "clipping": (lambda i: pt.fedavg(lr=0.1, max_grad_norm=0.5 * (i + 1)), False),
+    "momentum": (lambda i: pt.fedavg(lr=0.1, momentum=0.2 * (i + 1)), True),
+    "decay": (lambda i: pt.ditto(lr=0.1, lam=0.5, weight_decay=0.01 * (i + 1)), True),
+    "clipping": (lambda i: pt.fedavg(lr=0.1, max_grad_norm=0.5 * (i + 1)), True),
     "some zero": (lambda i: pt.fedprox(lr=0.1, mu=0.3 * i), False),
 }
 
@@ -152,8 +156,7 @@ def test_numbers_that_differ_between_runs(name: str, joint: list[tuple[str, int]
     alone = [run(i, make(i), rounds=3) for i in range(RUNS)]
     joint.clear()
     together = in_lockstep([functools.partial(run, i, make(i), rounds=3) for i in range(RUNS)])
-    if shared:
-        assert ("training", RUNS) in joint
+    assert (("training", RUNS) in joint) is shared
     for a, b in zip(alone, together):
         assert_same(a, b)
 
@@ -174,6 +177,29 @@ def test_what_cannot_be_one_program_stays_apart(name: str, joint: list[tuple[str
     assert not [count for program, count in joint if program == "training"]
     for a, b in zip(alone, together):
         assert_same(a, b)
+
+
+REASONS: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "batches": (lambda i: {"batch": 8 * (i + 1)}, r"they differ in settings\.batch \(8, 16\)"),
+    "methods": (lambda i: {"method": (pt.fedavg, pt.ditto, pt.scaffold)[i](lr=0.1)}, r"differ in .*'ditto'"),
+    "room": (lambda _: {"memory": 1 << 19}, r"the data of all are [\d,]+ bytes, more than the [\d,]+ of mem"),
+}
+
+
+@each("name", list(REASONS))
+def test_the_log_says_once_why_runs_stay_apart(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings, reason = REASONS[name]
+    caplog.set_level("INFO", logger="partita")
+    caplog.clear()
+
+    def body(i: int) -> pt.Run:
+        own = settings(i)
+        return run(i, own.pop("method", pt.fedavg(lr=0.1)), rounds=3, **own)
+
+    in_lockstep([functools.partial(body, i) for i in range(2)])
+    told = [text for text in caplog.messages if "training of" in text]
+    assert len(told) == 1, caplog.messages
+    assert re.search(reason, told[0]), told
 
 
 def test_a_rule_that_knows_its_run_is_found_out(joint: list[tuple[str, int]]) -> None:
@@ -233,6 +259,48 @@ def test_cohorts_in_blocks(
     assert len([count for program, count in joint if program == "training"]) == 2 * 4
     for a, b in zip(alone, together):
         assert_same(a, b)
+
+
+def test_the_parts_of_all_runs_take_no_longer_than_all_of_them() -> None:
+    """Each has its share of what is computed as one, and does not count how long it waits for the others."""
+    together = in_lockstep([functools.partial(run, i, pt.fedavg(lr=0.1), rounds=30) for i in range(RUNS)])
+    phases, took = [r.facts["phases"] for r in together], max(r.facts["seconds"] for r in together)
+    assert sum(sum(own.values()) for own in phases) < 1.2 * took
+    steps = [own["steps"] for own in phases]
+    assert min(steps) > 0
+    assert max(steps) < 3 * min(steps)
+
+
+def test_auto_measures_whether_it_pays(
+    tmp_path: Path, joint: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are no faster as one batch are apart after three rounds, for good; config.json says why."""
+    settings = {"executor": "auto", "rounds": 14, "checkpoint_every": 1}
+
+    def body(i: int, folder: str, **changed: Any) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / folder / str(i), **{**settings, **changed})
+
+    def trained() -> int:
+        return len([count for program, count in joint if program == "training"])
+
+    def all_of(folder: str, **changed: Any) -> list[pt.Run]:
+        joint.clear()
+        return in_lockstep([functools.partial(body, i, folder, **changed) for i in range(RUNS)])
+
+    alone = [run(i, pt.fedavg(lr=0.1), **settings) for i in range(RUNS)]
+    role = "training of several runs, stage 0"
+    for folder, least, picked, rounds in (("slow", 1e9, "apart", 3), ("fast", 0.0, "together", 14)):
+        monkeypatch.setattr(paying, "LEAST_SPEEDUP", least)
+        found = all_of(folder)
+        assert trained() == rounds
+        for a, b in zip(alone, found):
+            assert_same(a, b)
+        assert {r.config["executor"]["picks"][role]["picked"] for r in found} == {picked}
+        assert "one after another" in found[0].config["executor"]["picks"][role]["why"]
+    all_of("slow", resume=True, rounds=16)
+    assert trained() == 0
+    assert all_of("short", rounds=3)[0].config["executor"]["picks"][role]["why"].endswith("few to measure")
+    assert trained() == 3
 
 
 def test_two_trainings_in_one_run(joint: list[tuple[str, int]]) -> None:
@@ -305,12 +373,49 @@ def test_ctrl_c_leaves_a_checkpoint_of_every_run(tmp_path: Path) -> None:
         in_lockstep(runs)
     for i in range(RUNS):
         assert not (tmp_path / str(i) / "summary.json").exists()
-        assert sorted((tmp_path / str(i) / "checkpoint").iterdir())[-1].name in ("00000001", "00000002")
+        assert durable.rounds(tmp_path / str(i) / "checkpoint")[0] == 2
     resumed = in_lockstep([functools.partial(body, i, resume=True) for i in range(RUNS)])
     straights = in_lockstep([functools.partial(run, i, pt.fedalt("output", lr=0.1)) for i in range(RUNS)])
     for found, straight in zip(resumed, straights):
         for name, value in straight.shared.items():
             assert torch.equal(found.shared[name], value)
+
+
+@each("who", range(RUNS))
+def test_ctrl_c_ends_all_runs_after_the_same_round(who: int, tmp_path: Path) -> None:
+    """Those that the signal finds a round ahead take no step back: the others take one more."""
+
+    def body(i: int) -> pt.Run:
+        watch = [Signalled()] if i == who else []
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / str(who) / str(i), callbacks=watch)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    newest = {durable.rounds(tmp_path / str(who) / str(i) / "checkpoint")[0] for i in range(RUNS)}
+    assert newest == {2 if who == 0 else 3}
+
+
+def test_a_second_ctrl_c_gives_all_folders_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the runs where they are, while something else than a run is at work; they can go on at once."""
+    compute, times = member.Joint.__call__, 0
+
+    def insisted(self: member.Joint, members: Any, calls: Any) -> Any:
+        nonlocal times
+        times += calls[0].program.trains
+        if times == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return compute(self, members, calls)
+
+    def body(i: int, **changed: Any) -> pt.Run:
+        return run(i, pt.fedavg(lr=0.1), out=tmp_path / str(i), **changed)
+
+    monkeypatch.setattr(member.Joint, "__call__", insisted)
+    with pytest.raises(KeyboardInterrupt) as kept:  # what holds the frames of the runs
+        in_lockstep([functools.partial(body, i) for i in range(RUNS)])
+    resumed = in_lockstep([functools.partial(body, i, resume=True) for i in range(RUNS)])
+    assert [r.facts["rounds"] for r in resumed] == [4] * RUNS
+    del kept
 
 
 # ---- studies and searches
@@ -383,7 +488,7 @@ def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[
     alone = pt.tune(model, data, [pt.fedavg(lr=0.1)], alone=True, **settings)
     assert not joint
     together = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", **settings)
-    assert ("training", 8) in joint  # after trial 0, the method as it was given
+    assert ("training", 10) in joint  # with the method as it was given
     for a, b in zip(alone.trials, together.trials, strict=True):
         assert (a.params, a.state) == (b.params, b.state)
         assert b.score == pytest.approx(a.score, abs=0.02)
@@ -391,3 +496,41 @@ def test_a_search_tries_the_same_together_and_alone(tmp_path: Path, joint: list[
     (tmp_path / "search" / "trials.jsonl").write_text("\n".join(lines[:3]) + "\n")  # killed in a generation
     again = pt.tune(model, data, [pt.fedavg(lr=0.1)], out=tmp_path / "search", resume=True, **settings)
     assert [t.params for t in again.trials] == [t.params for t in together.trials]
+
+
+@each("executor", ["vmap", "graph"])
+def test_a_pruned_trial_leaves_the_others_as_they_are(
+    executor: str, joint: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded for six serves five: no step is recorded for each number of runs that are left."""
+    pytest.importorskip("optuna")
+    propose, record, recorded = tuning.propose, Captured.record, []
+
+    def forced(*given: Any) -> Any:
+        ends = {1: 3, 2: 4}  # the round after which a trial is hopeless
+
+        def hopeless(number: int) -> Callable[[int, float], bool]:
+            return lambda now, score: now >= ends.get(number, now + 1)  # noqa: ARG005
+
+        return [p._replace(hopeless=hopeless(p.number)) for p in propose(*given)]
+
+    def noted(self: Captured) -> None:
+        recorded.append(self.shape.n)
+        record(self)
+
+    monkeypatch.setattr(tuning, "propose", forced)
+    monkeypatch.setattr(Captured, "record", noted)
+    settings = {"rounds": 10, "cohort": 4, "steps": 2, "batch": 16, "budget": 7, "evaluate_every": 1}
+    given = pt.models.mlp(64, 8, 10, seed=0), samples(0), [pt.fedavg(lr=0.1)]
+    alone = pt.tune(*given, alone=True, executor=executor, **settings)
+    joint.clear()
+    recorded.clear()
+    together = pt.tune(*given, executor=executor, **settings)
+    counts = [count for program, count in joint if program == "training"]
+    assert counts == [7] * 3 + [6] + [5] * 6
+    if executor == "graph":
+        assert {n for n in recorded if n > 4} == {7 * 4, 6 * 4}  # five runs have room among six
+    assert [t.state for t in together.trials].count("pruned") == 2
+    for a, b in zip(alone.of("fedavg"), together.of("fedavg"), strict=True):
+        assert (a.params, a.state) == (b.params, b.state)
+        assert b.score == pytest.approx(a.score, abs=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 import partita as pt
 from partita.core.parts import Combined
 from partita.core.types import ClientState, Tensors, Upload
-from partita.engine.lockstep import servers
+from partita.engine.lockstep import member, servers
 from partita.engine.lockstep.runs import in_lockstep
 from partita.engine.lockstep.servers import AGGREGATION, SERVER, Act, all_same, parted, rows, stacked
 from partita.engine.look import Look, looks_at
@@ -190,3 +191,16 @@ def test_a_look_at_all_has_what_each_look_has(bad: int | None) -> None:
     assert first.read().metrics["loss"].tolist() == [0.0, 1.0]
     assert second.read().metrics["loss"].tolist() == [2.0, 3.0, 4.0]
     assert first.read().sound == second.read().sound == (bad is None)  # else each is examined
+
+
+def test_servers_of_another_training_act_alone() -> None:
+    """What was found to be the same for the runs of one training need not be for those of the next."""
+
+    def refused(acts: Any) -> Any:
+        raise AssertionError(acts)
+
+    known = SimpleNamespace(seat=SimpleNamespace(number=0), key="one", bound=object())
+    answering = member.Together()
+    answering._joints["one"] = {0: known}, SimpleNamespace(servers=refused)  # type: ignore[dict-item,assignment]
+    later: Any = SimpleNamespace(seat=known.seat, key="one", bound=object())
+    assert answering._acts([later], [Act("a step", lambda x: x + 1, 1)]) == [2]

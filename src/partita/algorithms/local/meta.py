@@ -22,6 +22,7 @@ from torch import Tensor
 from partita.algorithms.local.pair import add
 from partita.algorithms.local.sgd import Carry
 from partita.core import tree
+from partita.core.options import given
 from partita.core.parts import Optimizer, Personalize, Phase, Problem, Rate
 from partita.core.types import Batch, ClientState, Download, Tensors, Work
 
@@ -35,7 +36,7 @@ def meta(problem: Problem, lr: Rate, alpha: float, optimizer: Optimizer, hessian
 
     def step(carry: Carry, batches: tuple[Batch, ...], lr: tuple[Tensor, ...]) -> Carry:
         w = carry.params
-        if alpha == 0.0:  # plain gradient steps, to the bit
+        if not given(alpha):  # plain gradient steps, to the bit
             loss, g, buffers = problem.grad(w, batches[0], wrt=moving)
         else:
             _, inner, _ = problem.grad(w, batches[1], wrt=moving)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from partita.core import tree
+from partita.core.options import given
 from partita.core.parts import LocalRule, Optimizer, Phase, Problem, Rate, Update
 from partita.core.types import Batch, ClientState, Download, RoundContext, Tensors, Upload, Work
 
@@ -81,11 +82,6 @@ def move(
         return Carry(params, carry.received, opt, carry.loss + loss, carry.steps + 1)
 
     return step
-
-
-def given(number: float | Tensor) -> bool:
-    """Return whether a term has a weight; one that differs between clients is a tensor, and not zero."""
-    return isinstance(number, Tensor) or bool(number)
 
 
 def update_of(optimizer: Optimizer, problem: Problem) -> Update:

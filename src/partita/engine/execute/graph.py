@@ -166,10 +166,9 @@ class Graph(Vmap):
         sizes = {-(-size // chunks) for size in self.cohort_sizes for chunks in range(1, EXACT_CHUNKS + 1)}
         if sizes & {n, n + 1}:  # the chunks of a cohort differ by one
             return n if n in sizes else n + 1
-        power = 1 << (n - 1).bit_length()
-        rounded = power * 3 // 4 if 4 < n <= power * 3 // 4 else power
+        rounded = rounded_up(n)
         if self.always:  # each size is compiled on its own
-            rounded = max(4, power)
+            rounded = max(4, 1 << (n - 1).bit_length())
         return min([rounded, *[size for size in sizes if size > n]])
 
     def _width(self, phase: Phase, drawn: list[Plan], context: RoundContext) -> int:
@@ -184,7 +183,7 @@ class Graph(Vmap):
         if role in self.choices:
             self._switch(recording, self.choices[role]["picked"])
             return
-        seconds, reasons = {CAPTURED: recording.seconds()}, []
+        seconds, reasons, labels = {CAPTURED: recording.seconds()}, [], dict(FORM_LABELS)
         for form in self._forms(recording):
             left, cost = min(seconds.values()) * steps_left, recording.cost(form)
             if not self.always and left * COMPILED_SAVING < cost:
@@ -194,7 +193,8 @@ class Graph(Vmap):
                 reasons.append(f"{form}: {reason}")
                 continue
             seconds[form] = recording.seconds()
-        times = [f"{x * 1e3:.2f} ms a step {FORM_LABELS[form]}".rstrip() for form, x in seconds.items()]
+            labels[form] += " (loaded from disk)" if recording.loaded else ""
+        times = [f"{x * 1e3:.2f} ms a step {labels[form]}".rstrip() for form, x in seconds.items()]
         if self.always and len(seconds) > 1:
             del seconds[CAPTURED]
         best = min(seconds, key=lambda form: seconds[form])
@@ -228,6 +228,12 @@ class Graph(Vmap):
         finally:
             self.notify("")
         return ""
+
+
+def rounded_up(n: int) -> int:
+    """Return the next of 1, 2, 4, 6, 8, 12, 16, 24, ...: what changes has one of few sizes."""
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if 4 < n <= power * 3 // 4 else power
 
 
 def _roomy(rate: Tensor, rows: bool) -> Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from greenlet import greenlet
+from greenlet import GreenletExit, greenlet
 
 from partita.core import check
 from partita.engine.stopping import Interrupt, Stopped, watched_by
@@ -20,6 +22,9 @@ from partita.engine.stopping import Interrupt, Stopped, watched_by
 LOG = logging.getLogger("partita")
 
 T = TypeVar("T")
+
+LAST_QUESTIONS = 8
+"""Questions that a run may have on its way out; none is answered."""
 
 _SEAT: contextvars.ContextVar[Seat | None] = contextvars.ContextVar("seat", default=None)
 
@@ -29,16 +34,29 @@ def seat() -> Seat | None:
     return _SEAT.get()
 
 
+def working_seconds() -> float:
+    """Return the clock by which a run counts what its parts take.
+
+    In lockstep it stands still while others go on; of what several compute as one, each has a share.
+    """
+    place = _SEAT.get()
+    return time.perf_counter() - (0.0 if place is None else place.waited)
+
+
 class Seat:
     """The place of a run at a meeting.
 
     number  among the runs
     result  what the run has returned, and `error` what has ended it
     kin     (setup, number of the stage) -> what runs have in common whose clients can be one batch
+    common  what all runs of the meeting use, by name
+    share   the seconds of the last answer that are this run's
+    waited  seconds that it has waited for the others
     """
 
-    def __init__(self, number: int, kin: Callable[[Any, int], str]) -> None:
-        self.number, self.kin = number, kin
+    def __init__(self, number: int, kin: Callable[[Any, int], str], common: dict[Any, Any]) -> None:
+        self.number, self.kin, self.common = number, kin, common
+        self.share = self.waited = 0.0
         self.result: Any = None
         self.error: BaseException | None = None
         self._run: greenlet | None = None
@@ -66,7 +84,9 @@ class Seat:
         """Wait for the answer to a question; raise the error that it led to."""
         assert self._run is not None
         assert self._run.parent is not None
+        asked, self.share = time.perf_counter(), 0.0
         answer = self._run.parent.switch(question)
+        self.waited += time.perf_counter() - asked - self.share
         if isinstance(answer, Failure):
             raise answer.error
         return answer
@@ -75,6 +95,14 @@ class Seat:
     def ended(self) -> bool:
         """Whether the run has come to its end."""
         return self._run is not None and self._run.dead
+
+    def leave(self) -> None:
+        """End a run that waits: it gives back what it holds, such as its folder, and writes nothing."""
+        assert self._run is not None
+        for _ in range(LAST_QUESTIONS):
+            if not self._run or self._run.dead:  # not begun, or over
+                return
+            self._run.throw(GreenletExit)
 
 
 class Failure:
@@ -100,10 +128,11 @@ class Meeting(Generic[T]):
         """Carry the runs out and return what they return, in their order.
 
         Where one ends with an error, the others go on to their ends; then it is raised. Signals reach all of
-        them, and each writes its checkpoint before it ends.
+        them, and each writes its checkpoint before it ends; a second signal ends them where they are.
         """
-        hub, seats = greenlet.getcurrent(), [Seat(number, self._kin) for number in range(len(bodies))]
-        with Interrupt() as interrupt, watched_by(interrupt):
+        hub, common = greenlet.getcurrent(), dict[Any, Any]()
+        seats = [Seat(number, self._kin, common) for number in range(len(bodies))]
+        with Interrupt() as interrupt, watched_by(interrupt), _all_leave(seats):
             for place, body in zip(seats, bodies):
                 place.begin(body, hub)
             answers: dict[Seat, Any] = dict.fromkeys(seats)
@@ -121,6 +150,17 @@ class Meeting(Generic[T]):
         if errors:  # that time is up, or a signal came, is known; what else went wrong is not
             errors.sort(key=lambda error: isinstance(error, Stopped) or not isinstance(error, Exception))
             for other in errors[1:]:
-                LOG.error("another run ended with %s", check.named_reason(other))
+                if not isinstance(other, Stopped) and isinstance(other, Exception):
+                    LOG.error("another run ended with %s", check.named_reason(other))
             raise errors[0]
         return [place.result for place in seats]
+
+
+@contextmanager
+def _all_leave(seats: Iterable[Seat]) -> Iterator[None]:
+    """At the end, also by an error, let no run wait for ever: nobody would give back what it holds."""
+    try:
+        yield
+    finally:
+        for place in seats:
+            place.leave()

@@ -7,8 +7,10 @@ alone: what differs stays apart, with the reason.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,17 +24,21 @@ from partita.core.types import ClientState, Group, RoundContext, ServerState, Up
 from partita.data import FederatedData
 from partita.engine.execute import make_executor
 from partita.engine.execute.base import Runner
-from partita.engine.execute.plan import BoundProblem
+from partita.engine.execute.graph import rounded_up
+from partita.engine.execute.plan import BoundProblem, rounds_left
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
 from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, close, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
 from partita.engine.lockstep.numbers import numbers
+from partita.engine.lockstep.paying import Paying
 from partita.engine.lockstep.servers import AGGREGATION, SERVER, Act, Servers, each_alone
 from partita.engine.look import Look, LookAtSome, looks_at
 
 LOG = logging.getLogger("partita")
 
+TRAINING = "training"
+"""The program that most of the work is."""
 STACKING = ("auto", "vmap", "graph", "compiled")
 """Executors that compute many clients as one batch."""
 TRIAL_STEPS = 2
@@ -124,6 +130,7 @@ class Together:
     def __init__(self) -> None:
         self._joints: dict[str, tuple[dict[int, Member], Joint | None]] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self._told: set[tuple[str, str]] = set()
 
     def __call__(self, asked: dict[Seat, Any]) -> dict[Seat, Any]:
         """Answer what servers ask, if any does, so that their runs catch up with the others; else all.
@@ -135,23 +142,38 @@ class Together:
         for place, (member, question) in (acts or asked).items():
             same = question.kind if acts else _kind(question)
             groups.setdefault((member.key, same), []).append((place, member, question))
+        if not acts and len(groups) > 1:
+            self._tell_why_apart([key for key, kind in groups if kind[0] == TRAINING])
         answers: dict[Seat, Any] = {}
         for group in groups.values():
             places, members, questions = zip(*group)
-            answer = self._acts if acts else self._answers
-            answers.update(zip(places, answer(members, questions)))
+            begin = time.perf_counter()
+            found = (self._acts if acts else self._answers)(members, questions)
+            for place in places:
+                place.share = (time.perf_counter() - begin) / len(places)
+            answers.update(zip(places, found))
         return answers
 
+    def _tell_why_apart(self, keys: Sequence[str]) -> None:
+        """Say once of runs that train at the same time, in several groups, why they are not one batch."""
+        for other in keys[1:]:
+            if (keys[0], other) not in self._told:
+                self._told.add((keys[0], other))
+                found = difference(json.loads(keys[0]), json.loads(other)) or "tensors, rounds or steps"
+                LOG.info("training of several runs apart: they differ in %s", found)
+
     def _acts(self, members: Sequence[Member], acts: Sequence[Act]) -> Sequence[Any]:
-        """Answer what servers ask, together where clients already compute so."""
-        _, joint = self._joints.get(members[0].key, (None, None))
-        return each_alone(acts) if joint is None else joint.servers(acts)
+        """Answer what servers ask, together where clients already compute so, in the same training."""
+        known, joint = self._joints.get(members[0].key, (dict[int, Member](), None))
+        if joint is None or not _are_bound(members, known):
+            return each_alone(acts)
+        return joint.servers(acts)
 
     def _answers(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Any]:
         what = members[0].key, calls[0].program.name
         if len(members) > 1 and what not in self._refused and _pays(members, calls):
             try:
-                if (joint := self._joint(members)) is not None:
+                if (joint := self._joint(members)) is not None and joint.pays(members, calls):
                     return joint(members, calls)
             except TooEarly:
                 pass  # the next time may tell
@@ -164,7 +186,7 @@ class Together:
         """Return the executor of these runs, or of more that they are among."""
         key = members[0].key
         known, joint = self._joints.get(key, (dict[int, Member](), None))
-        if any(m.seat.number not in known or known[m.seat.number].bound is not m.bound for m in members):
+        if not _are_bound(members, known):
             present = {number: member for number, member in known.items() if not member.seat.ended}
             present |= {member.seat.number: member for member in members}
             # stages that all runs have left are not needed any more, and hold data of all runs
@@ -173,6 +195,21 @@ class Together:
             joint = Joint.of(list(present.values()))
             self._joints[key] = present, joint
         return joint
+
+
+def _are_bound(members: Sequence[Member], known: Mapping[int, Member]) -> bool:
+    """Return whether these are known, and still in the training that they were known in."""
+    found = [known.get(member.seat.number) for member in members]
+    return all(other is not None and other.bound is member.bound for member, other in zip(members, found))
+
+
+def difference(a: Any, b: Any, name: str = "") -> str:
+    """Return where two descriptions first differ, such as 'settings.batch (8, 16)'; '' if they do not."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        parts = [(k, a.get(k), b.get(k)) for k in sorted({**a, **b}, key=lambda k: (k != "name", k))]
+        found = [difference(x, y, f"{name}.{k}" if name else k) for k, x, y in parts]
+        return next(filter(None, found), "")
+    return "" if a == b else f"{name} ({check.shortened(a)}, {check.shortened(b)})"
 
 
 class Answer(NamedTuple):
@@ -226,21 +263,25 @@ class Joint:
     rules_of: dict[str, list[Program]]
     choices: dict[str, dict[str, str]]
     servers: Servers
+    measures: bool
     tried: set[str] = field(default_factory=set)
+    paying: dict[str, Paying] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, members: Sequence[Member]) -> Joint | None:
-        """Make it for these runs; None where their data cannot be one."""
+    def of(cls, members: Sequence[Member]) -> Joint:
+        """Make it for these runs; a LookupError says why their clients cannot be one batch."""
         tasks = [member.task for member in members]
         first = tasks[0]
-        if not all(alike(first.data, task.data) for task in tasks) or _stack(members[0].inner) is None:
-            return None
+        if _stack(members[0].inner) is None:
+            raise LookupError("their clients are not stacked")
+        if not all(alike(first.data, task.data) for task in tasks):
+            raise LookupError("their samples have other types or shapes")
         own = {id(task.data.y): task.data.nbytes for task in tasks}
-        if len(own) > 1 and sum(own.values()) > first.room:
-            return None
+        if len(own) > 1 and (needed := sum(own.values())) > first.room:
+            raise LookupError(f"the data of all are {needed:,} bytes, more than the {first.room:,} of memory")
         data = joined_data([task.data for task in tasks])
         if data is None:
-            return None
+            raise LookupError("their data are no plain tensors in memory, and not the same")
         bounds, method = [member.bound for member in members], members[0].algorithm
         given = [numbers(member.algorithm) for member in members]
         differing = tuple([name for name in given[0] if len({each[name] for each in given}) > 1])
@@ -250,7 +291,7 @@ class Joint:
             joint = JointProblem.of(bounds, problem, on)
             return replace(joint, rules_of=rules_of, algorithm=method, differing=differing)
 
-        counts = range(1, len(members) + 1)
+        counts = {min(rounded_up(n), len(members)) for n in range(1, len(members) + 1)}  # runs that are left
         task = replace(
             first,
             data=data,
@@ -270,7 +311,12 @@ class Joint:
             rules_of,
             task.choices,
             servers,
+            measures=members[0].executor == "auto" and not torch.are_deterministic_algorithms_enabled(),
         )
+
+    def pays(self, members: Sequence[Member], calls: Sequence[Call]) -> bool:
+        """Return whether runs compute together, as far as anybody knows yet."""
+        return not self._paying(members[0], calls[0]).apart_for_good
 
     def __call__(self, members: Sequence[Member], calls: Sequence[Call]) -> Sequence[Answer]:
         """Compute what some of the runs ask, as one batch."""
@@ -283,14 +329,26 @@ class Joint:
             self._try(members, calls, places)
             self.tried.add(program.name)
         together, sizes = self._joined(members, calls, places), [len(call.clients) for call in calls]
-        uploads, states = self.runner(*together)
+        paying = self._paying(members[0], calls[0])
+        seconds, (uploads, states) = paying.seconds(lambda: self.runner(*together))
         looks: Sequence[LookAtSome | None] = [None] * len(calls)
         if program.trains:  # nobody knows when all runs are done with it: its memory is not used again
             self.runner.release((uploads, states))
             uploads, looks = self._with_sender(uploads, together), looks_at(uploads, states, sizes)
         for member in members:
             member.task.choices.update(self.choices)
+        if program.trains:
+            choices = [member.task.choices for member in members]
+            left = rounds_left(calls[0].context)
+            paying.see(seconds, len(calls), left, choices, lambda: members[0].inner(*calls[0]))
         return [Answer(*own, look) for own, look in zip(apart((uploads, states), sizes), looks)]
+
+    def _paying(self, member: Member, call: Call) -> Paying:
+        """Return what is known of whether it pays to train together; evaluations follow the training."""
+        role, measures = _role(call), self.measures and call.program.trains
+        if role not in self.paying:
+            self.paying[role] = Paying(role, member.task.choices, measures=measures)
+        return self.paying[role]
 
     def _with_sender(self, uploads: Upload, call: Call) -> Upload:
         """Add to what clients send how much they count, and what their runs call them."""
@@ -328,6 +386,11 @@ def _stack(runner: Any) -> Vmap | None:
         if isinstance(candidate, Vmap):
             return Vmap(candidate.bound, candidate.budget, candidate.model_bytes, candidate.sample_bytes)
     return None
+
+
+def _role(call: Call) -> str:
+    """Return what it is called that runs compute together."""
+    return f"{call.program.name} of several runs, stage {call.context.stage}"
 
 
 def _head(member: Member, call: Call) -> Call:

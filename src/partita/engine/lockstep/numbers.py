@@ -14,6 +14,7 @@ from torch import Tensor
 
 from partita.algorithms import METHODS
 from partita.algorithms.options import RATE
+from partita.core import check
 from partita.core.options import declared, members, signature
 from partita.core.parts import Algorithm, LocalRule, Phase
 from partita.core.types import ClientState, Download, Upload
@@ -52,7 +53,8 @@ def remade(algorithm: Algorithm, given: Mapping[str, Any]) -> Algorithm:
     options = {k: v for k, v in algorithm.options.items() if k in known}
     if build is None:
         raise LookupError(f"{algorithm.name} cannot be made again")
-    made: Algorithm = build(**{**options, **given})
+    with check.numbers_checked_before():
+        made: Algorithm = build(**{**options, **given})
     if _code(made.local) is not _code(algorithm.local):
         raise LookupError(f"{algorithm.name} has another local rule than its name says")
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from partita.algorithms import METHODS
@@ -19,8 +20,12 @@ from partita.engine.lockstep.member import Together
 from partita.engine.lockstep.numbers import numbers
 from partita.engine.setup import Setup
 from partita.engine.store.files import plain
+from partita.engine.threads import same_threads
 
 T = TypeVar("T")
+
+MOST_TOGETHER = 16
+"""Runs that advance at the same time: each of them holds the states of its clients in memory."""
 
 OF_SERVER = ("server_lr", "server", "aggregate", "weighting")
 """Options of what the server does, which each run does for itself."""
@@ -30,16 +35,23 @@ OF_RUN = ("what", "algorithm", "schedule", "attack", "measures", "data", "trial"
 
 
 def in_lockstep(
-    runs: Sequence[Callable[[], T]], precision: str = "tf32", deterministic: bool = False
+    runs: Sequence[Callable[[], T]],
+    precision: str = "tf32",
+    deterministic: bool = False,
+    folder: Path | None = None,
 ) -> list[T]:
-    """Carry runs out together, and return what they return, in their order.
+    """Carry runs out together, `MOST_TOGETHER` at a time, and return what they return, in their order.
 
     They come to their ends in any order, so what a run sets for the process while it goes on is set before:
-    how exactly a GPU computes.
+    how exactly a GPU computes, and the threads with which the run in `folder` began, if they go on.
     """
-    shared = memory_shared_by(len(runs))
-    with arithmetic(precision, deterministic), warnings.catch_warnings(), shared:
-        return Meeting[T](Together(), kin).run(runs)
+    results: list[T] = []
+    with arithmetic(precision, deterministic), warnings.catch_warnings(), same_threads(folder):
+        for first in range(0, len(runs), MOST_TOGETHER):
+            group = runs[first : first + MOST_TOGETHER]
+            with memory_shared_by(len(group)):
+                results += Meeting[T](Together(), kin).run(group)
+    return results
 
 
 def kin(setup: Setup, number: int) -> str:

@@ -16,7 +16,7 @@ from partita.core.device import put
 from partita.core.parts import Phase
 from partita.core.types import Batch
 from partita.data import FederatedData
-from partita.engine.execute.cuda.compiled import compiled, note_compiled, was_compiled
+from partita.engine.execute.cuda.compiled import compiled, loaded_from_disk, note_compiled, was_compiled
 from partita.engine.execute.cuda.implicit import Implicit, implicit_count, missing
 from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 from partita.engine.execute.plan import Plan
@@ -62,6 +62,7 @@ class Captured:
         self.implicit = 0 if missing(self.device) else implicit_count(self.traced.graph)
         self.plain: Callable[..., Any] = _in_place(self.traced.graph, self.carry)
         self.form = CAPTURED
+        self.loaded = False  # whether kernels were found on disk
         self.run_step = self.plain
         self.replay: Callable[[], None] = self._step
 
@@ -167,7 +168,7 @@ class Captured:
 
     def compile(self, form: str) -> None:
         """Record other operations: implicit products, inductor's kernels, or those of both."""
-        inputs, graph = tensors(*self._inputs()), self.traced.graph
+        inputs, graph, self.loaded = tensors(*self._inputs()), self.traced.graph, False
         operations: Callable[..., Any] = graph
         if form in (IMPLICIT, COMPILED_IMPLICIT):
             operations = Implicit(graph).run
@@ -175,8 +176,10 @@ class Captured:
             operations = Unrolled(graph).run
         self.run_step = _in_place(operations, self.carry)
         if form != IMPLICIT:
+            before = loaded_from_disk()
             with torch.no_grad():
                 self.run_step = compiled(make_fx(self.run_step)(*inputs), inputs)
+            self.loaded = loaded_from_disk() > before
         self.record()
         self.form = form
         note_compiled(graph, inputs, form)

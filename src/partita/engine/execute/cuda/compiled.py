@@ -42,6 +42,14 @@ def note_compiled(graph: GraphModule, inputs: Sequence[Tensor], form: str) -> No
         return
 
 
+def loaded_from_disk() -> int:
+    """Return how often this process has found kernels on disk that it would have compiled."""
+    try:
+        return int(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"])
+    except (AttributeError, KeyError, TypeError):  # another version counts otherwise
+        return 0
+
+
 def _name(graph: GraphModule, inputs: Sequence[Tensor], form: str) -> str:
     return f"{fingerprint(graph, inputs)}-{form.replace(', ', '-')}"
 
