@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import inspect
 import io
+import itertools
 import math
 import os
 import re
@@ -424,14 +425,65 @@ def test_equations_are_rendered(site: dict[Path, Links]) -> None:
             assert "<math" in text, page.name
 
 
-def test_every_table_of_the_results_names_the_state_that_it_comes_from() -> None:
-    """At, or by, a commit: in its section, or in the opening of its chapter."""
-    for chapter in (DOCS / "results.md").read_text().split("\n## ")[1:]:
-        opening, *sections = chapter.split("\n### ")
-        for section in sections:
-            named = re.search(r"\b(at|by|commit) [0-9a-f]{7}\b", f"{opening} {section}", re.IGNORECASE)
-            assert named or "\n| --- " not in section, section.splitlines()[0]
-            assert "to be measured" not in section.lower(), section.splitlines()[0]
+def pieces(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the heading and the paragraphs of each section, cut before its commands.
+
+    The paragraph that leads to a command begins the piece, unless it is a table or a heading.
+    """
+    for section in re.split(r"^#{2,} ", page, flags=re.MULTILINE)[1:]:
+        heading, *paragraphs = section.split("\n\n")
+        starts = [i for i, text in enumerate(paragraphs) if text.startswith("```sh\n")]
+        starts = [i - (i > 0 and not paragraphs[i - 1].startswith(("|", "```"))) for i in starts]
+        cuts = [0, *starts, len(paragraphs)]
+        for start, end in itertools.pairwise(cuts):
+            if start < end:
+                yield heading, paragraphs[start:end]
+
+
+def unsaid(page: str) -> list[str]:
+    """Return the headings where a table has no commit beside it, or a command no executor.
+
+    Beside it: in a paragraph between its command and the table, or in the one that follows the table.
+    """
+    commit = re.compile(r"\b(at|by|commit) [0-9a-f]{7}\b", re.IGNORECASE)
+    executor = re.compile(r"--executor|`auto`|no executor|nothing is trained", re.IGNORECASE)
+    found = []
+    for heading, paragraphs in pieces(page):
+        for i, text in enumerate(paragraphs):
+            if "\n| --- " in text and not commit.search("\n".join(paragraphs[: i + 2])):
+                found.append(f"{heading}: a table without a commit")
+        commands = [text for text in paragraphs if text.startswith("```sh\n") and "partita run" in text]
+        if commands and not executor.search("\n".join(paragraphs)):
+            found.append(f"{heading}: a command without an executor")
+    return found
+
+
+def test_the_results_say_of_each_table_the_commit_and_of_each_command_the_executor() -> None:
+    page = (DOCS / "results.md").read_text()
+    assert unsaid(page) == []
+    assert "to be measured" not in page.lower()
+
+
+TABLE = "| a |\n| --- |\n| 1 |"
+RUN = "```sh\npartita run x --executor loop\n```"
+
+
+@each(
+    "section, wrong",
+    [
+        (f"{RUN}\n\nAt 1234567.\n\n{TABLE}", 0),
+        (f"{RUN}\n\n{TABLE}\n\nBy 1234567.", 0),
+        (f"{RUN}\n\n{TABLE}\n\nSo it is.\n\nMeasured at 1234567.", 1),  # too far away
+        (f"{RUN}\n\nAt 1234567.\n\n{TABLE}\n\n{RUN}\n\n{TABLE}", 1),  # of another command
+        (f"{RUN}\n\nAt 1234567.\n\n{TABLE}\n\n#### Below\n\n{TABLE}", 1),  # of another section
+        (f"By 1234567:\n\n{RUN}\n\n{TABLE}", 0),
+        ("```sh\npartita run x\n```", 1),
+        ("With `auto`:\n\n```sh\npartita run x\n```", 0),
+        (f"{RUN}\n\nAnd then\n\n```sh\npartita run x\n```", 1),
+    ],
+)
+def test_results_that_do_not_say_it_are_found(section: str, wrong: int) -> None:
+    assert len(unsaid(f"# Results\n\nAll at 7654321.\n\n## One\n\n{section}\n")) == wrong
 
 
 def test_no_page_has_a_placeholder_left() -> None:
