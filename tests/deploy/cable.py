@@ -18,7 +18,7 @@ from partita.deploy.grpc import GrpcClient, GrpcTransport, frames
 from partita.deploy.grpc.tls import Credentials
 from partita.deploy.transport import Arrival, Handler
 
-PATIENCE = 90.0
+PATIENCE = 180.0  # of machines with other work, on which processes start slowly
 """Seconds after which a test gives up what has to happen."""
 
 
