@@ -147,7 +147,8 @@ def _made(
 def _common_round(begun: Sequence[Path]) -> dict[Path, int]:
     """Return the newest round of which all runs that have begun have a checkpoint: a kill may come between.
 
-    Then as many of them compute together as before, until their ends, with the same roundings.
+    Then as many of them compute together as before, until their ends, with the same roundings. Where there is
+    none, the kill having come before all had written one, each goes on from its own.
     """
     common = set.intersection(*[{*durable.rounds(folder / "checkpoint")} for folder in begun] or [set[int]()])
     return dict.fromkeys(begun, max(common)) if common else {}

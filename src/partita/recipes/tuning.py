@@ -2,7 +2,7 @@
 
     trial 0      the method as it was given
     trial n      what the sampler (TPE) proposes, given the trials of earlier generations and the seed, and
-                 nothing else; a generation is `GENERATION` trials, which train as one batch where they can
+                 nothing else; a generation is at most 16 trials, which train as one batch where they can
     objective    the mean validation score of the clients' own models; test samples are never looked at
 
 A trial is a line of trials.jsonl. As a proposal is a function of the lines of earlier generations, a search
@@ -55,8 +55,6 @@ APART = 1 << 40
 WARMUP = 2
 """Evaluations before which no trial is pruned: small steps still look worse than they are."""
 DIGITS = 3
-GENERATION = MOST_TOGETHER
-"""Trials that are proposed together: the sampler looks at those of earlier generations."""
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
 
 Search = Mapping[str, Range | Sequence[Any] | bool]
@@ -312,9 +310,9 @@ def attempt(
 # ---- the sampler
 
 
-def generation(number: int) -> int:
-    """Return the generation of a trial; the method as it was given is one of the first."""
-    return number // GENERATION
+def generation_size(budget: int) -> int:
+    """Return how many trials are a generation: all generations of a budget are about as large."""
+    return -(-budget // -(-budget // MOST_TOGETHER))
 
 
 class _Proposal(NamedTuple):
@@ -355,7 +353,7 @@ def propose(
         )
         for trial in done:
             study.add_trial(_frozen(optuna, trial, sign, distributions))
-        asked = [study.ask(distributions) for _ in range(GENERATION)]
+        asked = [study.ask(distributions) for _ in range(generation_size(budget))]
 
     def proposed(number: int, asked: Any) -> _Proposal:
         def hopeless(now: int, score: float) -> bool:
@@ -617,7 +615,7 @@ def tune_study(
         "progress": False,
         "out": None,
     }
-    begun, joined = False, not alone and can_be_joined(GENERATION, lambda _: callbacks, options)
+    begun, joined = False, not alone and can_be_joined(generation_size(budget), lambda _: callbacks, options)
     for label, variant in study.variants.items():
         seed = check.integer("seed", variant.experiment.seed, low=0, high=check.LARGEST - APART)
         experiment = replace(variant.experiment, seed=seed + APART)
@@ -633,9 +631,10 @@ def tune_study(
             if begun and time.monotonic() >= end:
                 raise Stopped(f"trial {left[0]} of {label}", 0)
             begun = True
-            own = generation(left[0])
-            earlier = [t for t in tuning.of(label) if generation(t.number) < own]
-            together = [n for n in left if generation(n) == own] if joined else left[:1]
+            first_of = left[0] - left[0] % generation_size(budget)
+            earlier = [t for t in tuning.of(label) if t.number < first_of]
+            own = range(first_of, first_of + generation_size(budget))
+            together = [n for n in left if n in own] if joined else left[:1]
             proposals = _proposals(spaces[label], earlier, together, budget, seed, label)
             _attempt_all(experiment, label, proposals, spaces[label], arguments, finished)
         done = tuning.of(label)
@@ -656,7 +655,7 @@ def _proposals(
     label: str,
 ) -> list[_Proposal]:
     """Return some trials of a generation."""
-    first = generation(numbers[0]) * GENERATION
+    first = numbers[0] - numbers[0] % generation_size(budget)
     others = [n for n in numbers if n]
     found = propose(dimensions, earlier, first, budget, seed, label) if others else []
     return [found[n - first] if n else _as_given(dimensions) for n in numbers]

@@ -186,8 +186,11 @@ class Synchronous:
 
     @property
     def tells_who_reports(self) -> bool:
-        """Whether `reporting` is all that is to be known: nobody is away, or late by chances of the clock."""
-        in_time = self.deadline is None or self.late == "apply"
+        """Whether `reporting` is all that is to be known: nobody is away, or late by chances of the clock.
+
+        Who is late is still at work when others are drawn; only cohorts drawn at random take others then.
+        """
+        in_time = self.order == "random" if self.late == "apply" else self.deadline is None
         return in_time and self.available is None
 
     def begin(self, spec: StageSpec) -> Rounds:

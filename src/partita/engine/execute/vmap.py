@@ -74,7 +74,9 @@ class Vmap:
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Prepare the samples of the clients that come next, while a device works on the present ones."""
         self.prefetched.clear()
-        if len(clients) <= self.chunk(program, clients, context):
+        if len(clients) <= self.chunk(program, clients, context) and not self._repeated(
+            program, clients, context
+        ):
             for number, phase in enumerate(self.bound.bind(program).phases):
                 drawn = plans(self.bound.data, clients, phase, number, context)
                 feed = Feed(self.bound.data, drawn)

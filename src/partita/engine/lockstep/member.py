@@ -344,7 +344,7 @@ class Joint:
         return [Answer(*own, look) for own, look in zip(apart((uploads, states), sizes), looks)]
 
     def _paying(self, member: Member, call: Call) -> Paying:
-        """Return what is known of whether it pays to train together; evaluations follow the training."""
+        """Return what is known of whether it pays to train together; evaluations are together, unmeasured."""
         role, measures = _role(call), self.measures and call.program.trains
         if role not in self.paying:
             self.paying[role] = Paying(role, member.task.choices, measures=measures)

@@ -80,12 +80,14 @@ class Paying:
         before = dict(choices)
         choices.clear()
         choices.update(self.alone)
-        if not self.alone:
-            one()  # it picks them, and warms up
-        seconds, _ = self.seconds(one)
-        self.alone = dict(choices)
-        choices.clear()
-        choices.update(before)
+        try:
+            if not self.alone:
+                one()  # it picks them, and warms up
+            seconds, _ = self.seconds(one)
+            self.alone = dict(choices)
+        finally:
+            choices.clear()
+            choices.update(before)
         return seconds
 
     def _settle(self, choices: Sequence[Choices], reason: str) -> None:
