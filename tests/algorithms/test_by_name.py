@@ -99,7 +99,7 @@ def test_what_the_demo_recommends() -> None:
     words = shlex.split(NEXT)
     assert words[:3] == ["partita", "compare", "offices"]
     methods = separate(words[words.index("--algorithms") + 1])
-    made = build(find("offices"), {"rounds": 40, "until": None})
+    made = build(find("offices"), {"rounds": 60, "until": None})
     runs, _ = run_study(lambda seed: versus(made, methods), [0], about={}, out=None, executor="vmap")  # noqa: ARG005
     scores = {label: found[0].summary()["test"] for label, found in runs.items()}
     assert "finetune" in scores

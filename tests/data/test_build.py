@@ -26,7 +26,7 @@ from support import each
 @given(st.lists(st.integers(-3, 5), min_size=2, max_size=60), st.floats(0, 0.99), st.integers(0, 3))
 def test_every_row_is_in_one_place(ids: list[int], fraction: float, seed: int) -> None:
     n = len(ids)
-    data = from_arrays(np.arange(n), np.arange(n), ids, test=fraction, seed=seed)
+    data = from_arrays(np.arange(n), np.arange(n), ids, test=fraction, validation=0, seed=seed)
     seen = []
     for i, name in enumerate(data.names):
         train, test = (data.client(i, s)[1].tolist() for s in ("train", "test"))

@@ -90,7 +90,7 @@ SUMMARY = [
     "training",
     "baselines",
 ]
-DOCUMENTED_EXTRA = {"scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
+DOCUMENTED_EXTRA = {"deployed", "scored", "higher_is_better", "parameters", "client_memory", "peak_memory"}
 DOCUMENTED_EXTRA |= {"classes", "personal_part", "ended", "newcomers", "choice"}
 ROUNDS, COHORT, STEPS, SEED = 6, 3, 4, 7
 SIZES = (12, 9, 1, 0, 20)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partita.core.types import Cohort
-from partita.engine.lockstep.meeting import working_seconds
+from partita.engine.lockstep.meeting import clock
 from partita.engine.samples import Scored
 
 BINS = 4
@@ -204,6 +204,7 @@ class Timer:
 
     def __init__(self, device: str, wait: bool = False) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.clock = clock()
         self._wait = wait and device != "cpu"
         self._open: list[tuple[str, float, list[float]]] = []  # name, begin, seconds of those inside
 
@@ -225,7 +226,7 @@ class Timer:
     def _now(self) -> float:
         if self._wait:
             torch.cuda.synchronize()
-        return working_seconds()
+        return self.clock()
 
 
 class Ending(NamedTuple):

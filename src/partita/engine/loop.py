@@ -19,7 +19,6 @@ from partita.engine.cohorts import (
     refuse_twice,
 )
 from partita.engine.execute.plan import progress_of
-from partita.engine.lockstep.meeting import working_seconds
 from partita.engine.look import kept
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
@@ -69,7 +68,7 @@ NOBODY = Chunk(Upload({}), [], 0)
 
 def one_round(stage: Stage, state: State) -> Round:
     """Let a cohort train, and the server act on what it sends."""
-    begin = working_seconds()
+    begin = state.timer.clock()
     stage.release(state.server)  # what the last round computed is used up
     with state.timer("cohort"):  # who reports now, and what each had downloaded
         cohort = stage.channel.downloaded(state.schedule.next(state.server))
@@ -100,7 +99,7 @@ def one_round(stage: Stage, state: State) -> Round:
         combined = stage.releases.nothing()  # what is released must not tell whether anybody came
     state.server, notes = _server_step(stage, state, usable, combined)
     bytes_up = sum([c.bytes_up for c in chunks]) + ANSWER_BYTES * cohort.asked
-    seconds, abandoned = working_seconds() - begin, combined is None
+    seconds, abandoned = state.timer.clock() - begin, combined is None
     return Round(cohort, uploads, rejections, bytes_up, notes, seconds, abandoned)
 
 

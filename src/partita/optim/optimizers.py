@@ -127,21 +127,22 @@ def sgd(
     At the server η = 1 by default, which without momentum is plain averaging. For clients, the options
     `momentum` and `weight_decay` of a method are the short form.
     """
-    if nesterov and not given(momentum):
+    heavy, decays = given(momentum), given(weight_decay)
+    if nesterov and not heavy:
         raise check.fail("optimizer nesterov", nesterov, "False, or momentum= above 0, such as momentum=0.9")
 
     def init(params: Tensors) -> Tensors:
-        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if given(momentum) else {}
+        return {f"m.{k}": torch.zeros_like(x) for k, x in params.items()} if heavy else {}
 
     def stepping(overwrites: bool) -> Update:
         def update(params: Tensors, g: Tensors, state: Tensors, lr: Rates) -> tuple[Tensors, Tensors]:
-            if given(weight_decay):
+            if decays:
                 g = tree.axpy(weight_decay, params, g)
-            if given(momentum):
+            if heavy:
                 m = {k: momentum * state[f"m.{k}"] + x for k, x in g.items()}
                 state = {**state, **{f"m.{k}": x for k, x in m.items()}}
                 g = tree.axpy(momentum, m, g) if nesterov else m
-            own = overwrites and not given(momentum)  # else the state is in that memory
+            own = overwrites and not heavy  # else the state is in that memory
             return {k: _minus(params[k], x, lr[k], own) for k, x in g.items()}, state
 
         return update

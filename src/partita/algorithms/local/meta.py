@@ -32,11 +32,11 @@ HESSIANS = ("exact", "hf", "fo")
 def meta(problem: Problem, lr: Rate, alpha: float, optimizer: Optimizer, hessian: str, delta: float) -> Phase:
     """Steps along ∇̃F. The batches of a step are D, D' and D''."""
     moving = problem.trainable
-    second = _curvature(problem, hessian, delta)
+    second, plain = _curvature(problem, hessian, delta), not given(alpha)
 
     def step(carry: Carry, batches: tuple[Batch, ...], lr: tuple[Tensor, ...]) -> Carry:
         w = carry.params
-        if not given(alpha):  # plain gradient steps, to the bit
+        if plain:  # plain gradient steps, to the bit
             loss, g, buffers = problem.grad(w, batches[0], wrt=moving)
         else:
             _, inner, _ = problem.grad(w, batches[1], wrt=moving)

@@ -67,12 +67,12 @@ def move(
     moving = tuple(n for n in problem.trainable if n in names)
     statistics = tuple(n for n in problem.buffers if n in names)
     anchored = set(problem.partition.personal) & set(moving) if given(personal_l2) else ()
-    update = update_of(optimizer, problem)
+    update, pulled = update_of(optimizer, problem), given(pull)
 
     def step(carry: Carry, batch: Batch, lr: tuple[Tensor, ...]) -> Carry:
         w = carry.params
         loss, g, buffers = problem.grad(w, batch, wrt=moving)
-        if given(pull):  # ∇ (μ/2)‖w − w^t‖² = μ (w − w^t), where w^t was received
+        if pulled:  # ∇ (μ/2)‖w − w^t‖² = μ (w − w^t), where w^t was received
             g = {k: v + pull * (w[k] - carry.received[k]) if k in carry.received else v for k, v in g.items()}
         if anchored:  # ∇ (μ/2)‖v − v⁰‖² = μ (v − v⁰), where v⁰ is every client's first personal part
             g |= {k: g[k] + personal_l2 * (w[k] - problem.initial[k]) for k in anchored}

@@ -34,13 +34,13 @@ def seat() -> Seat | None:
     return _SEAT.get()
 
 
-def working_seconds() -> float:
-    """Return the clock by which a run counts what its parts take.
+def clock() -> Callable[[], float]:
+    """Return the clock by which this run counts what its parts take.
 
     In lockstep it stands still while others go on; of what several compute as one, each has a share.
     """
     place = _SEAT.get()
-    return time.perf_counter() - (0.0 if place is None else place.waited)
+    return time.perf_counter if place is None else lambda: time.perf_counter() - place.waited
 
 
 class Seat:
