@@ -175,7 +175,7 @@ def ready(folder: Path, widths: str) -> Ready:
     """Return the clients of this process that compute nothing, with a model of these widths."""
     torch.set_num_threads(1)
     made = shaped(widths)
-    return Ready(Client(made, "anybody", made.data, folder / "ready"))
+    return Ready(Client(made, "anybody", made.data, folder / f"ready-{os.getpid()}"))
 
 
 def shaped(widths: str) -> example.Experiment:
