@@ -26,3 +26,11 @@ def test_a_simulation_has_virtual_time() -> None:
     summary = simulated(experiment(schedule=pt.schedule.asynchronous(concurrency=2))).summary()
     assert "virtual time" in str(summary)
     assert not summary["deployed"]
+
+
+def test_the_page_leads_with_what_the_clients_tell(tmp_path: Path) -> None:
+    run, _ = deployed(experiment(), tmp_path)
+    page = (run.report(tmp_path / "page.html")).read_text()
+    assert "3 clients have models of their own, with accuracy" in page
+    assert "a unit of virtual time is a second" in page
+    assert "nothing to compare personal models" not in page

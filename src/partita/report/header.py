@@ -164,6 +164,8 @@ def _said(runs: Runs, winner: Row, clients: Record) -> list[str]:
 def _of_one(seeds: Sequence[Record], row: Row, clients: Record) -> str:
     """Say how the personal models compare with the global one and with training alone."""
     kinds = references(clients)
+    if not kinds and all(run.facts.get("deployed") for run in seeds):
+        return _of_real_clients(row, seeds)
     if kinds and not any(differs(clients, kind) for kind in kinds):
         return f"Personal models score as {verdict.listed([REFERENCES[k] for k in kinds])}, for every client."
     same = "global" in kinds and not differs(clients, "global")
@@ -177,6 +179,14 @@ def _of_one(seeds: Sequence[Record], row: Row, clients: Record) -> str:
         subject="one global model" if same else "personal models",
         losses=losses,
     )
+
+
+def _of_real_clients(row: Row, seeds: Sequence[Record]) -> str:
+    """Say how good the clients' own models are, as far as the clients tell: a deployment has no baselines."""
+    own = f"{counted(seeds[0].facts['clients'], 'client')} have models of their own"
+    if row["personal"] is None:
+        return f"{own}; how good these are is known to the clients alone."
+    return f"{own}, with {row['metric']} {score(row['personal']['mean'])} on average."
 
 
 def _losers(row: Row, kind: str, start: str = "") -> str:
