@@ -87,4 +87,5 @@ def test_foreign_code_reads_what_its_user_may_read(
     other = found.pop(str(said["node-id"]))
     assert (other["user"], other["read"]) == (USER, "PermissionError")
     assert other["door"].endswith("bytes or more")  # whoever reaches the door can ask
-    assert {(f["user"], f["read"]) for f in found.values()} == {(0, "2 files, 21 bytes")}  # the state, and whose folder it is
+    # The state, and whose folder it is.
+    assert {(f["user"], f["read"]) for f in found.values()} == {(0, "2 files, 21 bytes")}
