@@ -28,8 +28,8 @@ def spent(phases: Timer) -> dict[str, float]:
 
 
 def test_phases_inside_others_count_once(clock: Callable[..., None]) -> None:
-    phases = Timer("cpu")
     clock(10.0, 11.0, 13.0, 13.5, 17.5, 18.0)
+    phases = Timer("cpu")
     with phases("steps"):
         with phases("states"):
             pass
@@ -39,8 +39,8 @@ def test_phases_inside_others_count_once(clock: Callable[..., None]) -> None:
 
 
 def test_a_phase_that_fails_ends(clock: Callable[..., None]) -> None:
-    phases = Timer("cpu")
     clock(0.0, 1.0, 3.0, 7.0, 10.0, 12.0)
+    phases = Timer("cpu")
     with pytest.raises(ValueError, match="wrong"), phases("steps"), phases("states"):
         raise ValueError("wrong")
     with phases("files"):

@@ -192,6 +192,7 @@ def without_b() -> Run:
     return made.run(executor="loop", device="cpu", baselines=False, progress=False)
 
 
+@pytest.mark.slow  # test_faults has all of them within one process
 @each("lie", [*LIES, "random bytes"])
 def test_a_lie_is_named_and_has_no_effect(net: Net, tmp_path: Path, lie: str) -> None:
     """The others go on as without the liar, whose connection stays."""
