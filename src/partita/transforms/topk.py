@@ -8,7 +8,7 @@ are sent, and where they belong: ⌈log₂ d⌉ bits for each. Of entries of the
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -89,6 +89,28 @@ def largest(x: Tensor, k: int) -> Tensor:
         return x.abs().sort(stable=True, descending=True).indices[:k].sort().values
     # the bits of a float32 without its sign grow with it; below them, the place tells equal ones apart
     from_last = len(x) - 1 - torch.arange(len(x), device=x.device)
-    magnitude = x.to(torch.float32).abs().view(torch.int32).to(torch.int64)
+    magnitude = bits_of(x.to(torch.float32).abs()).to(torch.int64)
     chosen = (magnitude << 32 | from_last).topk(k, sorted=False).values & 0xFFFFFFFF
     return (len(x) - 1 - chosen).sort().values
+
+
+class _Bits(torch.autograd.Function):
+    """The bits of float32 numbers as whole numbers: a view for which `vmap` has no rule before torch 2.13."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view(torch.int32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG004
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
+        return bits_of(x), in_dims[0]
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """Return the bits of float32 numbers as whole numbers."""
+    bits: Tensor = _Bits.apply(x)  # type: ignore[no-untyped-call]
+    return bits
