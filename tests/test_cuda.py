@@ -460,23 +460,29 @@ def test_a_step_with_implicit_products_computes_the_same() -> None:
 
 
 def test_implicit_products_that_are_recorded_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form that short runs have computes the same as the operations recorded as they are."""
+    """The form that short runs have is as exact as the operations recorded as they are."""
     data, model = make_data((3, 8, 8)), pt.models.resnet20(4, norm="group")
-    options = {**OPTIONS, "precision": "tf32", "rounds": 1, "epochs": None, "steps": 2}
+    options = {**OPTIONS, "rounds": 1, "epochs": None, "steps": 2}
     monkeypatch.setattr("partita.engine.execute.graph.COMPILED_SAVING", 1e6)
     monkeypatch.setattr(Captured, "seconds", lambda recording: {CAPTURED: 1.0, IMPLICIT: 0.5}[recording.form])
 
-    def run(form: str) -> pt.Run:
+    def run(form: str, precision: str) -> dict[str, torch.Tensor]:
         monkeypatch.setattr(Graph, "_forms", lambda *_: [form])
-        found = pt.federate(model, data, METHOD, executor="graph", device="cuda", **options)
+        settings = {**options, "precision": precision}
+        found = pt.federate(model, data, METHOD, executor="graph", device="cuda", **settings)
         assert found.config["executor"]["picks"]["steps of training, stage 0"]["picked"] == form
-        return found
+        return {k: v.cpu() for k, v in found.shared.items()}
+
+    def largest_errors(found: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The largest error of each tensor, as a share of the largest change."""
+        pairs = [((found[k] - exact[k]).abs().max(), (exact[k] - start[k]).abs().max()) for k in exact]
+        return torch.stack([error / change for error, change in pairs])
 
     start = {k: v.detach().clone() for k, v in model.named_parameters()}
-    plain, products = run(CAPTURED), run(IMPLICIT)
-    for name, value in plain.shared.items():
-        change, wanted = products.shared[name].cpu() - start[name], value.cpu() - start[name]
-        assert (change - wanted).abs().max() <= 0.06 * wanted.abs().max() + 1e-6, name
+    exact = run(CAPTURED, "fp32")
+    plain, products = (largest_errors(run(form, "tf32")) for form in (CAPTURED, IMPLICIT))
+    assert 0 < products.mean() <= 2 * plain.mean()
+    assert products.max() <= 3 * plain.max()
 
 
 # ---- runs in lockstep
