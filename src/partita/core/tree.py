@@ -106,6 +106,19 @@ def with_sender(
     return uploads._replace(weight=weight, client=torch.from_numpy(numbers))
 
 
+def close(a: Any, b: Any, tolerance: float) -> bool:
+    """Return whether two results differ by no more than this share of their largest entries."""
+    pairs = zip(leaves(a), leaves(b))
+    return all(_near(x, y, tolerance) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor))
+
+
+def _near(x: Tensor, y: Tensor, tolerance: float) -> bool:
+    if not x.is_floating_point():
+        return bool(torch.equal(x, y))
+    scale = y.abs().max() if y.numel() else y.new_zeros(())
+    return bool(((x - y).abs() <= tolerance * scale + 1e-6).all() | ~torch.isfinite(y).all())
+
+
 # ---- usable numbers: finite, and small enough to be squared
 
 NOT_FINITE, TOO_LARGE = "not finite", "too large"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from partita.core.types import (
     Upload,
 )
 from partita.engine.devices.devices import Devices
+from partita.engine.execute.cuda.replayed import Replayed
 
 OWN = "uploads."
 """What begins the names, in `extra`, of what transforms send and of what they tell clients."""
@@ -105,7 +106,7 @@ class Way:
             given.append(message)
             encode = self.transforms[i].encode
             if encode is not None:
-                message = encode(message, publics[i], draws.branch(key, "upload", i))
+                message = encode(message, publics[i], self._key(i, key))
         return message, given
 
     def decode(self, message: Message, given: Sequence[Message], key: Tensor) -> Message:
@@ -113,8 +114,12 @@ class Way:
         for i in reversed(range(len(given))):
             decode = self.transforms[i].decode
             if decode is not None:
-                message = decode(message, given[i], draws.branch(key, "upload", i))
+                message = decode(message, given[i], self._key(i, key))
         return message
+
+    def _key(self, number: int, key: Tensor) -> Tensor:
+        """Return the key of one of the transforms; one that draws nothing looks at none."""
+        return draws.branch(key, "upload", number) if self.transforms[number].draws else key
 
     def __call__(
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors
@@ -202,6 +207,7 @@ class Channel:
     statistics: frozenset[str]
     like: Upload
     added: dict[str, int]
+    replayed: Replayed = field(default_factory=lambda: Replayed("what a server accepts"))
 
     @classmethod
     def of(
@@ -340,15 +346,20 @@ class Channel:
 
         extra  what the server tells clients beside the model
         """
-        accepting = [(i, t.accept) for i, t in enumerate(self.uploads.transforms) if t.accept is not None]
+        accepts = any(t.accept is not None for t in self.uploads.transforms)
         caps = [t.weight_cap for t in self.uploads.transforms if t.weight_cap is not None]
         if caps and uploads.weight is not None:
             uploads = uploads._replace(weight=uploads.weight.clamp(max=min(caps)))
-        if not accepting or not any(uploads.payload):
+        if not accepts or not any(uploads.payload):
             return uploads
+        enforced: Upload = self.replayed.function(self._enforced, uploads, extra)
+        return enforced
+
+    def _enforced(self, uploads: Upload, extra: Tensors) -> Upload:
         own = uploads._replace(extra=without_own(uploads.extra))
         beside = [told(i, uploads.extra) for i in range(len(self.uploads.transforms))]
         message = message_of(own, self.statistics)
+        accepting = [(i, t.accept) for i, t in enumerate(self.uploads.transforms) if t.accept is not None]
         for i, accept in reversed(accepting):
             given = message._replace(rest={**message.rest, **beside[i]})
             public = told(i, extra)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,7 @@ from partita.core.secret import Secret
 from partita.core.types import Message, ServerState, Tensors, Upload
 from partita.engine.channel import OWN, Channel, message_of, own_name, told, without_own
 from partita.engine.devices.devices import Devices
+from partita.engine.execute.cuda.replayed import Replayed
 
 if TYPE_CHECKING:
     from partita.engine.setup import Setup
@@ -147,6 +148,7 @@ class Releases:
     seed: int
     counts: Counts
     purpose: str = "release"
+    replayed: Replayed = field(default_factory=lambda: Replayed("what a server releases"))
 
     def totals(self, uploads: Upload, key: Tensor) -> Upload:  # noqa: ARG002 (an aggregation has one)
         """Return the sums over stacked uploads, all in `extra`, which adds up over parts of a cohort."""
@@ -167,8 +169,14 @@ class Releases:
 
     def step(self, rule: ServerRule, server: ServerState, upload: Upload) -> ServerState:
         """Release the sums of a round, and let the method's own server act on what that leaves."""
-        total, sent = self._of_method(upload)
         key = draws.key(self.seed, self.purpose, server.version, self.number, device=_device(self.like))
+        if isinstance(self.seed, Secret):  # the host draws
+            return self._step(rule, server, upload, key)
+        stepped: ServerState = self.replayed.function(self._step, rule, server, upload, key)
+        return stepped
+
+    def _step(self, rule: ServerRule, server: ServerState, upload: Upload, key: Tensor) -> ServerState:
+        total, sent = self._of_method(upload)
         release = Release(
             total=total,
             sent=sent,

@@ -31,6 +31,7 @@ from partita.data.federated import SPLITS, FederatedData
 from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
+from partita.engine.execute.cuda.replayed import replaying
 from partita.engine.lockstep import seat
 from partita.engine.lockstep.member import Member, joins
 from partita.engine.look import Look, LookAtSome
@@ -311,6 +312,10 @@ def bind(
         personalize = with_own_statistics(personalize)
     aggregate = releases.totals if releases else devices.aggregate(algorithm.aggregate(problem))
     server_rule = serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases)
+    if data.device.type == "cuda":
+        aggregate = replaying("aggregation", aggregate)
+        if releases is None:  # which replays itself what has no number of a round in it
+            server_rule = server_rule._replace(step=replaying("the server's step", server_rule.step))
     is_global = setup.is_global(number)
     new_client = channel.new_client(setup.new_client(algorithm, initial))
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)

@@ -35,9 +35,10 @@ from partita.engine.execute.cuda.captured import (
     Captured,
     Shape,
 )
+from partita.engine.execute.cuda.replayed import Replayed
 from partita.engine.execute.feed import Feed
 from partita.engine.execute.plan import Plan, count_steps, rounds_left, work_of
-from partita.engine.execute.stack import Stack, flatten, join, signature, unflatten
+from partita.engine.execute.stack import Stack, flatten, join, lifted, signature, unflatten
 from partita.engine.execute.vmap import Vmap
 
 FORM_LABELS = {
@@ -68,6 +69,10 @@ class Graph(Vmap):
     always: bool = False
     notify: Callable[[str], None] = silent
     recordings: dict[Any, Captured] = field(default_factory=dict)
+    ends: Replayed = field(default_factory=lambda: Replayed("how clients begin and end"))
+
+    def _lifted(self, program: Program) -> Callable[..., Stack]:
+        return self.ends if program.trains else lifted
 
     def _repeated(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:  # noqa: ARG002
         """Repeat nobody: a recording has rows to spare."""

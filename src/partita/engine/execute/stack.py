@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -146,6 +146,11 @@ def lift(fn: Callable[..., Any], *args: Stack) -> Stack:
         return Stack(out, [False] * len(out), spec, n)
     result = iter(_vmap(call, [leaves[i] for i in moving], n))
     return Stack([next(result) if r else x for x, r in zip(out, rows)], rows, spec, n)
+
+
+def lifted(of: Hashable, fn: Callable[..., Any], *args: Stack) -> Stack:  # noqa: ARG001
+    """Compute `lift(fn, *args)`, where others tell by `of` whether a function is the same again."""
+    return lift(fn, *args)
 
 
 def _vmap(fn: Callable[..., Sequence[Tensor]], columns: list[Tensor], n: int) -> list[Tensor]:

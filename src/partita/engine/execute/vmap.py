@@ -10,6 +10,7 @@ of many rounds then have the same size, and their steps are traced once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from partita.core.types import Batch, ClientState, Download, Group, RoundContext
 from partita.data import FederatedData
 from partita.engine.execute.feed import Feed, Window
 from partita.engine.execute.plan import BoundProblem, plans, work_of
-from partita.engine.execute.stack import Stack, Steps, join, lift, unless_rows
+from partita.engine.execute.stack import Stack, Steps, join, lifted, unless_rows
 
 PASS_BYTES = 1 << 26  # of forward passes at a time on a CPU: larger blocks are new memory each time
 PASS_CLIENTS = 4  # at least, whatever they take
@@ -146,24 +147,26 @@ class Vmap:
         if not group.stacked:
             shared = self._own_buffers(shared, received[0], n)
         state = Stack.of(tree.rows(states, places), n, rows=True)
-        starts = Stack.of(self.bound.starts(clients, context), n, rows=True)
-
-        def download(
-            pair: tuple[dict[str, Tensor], dict[str, Tensor]], start: tuple[Tensor, Tensor | None]
-        ) -> Download:
-            return Download(*pair, version, *start)
-
-        carry = lift(lambda pair, start, s: rule.start(download(pair, start), s), shared, starts, state)
+        starts = Stack.of((version, *self.bound.starts(clients, context)), n, rows=True)
+        lifting = self._lifted(program)
+        carry = lifting(
+            rule.start, lambda pair, start, s: rule.start(Download(*pair, *start), s), shared, starts, state
+        )
         for number, phase in enumerate(rule.phases):
             feed = self.prefetched.pop(self._plan_key(clients, phase, number, context), None)
             data = self.bound.data
             feed = feed or Feed(data, plans(data, clients, phase, number, context))
             carry = self._phase(program, phase, carry, feed, context)
-        result = lift(
-            lambda c, pair, start, s: rule.finish(c, download(pair, start), s), carry, shared, starts, state
+        uploads, new = lifting(
+            rule.finish,
+            lambda c, pair, start, s: rule.finish(c, Download(*pair, *start), s),
+            *(carry, shared, starts, state),
         ).full()
-        uploads, new = result
         return uploads, new
+
+    def _lifted(self, program: Program) -> Callable[..., Stack]:  # noqa: ARG002 (a subclass looks at it)
+        """Return what lifts the beginning and the end of a program: (of, fn, *stacks) -> stack."""
+        return lifted
 
     def _own_buffers(self, shared: Stack, received: object, n: int) -> Stack:
         """Give each client buffers of its own from the start: they change in place during a forward pass."""

@@ -253,16 +253,3 @@ def apart(result: tuple[Upload, ClientState], sizes: Sequence[int]) -> Iterator[
     columns = [torch.split(x, list(sizes)) if isinstance(x, Tensor) else [x] * len(sizes) for x in leaves]
     for own in zip(*columns):
         yield unflatten(spec, iter(own))
-
-
-def close(a: Any, b: Any, tolerance: float) -> bool:
-    """Return whether two results differ by no more than this share of their largest entries."""
-    pairs = zip(tree.leaves(a), tree.leaves(b))
-    return all(_near(x, y, tolerance) for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor))
-
-
-def _near(x: Tensor, y: Tensor, tolerance: float) -> bool:
-    if not x.is_floating_point():
-        return bool(torch.equal(x, y))
-    scale = y.abs().max() if y.numel() else y.new_zeros(())
-    return bool(((x - y).abs() <= tolerance * scale + 1e-6).all() | ~torch.isfinite(y).all())

@@ -28,7 +28,7 @@ from partita.engine.execute.graph import rounded_up
 from partita.engine.execute.plan import BoundProblem, rounds_left
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
-from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, close, joined, joined_data
+from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
 from partita.engine.lockstep.meeting import Failure, Seat
 from partita.engine.lockstep.numbers import numbers
 from partita.engine.lockstep.paying import Paying
@@ -374,7 +374,7 @@ class Joint:
         for member, head, found in zip(members, heads, together):
             alone = _stack(member.inner) or member.inner
             own = alone(*head)
-            if not close(found, own, HALF_TOLERANCE if half else TOLERANCE):
+            if not tree.close(found, own, HALF_TOLERANCE if half else TOLERANCE):
                 raise ValueError("results of several runs differ from those of each alone")
             if head.program.trains and not _moved(own, head.states):
                 raise TooEarly

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from partita.core.types import Batch
 from partita.data import FederatedData
 from partita.engine.execute.cuda.compiled import compiled, loaded_from_disk, note_compiled, was_compiled
 from partita.engine.execute.cuda.implicit import Implicit, implicit_count, missing
+from partita.engine.execute.cuda.recording import copy, record
 from partita.engine.execute.cuda.unrolled import Unrolled, patch_bytes
 from partita.engine.execute.plan import Plan
 from partita.engine.execute.stack import Stack, Traced, kinds, tensors, trace
@@ -148,23 +147,7 @@ class Captured:
 
     def record(self) -> None:
         """Record a step from the samples to the new tensors; what lies in its memory is lost."""
-        self.replay = self._step
-        if self.device.type != "cuda":
-            return
-        here = torch.cuda.current_stream(self.device)
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_RUNS):
-                self.counter.zero_()
-                self._step()
-        here.wait_stream(side)
-        torch.cuda.empty_cache()  # what the warm-up took: a recording has memory of its own
-        graph = torch.cuda.CUDAGraph()
-        self.counter.zero_()
-        with torch.cuda.graph(graph, pool=_pool(self.device)[0]):
-            self._step()
-        self.replay = graph.replay
+        self.replay = record(self._step, self.device, self.counter.zero_, WARM_UP_RUNS)
 
     def compile(self, form: str) -> None:
         """Record other operations: implicit products, inductor's kernels, or those of both."""
@@ -269,19 +252,6 @@ class Captured:
 # ---- tensors in their places
 
 
-@functools.cache
-def _pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
-    """Return the memory that recordings share: only one runs at a time, and nothing that lasts lies in it.
-
-    It exists as long as there is a recording in it: an empty one that stays.
-    """
-    handle, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with warnings.catch_warnings(), torch.cuda.graph(empty, pool=handle):
-        warnings.simplefilter("ignore")
-        torch.zeros(1, device=device)
-    return handle, empty
-
-
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -307,12 +277,7 @@ def _copy(room: Stack, stack: Stack) -> None:
         for to, x, new, old in zip(room.leaves, stack.leaves, room.has_rows, stack.has_rows)
         if isinstance(x, Tensor) and to is not x
     ]
-    alike = [(to, x) for to, x in pairs if to.dtype == x.dtype]  # older versions of torch mistake the others
-    if alike:
-        torch._foreach_copy_([to for to, _ in alike], [x for _, x in alike])
-    for to, x in pairs:
-        if to.dtype != x.dtype:
-            to.copy_(x)
+    copy(pairs)
 
 
 def _elsewhere(stack: Stack, places: set[int]) -> Stack:
