@@ -12,6 +12,7 @@ from partita.core.parts import Algorithm, ServerRule, StagePlan, Transform
 from partita.core.types import ClientState, Partition, ServerState
 from partita.data import FederatedData
 from partita.data.scale import is_pooled, scale_hint
+from partita.engine.lockstep.meeting import once
 from partita.schedule import Running, Schedule
 
 NEAR_GUESS = 0.1  # of the way from a guess to no error
@@ -34,7 +35,8 @@ def warn_about_buffers(buffers: Sequence[str], norm: str | None) -> None:
 
 def warn_about_scale(data: FederatedData) -> None:
     """Warn of features that a usual learning rate does not suit."""
-    if hint := scale_hint(data):
+    _, hint = once(("scale", id(data)), lambda: (data, scale_hint(data)))
+    if hint:
         check.warn(hint)
 
 

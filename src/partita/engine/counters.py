@@ -41,7 +41,7 @@ class ClientCounters:
 
     def count(self, cohort: Cohort) -> None:
         """One more server step."""
-        reported = list(cohort.clients[: len(cohort.delays)])
+        reported = np.asarray(cohort.clients[: len(cohort.delays)], dtype=np.int64)
         self.reports[reported] += 1  # none of them is there twice
         self.delay[reported] += cohort.delays
         for count, some in ((self.late, cohort.late), (self.lost, cohort.lost)):

@@ -19,6 +19,7 @@ from partita.engine.cohorts import (
     refuse_twice,
 )
 from partita.engine.execute.plan import progress_of
+from partita.engine.lockstep.member import Following, Member
 from partita.engine.look import kept
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
@@ -194,6 +195,8 @@ def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientS
     """Run the method's local rule for every client of the cohort, as one batch."""
     group, context = _received(stage, state, cohort)
     states = state.load(stage, cohort.clients)
+    if isinstance(stage.executor, Member):
+        stage.executor.expect(lambda: _following(stage, state, cohort))
     with state.timer("steps"):
         training, clients = stage.programs["training"], np.asarray(cohort.clients)
         uploads, states = stage.executor(training, clients, group, states, context)
@@ -230,22 +233,29 @@ def _read_ahead(stage: Stage, state: State, cohort: Cohort) -> None:
 
 
 def _prefetch(stage: Stage, state: State, cohort: Cohort) -> None:
-    """Draw the next cohort's samples while a GPU works on this one; nobody knows its stragglers yet.
+    """Draw the next cohort's samples while a GPU works on this one; in lockstep, that is done for all."""
+    following = None if stage.in_lockstep else _following(stage, state, cohort)
+    if following is not None:
+        with state.timer("steps"):
+            stage.executor.prefetch(stage.programs["training"], *following)
 
-    Samples that are kept elsewhere are read, and sent, at the same time.
+
+def _following(stage: Stage, state: State, cohort: Cohort) -> Following | None:
+    """Return who trains after this cohort, and when, where it pays to draw their samples now.
+
+    Nobody knows their stragglers yet. Samples that are kept elsewhere are read, and sent, at the same time.
     """
     version = state.server.version + 1
     last = version >= state.stage_start + (stage.plan.rounds or 0)
     straggling = any(group.progress for group in cohort.groups)
     data = stage.setup.data
-    if stage.in_lockstep or last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
-        return
+    if last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
+        return None
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)
-    if len(upcoming) == len(cohort.clients):
-        context = state.context(stage)._replace(round=version, stage_round=version - state.stage_start)
-        with state.timer("steps"):
-            stage.executor.prefetch(stage.programs["training"], upcoming, context)
+    if len(upcoming) != len(cohort.clients):
+        return None
+    return upcoming, state.context(stage)._replace(round=version, stage_round=version - state.stage_start)
 
 
 def _forged(stage: Stage, state: State, cohort: Cohort, uploads: Upload) -> dict[int, Any]:

@@ -243,43 +243,41 @@ class Monitor:
         counters.clock.count(cohort, done.abandoned)
         counters.clock.turns.epochs[clients] += epochs  # none of them is there twice
         diverged_before = self.diverged(state)
-        arrived = np.flatnonzero(honest[clients]).tolist()
-        counters.uploads += len(arrived)
-        usable = arrived
+        usable = np.flatnonzero(honest[clients])
+        counters.uploads += len(usable)
         if any(done.rejections):
             for client, rejection in zip(cohort.clients, done.rejections):
                 if rejection:
                     counters.excluded.count(client, state.server.version, rejection)
-            usable = [i for i in arrived if not done.rejections[i]]
-        self._count_steps(state, cohort.clients, done.uploads, usable)
+            usable = usable[[not done.rejections[i] for i in usable]]
+        self._count_steps(state, clients, done.uploads, usable)
         self._see(state, done)
         if not diverged_before and self.diverged(state):  # who looks on need not wait for the end
             told = self.divergence(state)
             check.warn(f"{self.name}: {who(told)} {advice(told)}")
 
-    def _count_steps(self, state: State, clients: Sequence[int], uploads: Upload, usable: list[int]) -> None:
+    def _count_steps(self, state: State, clients: np.ndarray, uploads: Upload, usable: np.ndarray) -> None:
         if "loss" not in uploads.metrics:
             return
-        steps, loss = (uploads.metrics[k].tolist() for k in ("steps", "loss"))  # on the host already
-        weight = self.setup.data.train[list(clients), 1].tolist()
-        counted = [i for i in usable if steps[i] > 0]  # without a step, no loss
-        total, weighted = sum([weight[i] for i in counted]), sum([loss[i] * weight[i] for i in counted])
+        steps, loss = (uploads.metrics[k].double().numpy() for k in ("steps", "loss"))  # on the host already
+        counted = usable[steps[usable] > 0]  # without a step, no loss
+        weight = self.setup.data.train[clients[counted], 1]
+        total, weighted = int(weight.sum()), float(loss[counted] @ weight)
         self._train_loss = weighted / total if total else None
         state.counters.loss_sum += weighted
         state.counters.loss_weight += total
         if "unsolved" in uploads.metrics:
-            unsolved = uploads.metrics["unsolved"].tolist()
-            missed = round(sum([unsolved[i] for i in counted]))
+            missed = round(float(uploads.metrics["unsolved"].double().numpy()[counted].sum()))
             state.counters.unsolved += missed
-            state.counters.solved += round(sum([steps[i] for i in counted])) - missed
+            state.counters.solved += round(float(steps[counted].sum())) - missed
 
     def _see(self, state: State, done: Round) -> None:
         """Remember what clients whose uploads were used have told of their training loss."""
-        used = [i for i, rejection in enumerate(done.rejections) if not rejection]
-        clients = np.asarray(done.cohort.clients, dtype=np.int64)[used]
+        used = np.array([not rejection for rejection in done.rejections], dtype=bool)
+        clients = np.asarray(done.cohort.clients[: len(used)], dtype=np.int64)[used]
         loss, steps = (done.uploads.metrics.get(k) for k in ("loss", "steps"))
-        told = np.full(len(used), np.nan)
-        if loss is not None and steps is not None and len(used):
+        told = np.full(len(clients), np.nan)
+        if loss is not None and steps is not None and len(clients):
             told = np.where(steps.numpy()[used] > 0, loss.double().numpy()[used], np.nan)
         state.counters.clock.turns.see(clients, told, state.server.version)
 

@@ -32,7 +32,8 @@ from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.execute.cuda.replayed import replaying
-from partita.engine.lockstep import seat
+from partita.engine.execute.task import called
+from partita.engine.lockstep import Seat, once, seat
 from partita.engine.lockstep.member import Member, joins
 from partita.engine.look import Look, LookAtSome
 from partita.engine.model.problem import ModelProblem
@@ -281,6 +282,7 @@ def bind(
     settings, data, devices, plan = setup.settings, setup.data, setup.devices, setup.plans[number]
     algorithm, static = plan.algorithm, settings.norm == "static"
     partition = setup.partition_of(algorithm)
+    place, kind = _in_lockstep(setup, number)
     task = Task(
         setup.model,
         data,
@@ -297,6 +299,7 @@ def bind(
         method_loss=algorithm.loss,
         augment=settings.augment,
         steps=_steps(plan, data),
+        once=called if place is None else functools.partial(once, ("stackable", kind)),
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
@@ -320,9 +323,8 @@ def bind(
     new_client = channel.new_client(setup.new_client(algorithm, initial))
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
     scoring = evaluations(personalize, setup.profile.kept, data, limits.pass_batch)
-    if (place := seat()) is not None and devices.uniform and setup.crew is None and joins(settings.executor):
-        scored = frozenset(program.name for program in scoring)
-        kind, plain = place.kin(setup, number), personalize is as_is
+    if place is not None:
+        scored, plain = frozenset(program.name for program in scoring), personalize is as_is
         executor = member = Member(whole, task, settings.executor, place, kind, sending, scored, plain)
         if not channel.uploads.transforms:  # which have draws and accounts of their own in each run
             aggregate, server_rule = member.aggregating(aggregate), member.serving(server_rule)
@@ -356,6 +358,13 @@ def bind(
         work=stage_work(plan),
         is_global=is_global,
     )
+
+
+def _in_lockstep(setup: Setup, number: int) -> tuple[Seat | None, str]:
+    """Return where a run asks that trains with others, and what it has in common with those; or None."""
+    place = seat()
+    joined = setup.devices.uniform and setup.crew is None and joins(setup.settings.executor)
+    return (place, place.kin(setup, number)) if place is not None and joined else (None, "")
 
 
 def _memory(setup: Setup) -> int | None:

@@ -121,7 +121,8 @@ class Clock:
             return [self._idle(i) for i in range(idle)]
         if count == 1:
             return [self._idle(int(draws.number(self.seed, "cohort", draw) * idle))]
-        return [self._idle(i) for i in _sample(self.seed, draw, idle, count)]
+        places = _sample(self.seed, draw, idle, count)
+        return [self._idle(i) for i in places] if self.busy else list(places)
 
     def there(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of these clients that are available now."""

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import partita as pt
-from partita.engine import stage
+from partita.engine import loop, stage
 from partita.engine.callbacks import Callback
-from partita.engine.execute import auto
+from partita.engine.execute import auto, plan
 from partita.engine.execute.cuda.captured import Captured
 from partita.engine.lockstep import member, paying
 from partita.engine.lockstep.runs import in_lockstep
@@ -124,6 +125,29 @@ def test_runs_are_those_of_each_alone(name: str, joint: list[tuple[str, int]]) -
     assert ("training", RUNS) in joint
     for a, b in zip(alone, together):
         assert_same(a, b)
+
+
+@each("name", ["fedavg", "memory", "rates by round", "pipeline", "recorded"])
+def test_samples_of_all_runs_are_drawn_while_a_device_works(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run has the results that it has alone, and what was drawn ahead is used."""
+    make, settings = CASES[name]
+    alone = [run(i, make(i), **settings) for i in range(RUNS)]
+    drawn: list[int] = []
+    monkeypatch.setattr(loop, "WORK_AHEAD", ("cpu",))
+    draw = plan.draw
+
+    def counted(data: Any, clients: np.ndarray, *given: Any) -> Any:
+        drawn.append(len(clients))
+        return draw(data, clients, *given)
+
+    monkeypatch.setattr(plan, "draw", counted)
+    together = in_lockstep([functools.partial(run, i, make(i), **settings) for i in range(RUNS)])
+    for a, b in zip(alone, together):
+        assert_same(a, b)
+    plans = 2 * 4 if name == "recorded" else 4  # fedalt has two phases
+    assert drawn.count(4 * RUNS) == plans  # each plan is drawn once: for its round, or ahead of it
 
 
 def test_one_copy_of_data_that_all_share(joint: list[tuple[str, int]]) -> None:

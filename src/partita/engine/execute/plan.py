@@ -222,6 +222,8 @@ def count_steps(n: np.ndarray, clients: np.ndarray, work: Work, context: RoundCo
     A straggler with progress u does 1 + ⌊u (E − 1)⌋ of E passes, or of E steps where the work is in steps or
     a single pass.
     """
+    if isinstance(work.steps, int) and context.progress is None:
+        return np.where(n > 0, work.steps, 0)
     if isinstance(work.steps, tuple):
         own = numbers(clients, context).tolist()
         amount = np.array([work.steps[c] for c in own], dtype=np.int64)  # there may be many more

@@ -33,6 +33,11 @@ TRIALS, TRIALS_SHARE = 25, 0.1  # steps that it takes to try executors, and the 
 SLOW_BYTES = 8e6  # that autograd saves in a step: above this, steps of a CPU take tens of milliseconds
 
 
+def called(make: Callable[[], str]) -> str:
+    """Return what a function returns."""
+    return make()
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """A model on the data of clients, with all that an executor may need to know.
@@ -53,6 +58,7 @@ class Task:
     bind          binds a problem to data
     stacks        says that the model can be stacked, where that is known
     steps         is about how many steps clients will take (infinite: nobody knows)
+    once          returns what a trial says of the model; of several runs in lockstep, one has made it
     """
 
     model: nn.Module
@@ -74,6 +80,7 @@ class Task:
     bind: Callable[[ModelProblem, FederatedData], BoundProblem] = BoundProblem
     stacks: bool = False
     steps: float = math.inf
+    once: Callable[[Callable[[], str]], str] = called
 
     @functools.cached_property
     def alone(self) -> ModelProblem:
@@ -171,9 +178,13 @@ class Task:
         largest = int(self.data.train[:, 1].max())
         fits = self.room // max(1, 4 * self.sample_bytes)
         batch = max(3, min(self.batch or largest, largest, fits))
-        with arithmetic("fp32"):
-            problems = self.alone.plain, self.together.plain
-            return not_stackable(*problems, self.params, self.data, batch, self.profile.trial)
+
+        def tried() -> str:
+            with arithmetic("fp32"):
+                problems = self.alone.plain, self.together.plain
+                return not_stackable(*problems, self.params, self.data, batch, self.profile.trial)
+
+        return self.once(tried)
 
 
 _SHARED_BY = ContextVar("shared by", default=1)

@@ -78,6 +78,9 @@ class Vmap:
         if len(clients) <= self.chunk(program, clients, context) and not self._repeated(
             program, clients, context
         ):
+            order = self._by_work(program, clients, context)
+            if not (order == np.arange(len(order))).all():
+                clients, context = clients[order], context.of(order)
             for number, phase in enumerate(self.bound.bind(program).phases):
                 drawn = plans(self.bound.data, clients, phase, number, context)
                 feed = Feed(self.bound.data, drawn)

@@ -11,6 +11,6 @@ A run knows nothing of the others. It has the draws that it has alone, and its o
 checkpoints.
 """
 
-from partita.engine.lockstep.meeting import Meeting, Seat, seat
+from partita.engine.lockstep.meeting import Meeting, Seat, once, seat
 
-__all__ = ["Meeting", "Seat", "seat"]
+__all__ = ["Meeting", "Seat", "once", "seat"]

@@ -180,17 +180,7 @@ def joined(
     device = next(
         (x.device for x in tree.leaves(calls[0].group.download[:2]) if isinstance(x, Tensor)), "cpu"
     )
-    contexts = [call.context for call in calls]
-    first = contexts[0]
-    seeds = [context.seed for context in contexts]
-    context = first._replace(
-        seed=np.repeat(np.array(seeds, dtype=np.int64), sizes),
-        round=_times([c.round for c in contexts], sizes),
-        stage_round=_times([c.stage_round for c in contexts], sizes),
-        progress=_progress(contexts, sizes),
-        run=np.repeat(np.array(runs), sizes),
-        number=np.concatenate([call.clients for call in calls]),
-    )
+    context = joined_context([call.context for call in calls], [call.clients for call in calls], runs)
     clients = np.concatenate([call.clients + offset for call, offset in zip(calls, offsets)])
     return Call(
         calls[0].program,
@@ -198,6 +188,21 @@ def joined(
         _numbered(_joined_group([call.group for call in calls], sizes, device), sizes, numbers, device),
         tree.cat([call.states for call in calls]),
         context,
+    )
+
+
+def joined_context(
+    contexts: Sequence[RoundContext], clients: Sequence[np.ndarray], runs: Sequence[int]
+) -> RoundContext:
+    """Return the moments of several runs as one; each client has the seed and the round of its run."""
+    sizes = [len(some) for some in clients]
+    return contexts[0]._replace(
+        seed=np.repeat(np.array([context.seed for context in contexts], dtype=np.int64), sizes),
+        round=_times([c.round for c in contexts], sizes),
+        stage_round=_times([c.stage_round for c in contexts], sizes),
+        progress=_progress(contexts, sizes),
+        run=np.repeat(np.array(runs), sizes),
+        number=np.concatenate(clients),
     )
 
 

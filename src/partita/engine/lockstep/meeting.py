@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -41,6 +41,17 @@ def clock() -> Callable[[], float]:
     """
     place = _SEAT.get()
     return time.perf_counter if place is None else lambda: time.perf_counter() - place.waited
+
+
+def once(what: Hashable, make: Callable[[], T]) -> T:
+    """Return what `make` returns: in lockstep it is made by the first run that asks, for all."""
+    place = _SEAT.get()
+    if place is None:
+        return make()
+    if what not in place.common:
+        place.common[what] = make()
+    found: T = place.common[what]
+    return found
 
 
 class Seat:

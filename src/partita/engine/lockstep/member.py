@@ -28,7 +28,15 @@ from partita.engine.execute.graph import rounded_up
 from partita.engine.execute.plan import BoundProblem, rounds_left
 from partita.engine.execute.task import Task, memory_shared_by
 from partita.engine.execute.vmap import Vmap
-from partita.engine.lockstep.joint import Call, JointProblem, alike, apart, joined, joined_data
+from partita.engine.lockstep.joint import (
+    Call,
+    JointProblem,
+    alike,
+    apart,
+    joined,
+    joined_context,
+    joined_data,
+)
 from partita.engine.lockstep.meeting import Failure, Seat
 from partita.engine.lockstep.numbers import numbers
 from partita.engine.lockstep.paying import Paying
@@ -37,6 +45,8 @@ from partita.engine.look import Look, LookAtSome, looks_at
 
 LOG = logging.getLogger("partita")
 
+Following = tuple[np.ndarray, RoundContext]
+"""Who trains in a round, and when."""
 TRAINING = "training"
 """The program that most of the work is."""
 STACKING = ("auto", "vmap", "graph", "compiled")
@@ -58,6 +68,7 @@ class Member:
     evaluations  the programs, beside training, that several runs may share
     plain        whether clients are evaluated with the models that they hold, without a further step
     looks        the look at what was computed last, where it is one of all runs
+    expected     who trains in the round that follows the present one, where that is known
     """
 
     inner: Runner
@@ -69,6 +80,7 @@ class Member:
     evaluations: frozenset[str]
     plain: bool
     looks: list[Any] = field(default_factory=list)
+    expected: list[Callable[[], Following | None]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -116,8 +128,12 @@ class Member:
 
         return rule._replace(step=step)
 
+    def expect(self, following: Callable[[], Following | None]) -> None:
+        """Learn how to find out who trains in the round that follows the present one."""
+        self.expected[:] = [following]
+
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
-        """Do nothing: what comes next is drawn for all, when all ask."""
+        """Do nothing: what comes next is drawn for all runs, by what they expect."""
 
     def release(self, kept: Any = ()) -> None:
         """Let the run's own executor use the memory of earlier results again."""
@@ -335,6 +351,7 @@ class Joint:
         if program.trains:  # nobody knows when all runs are done with it: its memory is not used again
             self.runner.release((uploads, states))
             uploads, looks = self._with_sender(uploads, together), looks_at(uploads, states, sizes)
+            self._prefetch(program, members, places)
         for member in members:
             member.task.choices.update(self.choices)
         if program.trains:
@@ -342,6 +359,15 @@ class Joint:
             left = rounds_left(calls[0].context)
             paying.see(seconds, len(calls), left, choices, lambda: members[0].inner(*calls[0]))
         return [Answer(*own, look) for own, look in zip(apart((uploads, states), sizes), looks)]
+
+    def _prefetch(self, program: Program, members: Sequence[Member], places: Sequence[int]) -> None:
+        """Draw the samples of the round that follows, while a GPU is at work on this one."""
+        following = [member.expected.pop()() if member.expected else None for member in members]
+        known = [pair for pair in following if pair is not None]
+        if len(known) == len(members):
+            clients, contexts = zip(*known)
+            everyone = np.concatenate([some + self.offsets[place] for some, place in zip(clients, places)])
+            self.runner.prefetch(program, everyone, joined_context(contexts, clients, places))
 
     def _paying(self, member: Member, call: Call) -> Paying:
         """Return what is known of whether it pays to train together; evaluations are together, unmeasured."""
