@@ -18,11 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 import partita as pt
 from partita.cli.bench.workloads import METHODS
-from partita.core.device import HostCopy, arithmetic
+from partita.core.device import HostCopy, arithmetic, put
 from partita.core.types import RoundContext, Work
+from partita.engine.execute.cuda import replayed
 from partita.engine.execute.cuda.captured import CAPTURED, IMPLICIT, Captured
 from partita.engine.execute.cuda.compiled import compiled
 from partita.engine.execute.cuda.implicit import Implicit, implicit_count
+from partita.engine.execute.cuda.replayed import Replayed
 from partita.engine.execute.graph import Graph
 from partita.engine.execute.plan import draw
 from partita.engine.lockstep.runs import in_lockstep
@@ -189,9 +191,11 @@ UPLOADS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("executor", ["vmap", "graph"])
+@pytest.mark.parametrize("executor", ["vmap", "graph", "replayed"])
 @pytest.mark.parametrize("kind", UPLOADS)
-def test_uploads_pass_transforms_as_one_client_after_another(kind: str, executor: str) -> None:
+def test_uploads_pass_transforms_as_one_client_after_another(
+    kind: str, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In double precision, where no entry is so near to the next level that it would be rounded there.
 
     Clients, their residuals included, and the server are those of the loop on the same device and of the CPU.
@@ -205,6 +209,9 @@ def test_uploads_pass_transforms_as_one_client_after_another(kind: str, executor
         model = pt.models.mlp(12, 8, 4).double()
         return pt.federate(model, data, METHOD, executor=executor, device=device, **common)
 
+    if executor == "replayed":
+        executor = "graph"
+        monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
     alone, other, cpu = run("loop", "cuda"), run(executor, "cuda"), run("loop", "cpu")
     for reference in (alone, cpu):
         for name, value in reference.shared.items():
@@ -217,6 +224,88 @@ def test_uploads_pass_transforms_as_one_client_after_another(kind: str, executor
         assert other.summary()["bytes_up"] == reference.summary()["bytes_up"]
         account = reference.summary().get("privacy") or {}
         assert (other.summary().get("privacy") or {}) == pytest.approx(account, rel=1e-6)
+
+
+# ---- functions that are replayed
+
+
+def looks_at_a_value(x: torch.Tensor) -> torch.Tensor:
+    return x * float(x.sum())
+
+
+def makes_a_list(x: torch.Tensor) -> torch.Tensor:
+    return x.new_tensor(x.tolist())
+
+
+def takes_some(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].sum()
+
+
+def sends_numbers(x: torch.Tensor) -> torch.Tensor:
+    return x + put(np.arange(3.0), x.device)
+
+
+def makes_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0, 2.0, 3.0], device=x.device)
+
+
+def makes_a_number(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor(2.0, device=x.device)
+
+
+def multiplies(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, None] @ x[None]).sum(0) + torch.arange(3, device=x.device)
+
+
+def test_functions_are_replayed_where_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the GPU, or reads the host, stays as it is, and spoils no recording after it."""
+    monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+    found = Replayed("a function")
+    functions = looks_at_a_value, makes_a_list, takes_some, sends_numbers, makes_a_tensor, makes_a_number
+    for fn in (*functions, multiplies):
+        for i in range(6):
+            x = torch.randn(3, generator=torch.Generator().manual_seed(i)).cuda()
+            torch.testing.assert_close(found.function(fn, x), fn(x))
+            assert torch.cuda.get_sync_debug_mode() == 0
+    recorded = {key[0].__name__ for key, known in found.known.items() if known.recording is not None}
+    assert "multiplies" in recorded
+    assert not recorded & {fn.__name__ for fn in functions[:4]}
+
+
+SERVERS: dict[str, pt.Algorithm] = {
+    "mean": METHOD,
+    "adam": pt.fedavg(lr=0.05, server=pt.optim.adam(lr=0.1)),
+    "scaffold": pt.scaffold(lr=0.05),
+    "plus": pt.fedplus(pt.psi.geomed(0.1), lr=0.05, sigma=1.0),
+    "trimmed": pt.fedavg(lr=0.05, aggregate=pt.aggregate.trimmed_mean(1)),
+    "krum": pt.fedavg(lr=0.05, aggregate=pt.aggregate.krum(1)),
+    "geometric": pt.fedavg(lr=0.05, aggregate=pt.aggregate.geometric_median()),
+    "bucketing": pt.fedavg(lr=0.05, aggregate=pt.aggregate.bucketing(2, pt.aggregate.coordinate_median())),
+}
+
+
+@pytest.mark.parametrize("kind", ["alone", "lockstep"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_replayed_server_does_the_same(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, _ = of_kind("mlp")
+    monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+
+    def run(seed: int) -> pt.Run:
+        settings = {**OPTIONS, "rounds": 6, "cohort": 6, "seed": seed}
+        return pt.federate(model, data, SERVERS[name], executor="graph", device="cuda", **settings)
+
+    def runs() -> list[pt.Run]:
+        both = [partial(run, seed) for seed in range(2)]
+        return in_lockstep(both) if kind == "lockstep" else [each() for each in both]
+
+    found = runs()
+    monkeypatch.setattr(replayed, "DEVICES", ())
+    for ours, theirs in zip(found, runs(), strict=True):
+        for name_, value in theirs.shared.items():
+            torch.testing.assert_close(ours.shared[name_], value, atol=1e-6, rtol=1e-5)
+        for i in range(data.clients):
+            for name_, value in theirs.client(i).personal.items():
+                torch.testing.assert_close(ours.client(i).personal[name_], value, atol=1e-6, rtol=1e-5)
 
 
 def test_clips_hold_where_products_of_matrices_have_ten_bits() -> None:
