@@ -65,9 +65,9 @@ class Flight(NamedTuple):
         return Event(self.version, self.repeat)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=64)
 def _sample(seed: int, draw: int, population: int, count: int) -> list[int]:
-    """Draw places without replacement; remembered, since `upcoming` may have asked for them before."""
+    """Draw places without replacement; remembered, since `upcoming` of one of several runs may have asked."""
     rng = draws.generator(seed, "cohort", draw)
     places: list[int] = rng.choice(population, count, replace=False, shuffle=False).tolist()
     return places

@@ -74,10 +74,6 @@ class Graph(Vmap):
     def _lifted(self, program: Program) -> Callable[..., Stack]:
         return self.ends if program.trains else lifted
 
-    def _repeated(self, program: Program, clients: np.ndarray, context: RoundContext) -> int:  # noqa: ARG002
-        """Repeat nobody: a recording has rows to spare."""
-        return 0
-
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         """Order several chunks so that each has similar work, and full batches as far as possible."""
         phases = self.bound.bind(program).phases

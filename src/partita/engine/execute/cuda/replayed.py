@@ -33,7 +33,7 @@ from partita.engine.execute.stack import Spec, Stack, lift, tensors, unflatten
 LOG = logging.getLogger("partita")
 
 DEVICES = ("cuda",)
-RECORDING_SECONDS = 0.05  # about what a recording takes
+RECORDING_SECONDS = 0.01  # about what a recording takes, and the calls that it is compared with
 MOST_BYTES = 1 << 26  # of what is given: to copy more takes longer than to ask for operations
 MOST_RECORDINGS = 32
 CHECKED_REPLAYS = 2
