@@ -212,6 +212,7 @@ def test_uploads_pass_transforms_as_one_client_after_another(
     if executor == "replayed":
         executor = "graph"
         monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+        monkeypatch.setattr(replayed, "REPLAY_SECONDS", -1.0)
     alone, other, cpu = run("loop", "cuda"), run(executor, "cuda"), run("loop", "cpu")
     for reference in (alone, cpu):
         for name, value in reference.shared.items():
@@ -260,6 +261,7 @@ def multiplies(x: torch.Tensor) -> torch.Tensor:
 def test_functions_are_replayed_where_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the GPU, or reads the host, stays as it is, and spoils no recording after it."""
     monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+    monkeypatch.setattr(replayed, "REPLAY_SECONDS", -1.0)
     found = Replayed("a function")
     functions = looks_at_a_value, makes_a_list, takes_some, sends_numbers, makes_a_tensor, makes_a_number
     for fn in (*functions, multiplies):
@@ -289,6 +291,7 @@ SERVERS: dict[str, pt.Algorithm] = {
 def test_a_replayed_server_does_the_same(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data, _ = of_kind("mlp")
     monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+    monkeypatch.setattr(replayed, "REPLAY_SECONDS", -1.0)
 
     def run(seed: int) -> pt.Run:
         settings = {**OPTIONS, "rounds": 6, "cohort": 6, "seed": seed}

@@ -52,6 +52,10 @@ DRAWN: dict[str, tuple[dict[str, Any], int]] = {  # and how many plans are drawn
     "rounds": ({}, 2 * 3),
     "epochs": ({"steps": None, "epochs": 2}, 2 * 3),
     "turns": ({"cohort": 8, "schedule": S.synchronous(order="turns")}, 2 * 3),
+    "ragged epochs by chance": (
+        {"steps": None, "epochs": 2, "schedule": S.synchronous("poisson")},
+        2 * 3,
+    ),
     "stages": ({"method": STAGES, "rounds": None}, 2 + 2 * 2),
     "asynchronous": ({"schedule": S.asynchronous(5, delays=WAITS)}, 0),  # nobody knows who comes next
     "one at a time": ({"memory": 1}, 0),

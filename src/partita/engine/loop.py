@@ -253,7 +253,7 @@ def _following(stage: Stage, state: State, cohort: Cohort) -> Following | None:
         return None
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)
-    if len(upcoming) != len(cohort.clients):
+    if not len(upcoming):
         return None
     return upcoming, state.context(stage)._replace(round=version, stage_round=version - state.stage_start)
 

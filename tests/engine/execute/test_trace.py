@@ -127,7 +127,18 @@ def federate(executor: str, **options: object) -> pt.Run:
 
 
 def test_sizes_do_not_depend_on_what_came_before() -> None:
-    made = graph.Graph(None, 0, 0, 0, cohort_sizes=frozenset({100}))  # type: ignore[arg-type]
+    made = graph.Graph(None, 0, 1 << 21, 0, cohort_sizes=frozenset({100}))  # type: ignore[arg-type]
+    small = graph.Graph(None, 0, 1, 0, cohort_sizes=frozenset({100}))  # type: ignore[arg-type]
+    assert [small._size(n) for n in (100, 50, 40, 49, 70, 99, 101, 120)] == [
+        100,
+        50,
+        50,
+        50,
+        100,
+        100,
+        128,
+        128,
+    ]
     assert [made._size(n) for n in (100, 50, 34, 33, 25)] == [100, 50, 34, 34, 25]
     assert [made._size(n) for n in (1, 2, 3, 5, 7, 9, 12, 49, 70)] == [1, 2, 4, 6, 8, 12, 13, 50, 96]
     assert [made._size(n) for n in (97, 98)] == [100, 100]  # some of the cohort have no samples

@@ -39,7 +39,7 @@ from partita.engine.execute.cuda.replayed import Replayed
 from partita.engine.execute.feed import Feed
 from partita.engine.execute.plan import Plan, count_steps, rounds_left, work_of
 from partita.engine.execute.stack import Stack, flatten, join, lifted, signature, unflatten
-from partita.engine.execute.vmap import Vmap
+from partita.engine.execute.vmap import SMALL_BYTES, Vmap
 
 FORM_LABELS = {
     CAPTURED: "",
@@ -168,7 +168,9 @@ class Graph(Vmap):
         if sizes & {n, n + 1}:  # the chunks of a cohort differ by one
             return n if n in sizes else n + 1
         rounded = rounded_up(n)
-        if self.always:  # each size is compiled on its own
+        if (
+            self.always or self.model_bytes <= SMALL_BYTES
+        ):  # each size is compiled on its own, or rows cost little
             rounded = max(4, 1 << (n - 1).bit_length())
         return min([rounded, *[size for size in sizes if size > n]])
 

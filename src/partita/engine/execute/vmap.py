@@ -60,8 +60,7 @@ class Vmap:
             return self._chunk(program, clients, group, states, slice(None), context)
         parts = []
         for chunk in np.array_split(order, chunks):
-            more = self._repeated(program, clients[chunk], context)
-            rows = np.concatenate([np.repeat(chunk[:1], more), chunk])  # the first one has most work
+            rows, more = self._rows(program, clients, chunk, context)
             places = put(rows, self.bound.data.device)
             part = self._chunk(program, clients[rows], group, states, places, context.of(rows))
             parts.append(tree.rows(part, slice(more, None)) if more else part)
@@ -75,12 +74,11 @@ class Vmap:
     def prefetch(self, program: Program, clients: np.ndarray, context: RoundContext) -> None:
         """Prepare the samples of the clients that come next, while a device works on the present ones."""
         self.prefetched.clear()
-        if len(clients) <= self.chunk(program, clients, context) and not self._repeated(
-            program, clients, context
-        ):
+        if 0 < len(clients) <= self.chunk(program, clients, context):
             order = self._by_work(program, clients, context)
-            if not (order == np.arange(len(order))).all():
-                clients, context = clients[order], context.of(order)
+            rows, _ = self._rows(program, clients, order, context)
+            if len(rows) > len(clients) or not (order == np.arange(len(order))).all():
+                clients, context = clients[rows], context.of(rows)
             for number, phase in enumerate(self.bound.bind(program).phases):
                 drawn = plans(self.bound.data, clients, phase, number, context)
                 feed = Feed(self.bound.data, drawn)
@@ -130,6 +128,13 @@ class Vmap:
         multiple = 1 << round(math.log2(n) / 2)
         rounded = -(-n // multiple) * multiple
         return min([rounded, *[size for size in self.cohort_sizes if size > n]]) - n
+
+    def _rows(
+        self, program: Program, clients: np.ndarray, chunk: np.ndarray, context: RoundContext
+    ) -> tuple[np.ndarray, int]:
+        """Return the rows of a stack by the places of its clients, and how many of them only repeat one."""
+        more = self._repeated(program, clients[chunk], context)
+        return np.concatenate([np.repeat(chunk[:1], more), chunk]), more  # the first one has most work
 
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         return self.bound.by_work(program, clients, context)

@@ -20,6 +20,7 @@ from partita.engine.execute.stack import Stack, lift
 def at_once_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replayed, "DEVICES", ("cpu",))
     monkeypatch.setattr(replayed, "RECORDING_SECONDS", -1.0)
+    monkeypatch.setattr(replayed, "REPLAY_SECONDS", -1.0)
 
 
 def called(fn: Callable[..., Any], *calls: tuple[Any, ...]) -> tuple[list[Any], bool]:

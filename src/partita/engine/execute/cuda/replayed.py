@@ -34,6 +34,7 @@ LOG = logging.getLogger("partita")
 
 DEVICES = ("cuda",)
 RECORDING_SECONDS = 0.01  # about what a recording takes, and the calls that it is compared with
+REPLAY_SECONDS = 2e-4  # about what a replay takes of the host: calls that take less stay as they are
 MOST_BYTES = 1 << 26  # of what is given: to copy more takes longer than to ask for operations
 MOST_RECORDINGS = 32
 CHECKED_REPLAYS = 2
@@ -215,8 +216,9 @@ class Replayed:
             return self._replayed(known, known.recording, fn, args)
         begin = time.perf_counter()
         result = lift(fn, *args)
-        known.seconds += time.perf_counter() - begin
-        if known.seconds > RECORDING_SECONDS and not known.refused:
+        took = time.perf_counter() - begin
+        known.seconds += took
+        if known.seconds > RECORDING_SECONDS and took > REPLAY_SECONDS and not known.refused:
             self._record(known, fn, args, device)
         return result
 
