@@ -19,7 +19,7 @@ from partita.engine.cohorts import (
     refuse_twice,
 )
 from partita.engine.execute.plan import progress_of
-from partita.engine.lockstep.member import Following, Member
+from partita.engine.lockstep.member import Following
 from partita.engine.look import kept
 from partita.engine.pending import Trained
 from partita.engine.screen import screen
@@ -195,8 +195,7 @@ def execute(stage: Stage, state: State, cohort: Cohort) -> tuple[Upload, ClientS
     """Run the method's local rule for every client of the cohort, as one batch."""
     group, context = _received(stage, state, cohort)
     states = state.load(stage, cohort.clients)
-    if isinstance(stage.executor, Member):
-        stage.executor.expect(lambda: _following(stage, state, cohort))
+    stage.expect(lambda: _following(stage, state, cohort))
     with state.timer("steps"):
         training, clients = stage.programs["training"], np.asarray(cohort.clients)
         uploads, states = stage.executor(training, clients, group, states, context)

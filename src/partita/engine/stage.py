@@ -34,7 +34,7 @@ from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.execute.cuda.replayed import replaying
 from partita.engine.execute.task import called
 from partita.engine.lockstep import Seat, once, seat
-from partita.engine.lockstep.member import Member, joins
+from partita.engine.lockstep.member import Following, Member, joins
 from partita.engine.look import Look, LookAtSome
 from partita.engine.model.problem import ModelProblem
 from partita.engine.release import Releases, releases_of, serving
@@ -84,6 +84,7 @@ class Stage:
     whole        the executor, in this process, of clients that hold the whole model
     spread       the executor, where it cuts a cohort into shares for workers
     release      lets the executor use the memory of earlier results again, but for what is kept
+    expect       lets an executor of several runs know how to find out who trains next
     look         (uploads, states) -> a first look at what the executor has computed last
     aggregate    (stacked uploads, key) -> one upload
     channel      what happens to uploads and downloads on their way
@@ -103,6 +104,7 @@ class Stage:
     executor: Executor
     whole: Runner
     release: Callable[[Any], None]
+    expect: Callable[[Callable[[], Following | None]], None]
     look: Callable[[Upload, ClientState], Look | LookAtSome]
     aggregate: Callable[[Upload, Tensor], Upload]
     server_rule: ServerRule
@@ -349,6 +351,7 @@ def bind(
         whole=whole,
         spread=spread,
         release=getattr(executor, "release", _nothing_to_release),  # a user's may know nothing of it
+        expect=getattr(executor, "expect", _nothing_to_expect),
         look=getattr(executor, "look", Look),
         aggregate=aggregate,
         server_rule=server_rule,
@@ -396,6 +399,10 @@ def _spread(
         blob=lambda key: StageBlob.of(key, setup, number, initial, memory),
         samples=lambda crew: crew.samples(setup),
     )
+
+
+def _nothing_to_expect(following: Callable[[], Following | None]) -> None:
+    """Do nothing, for an executor that learns of the next cohort while it works: see `prefetch`."""
 
 
 def _nothing_to_release(kept: Any) -> None:
