@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,7 +36,9 @@ def warn_about_buffers(buffers: Sequence[str], norm: str | None) -> None:
 
 def warn_about_scale(data: FederatedData) -> None:
     """Warn of features that a usual learning rate does not suit."""
-    _, hint = once(("scale", id(data)), lambda: (data, scale_hint(data)))
+    known, hint = once(("scale", id(data)), lambda: (weakref.ref(data), scale_hint(data)))
+    if known() is not data:  # other data that lie where those lay
+        hint = scale_hint(data)
     if hint:
         check.warn(hint)
 

@@ -106,7 +106,7 @@ class Way:
             given.append(message)
             encode = self.transforms[i].encode
             if encode is not None:
-                message = encode(message, publics[i], self._key(i, key))
+                message = encode(message, publics[i], draws.branch(key, "upload", i))
         return message, given
 
     def decode(self, message: Message, given: Sequence[Message], key: Tensor) -> Message:
@@ -114,12 +114,8 @@ class Way:
         for i in reversed(range(len(given))):
             decode = self.transforms[i].decode
             if decode is not None:
-                message = decode(message, given[i], self._key(i, key))
+                message = decode(message, given[i], draws.branch(key, "upload", i))
         return message
-
-    def _key(self, number: int, key: Tensor) -> Tensor:
-        """Return the key of one of the transforms; one that draws nothing looks at none."""
-        return draws.branch(key, "upload", number) if self.transforms[number].draws else key
 
     def __call__(
         self, message: Message, publics: Sequence[Tensors], key: Tensor, residual: Tensors

@@ -248,7 +248,8 @@ def _following(stage: Stage, state: State, cohort: Cohort) -> Following | None:
     last = version >= state.stage_start + (stage.plan.rounds or 0)
     straggling = any(group.progress for group in cohort.groups)
     data = stage.setup.data
-    if last or straggling or (data.device.type not in WORK_AHEAD and not data.elsewhere):
+    incomplete = straggling or cohort.late or cohort.lost  # the next one may be so, too
+    if last or incomplete or (data.device.type not in WORK_AHEAD and not data.elsewhere):
         return None
     with state.timer("cohort"):
         upcoming = np.asarray(_upcoming(state), dtype=np.int64)

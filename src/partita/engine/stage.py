@@ -301,7 +301,7 @@ def bind(
         method_loss=algorithm.loss,
         augment=settings.augment,
         steps=_steps(plan, data),
-        once=called if place is None else functools.partial(once, ("stackable", kind)),
+        once=called if place is None else lambda what, make: once(("stackable", kind, what), make),
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
@@ -317,7 +317,7 @@ def bind(
         personalize = with_own_statistics(personalize)
     aggregate = releases.totals if releases else devices.aggregate(algorithm.aggregate(problem))
     server_rule = serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases)
-    if data.device.type == "cuda":
+    if data.device.type == "cuda" and devices.alike:  # else what is done depends on who has sent what
         aggregate = replaying("aggregation", aggregate)
         if releases is None:  # which replays itself what has no number of a round in it
             server_rule = server_rule._replace(step=replaying("the server's step", server_rule.step))

@@ -134,7 +134,7 @@ class Vmap:
     ) -> tuple[np.ndarray, int]:
         """Return the rows of a stack by the places of its clients, and how many of them only repeat one."""
         more = self._repeated(program, clients[chunk], context)
-        return np.concatenate([np.repeat(chunk[:1], more), chunk]), more  # the first one has most work
+        return np.concatenate([np.repeat(chunk[:1], more), chunk]), more
 
     def _by_work(self, program: Program, clients: np.ndarray, context: RoundContext) -> np.ndarray:
         return self.bound.by_work(program, clients, context)

@@ -362,7 +362,11 @@ class Joint:
 
     def _prefetch(self, program: Program, members: Sequence[Member], places: Sequence[int]) -> None:
         """Draw the samples of the round that follows, while a GPU is at work on this one."""
-        following = [member.expected.pop()() if member.expected else None for member in members]
+        try:
+            following = [member.expected.pop()() if member.expected else None for member in members]
+        except Exception as error:  # of a user's schedule: the run itself will meet it
+            LOG.info("nobody knows who trains next: %s", check.named_reason(error))
+            return
         known = [pair for pair in following if pair is not None]
         if len(known) == len(members):
             clients, contexts = zip(*known)

@@ -20,7 +20,7 @@ from torch import Tensor
 from partita.core import check, tree
 from partita.core.parts import Algorithm
 from partita.engine.execute.cuda.replayed import Replayed
-from partita.engine.execute.stack import Stack, flatten, unflatten
+from partita.engine.execute.stack import Stack, Steps, flatten, unflatten
 from partita.engine.lockstep.meeting import Failure
 from partita.engine.model.problem import ModelProblem
 
@@ -52,7 +52,7 @@ class Servers:
         first = algorithms[0]
         self._functions: dict[str, Callable[..., Any]] = {}
         self._tried: set[str] = set()
-        self._replayed = Replayed("what the servers of several runs do")
+        self._replayed = Replayed("what the servers of several runs do", Steps())
         if all_same([algorithm.aggregate for algorithm in algorithms]):
             self._functions[AGGREGATION] = _of_all(first.aggregate(problem))
         if all_same([algorithm.server for algorithm in algorithms]):
@@ -64,7 +64,9 @@ class Servers:
         if len(acts) == 1 or what not in self._functions:
             return each_alone(acts)
         try:
-            found = parted(self._replayed(what, self._functions[what], stacked(acts)), len(acts))
+            found = parted(
+                self._replayed(self._functions[what], self._functions[what], stacked(acts)), len(acts)
+            )
             tried = what in self._tried
             if not tried and not all(tree.close(a, b, TOLERANCE) for a, b in zip(found, each_alone(acts))):
                 raise ValueError("results of several runs differ from those of each alone")

@@ -75,6 +75,18 @@ def copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 def own(results: Sequence[Tensor]) -> list[Tensor]:
     """Return copies in memory of their own: that of a recording is soon written to again."""
-    copies = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in results]
-    copy(list(zip(copies, results)))
+    copies = [room_for(x) for x in results]
+    copy([(once(to), once(x)) for to, x in zip(copies, results)])
     return copies
+
+
+def room_for(x: Tensor) -> Tensor:
+    """Return memory of the same layout: operations have the same bits there."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def once(x: Tensor) -> Tensor:
+    """Return what lies in memory of a tensor that is expanded: each entry once."""
+    if 0 not in x.stride():
+        return x
+    return x[tuple([slice(0, 1 if step == 0 else None) for step in x.stride()])]

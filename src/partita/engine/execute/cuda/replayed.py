@@ -5,10 +5,11 @@ for than a GPU to carry out. So, once the calls have taken about as long as a re
 are recorded as one CUDA graph. A call then copies its tensors to where the recording reads them, replays it,
 and copies what it leaves: the same operations in the same order.
 
-A recording repeats what it was given by the host, whatever that is later. So it is made only where nothing of
-that changes: no tensor on the host is read, no value of a tensor is looked at, and whole numbers, such as the
-number of the server's version, are passed on unread. All else that is no tensor is part of what is recorded.
-The first replays are compared with the function itself.
+A recording repeats what it was given by the host, whatever that is later. So only functions of this package
+are recorded, which depend on their arguments alone; and a trial refuses what reads tensors on the host or the
+values of others, draws, writes to memory that it has not made, or looks at a whole number, such as the
+server's version: those are passed on unread. All else that is no tensor is part of what is recorded. Replays
+are compared with the function itself, less and less often.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.core import check, tree
-from partita.engine.execute.cuda.recording import copy, own, record
+from partita.engine.execute.cuda.recording import copy, once, own, record, room_for
 from partita.engine.execute.stack import Spec, Stack, lift, tensors, unflatten
 
 LOG = logging.getLogger("partita")
@@ -35,11 +39,17 @@ LOG = logging.getLogger("partita")
 DEVICES = ("cuda",)
 RECORDING_SECONDS = 0.01  # about what a recording takes, and the calls that it is compared with
 REPLAY_SECONDS = 2e-4  # about what a replay takes of the host: calls that take less stay as they are
-MOST_BYTES = 1 << 26  # of what is given: to copy more takes longer than to ask for operations
-MOST_RECORDINGS = 32
-CHECKED_REPLAYS = 2
+MOST_BYTES = 1 << 25  # of what is given: to copy more takes longer than to ask for operations
+ROOM = 1 << 28  # bytes that the arguments of all recordings of a function may take
+MOST_KINDS = 1024  # of calls that are remembered
+CHECKED_REPLAYS = frozenset([1, 2, *(10**i for i in range(1, 10))])
+OURS = ("partita.",)
+"""What the names of modules begin with whose functions are recorded."""
+OPAQUE = ("partita.engine.model.", "partita.data.")
+"""Modules of objects that functions ask, and that are not looked into: the user's model and data."""
 REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 TOLERANCE = 1e-3  # of the largest entry: products of matrices may have 10 bits
+CONSTANTS = (str, bytes, bool, int, float, torch.dtype, torch.device, np.ndarray, np.generic, Tensor)
 
 
 class Unread:
@@ -65,26 +75,50 @@ class Unread:
 
 
 class _Repeatable(TorchDispatchMode):
-    """Refuses what a recording would not repeat: reading the host's tensors, drawing, waiting for a value.
+    """Refuses what a recording would not repeat: reading the host's tensors, drawing, waiting for a value,
+    and writing to memory that was there before.
 
     A number on the host that the function has made itself is one of its constants.
     """
 
-    def __init__(self, device: torch.device, given: Sequence[Tensor]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
-        self._given = {x.untyped_storage().data_ptr() for x in given}
+        self._made: set[int] = set()  # addresses of memory that the function has taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in tree.leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        if func is torch.ops.aten.lift_fresh.default and not given[0].dim() and not given[0].is_cuda:
+            self._made.update(map(_address, given))  # torch.tensor(1.0)
         if not REFUSED.isdisjoint(func.tags) and not _by_places(func, args):
             raise LookupError(f"{func} depends on values, or draws")
-        for x in tree.leaves((args, kwargs or {})):
-            if isinstance(x, Tensor) and x.device != self._device and (x.dim() or self._is_given(x)):
-                raise LookupError("it reads tensors on the host")
-        return func(*args, **(kwargs or {}))
+        if any(x.device != self._device and (x.dim() or _address(x) not in self._made) for x in given):
+            raise LookupError("it reads tensors on the host")
+        if func is torch.ops.aten.lift_fresh.default and _address(given[0]) not in self._made:
+            raise LookupError("it sends numbers to the device")
+        if func._schema.is_mutable and not all(
+            _address(x) in self._made for x in _written(func, args, kwargs)
+        ):
+            raise LookupError(f"{func} changes what was there before")
+        result = func(*args, **(kwargs or {}))
+        before = set(map(_address, given))
+        after = (_address(x) for x in tree.leaves((result,)) if isinstance(x, Tensor))
+        self._made.update(place for place in after if place not in before)
+        return result
 
-    def _is_given(self, x: Tensor) -> bool:
-        return x.untyped_storage().data_ptr() in self._given
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Tensor]:
+    """Return the tensors that an operation writes to."""
+    values = [
+        (x, args[i] if i < len(args) else (kwargs or {}).get(x.name))
+        for i, x in enumerate(func._schema.arguments)
+    ]
+    changed = [value for x, value in values if x.alias_info is not None and x.alias_info.is_write]
+    return [x for x in tree.leaves(tuple(changed)) if isinstance(x, Tensor)]
 
 
 def _by_places(func: Any, args: Sequence[Any]) -> bool:
@@ -122,8 +156,12 @@ class _Recording:
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Stack], device: torch.device) -> None:
         given = tensors(*args)
+        hosts = [id(x) for x in given if x.device != device]
+        if len(set(hosts)) < len(hosts):
+            raise LookupError("a tensor on the host is given twice")
         self._device = device
-        self._rooms = [x.clone() if x.device == device else None for x in given]
+        self._rooms = [room_for(x) if x.device == device else None for x in given]
+        self._fill(given)
         room = iter(self._rooms)
         filled = [_with_rooms(arg, room, first) for arg, first in zip(args, _firsts(args))]
         found: list[Stack] = []
@@ -133,12 +171,21 @@ class _Recording:
                 found[:] = [lift(fn, *filled)]
             return [found[0].leaves[i] for i in self._places(found[0], given)]
 
-        with _refusing_to_wait(device), _Repeatable(device, [x for x in given if x.device != device]):
+        with _refusing_to_wait(device), _Repeatable(device):
             work()
         self._replay = record(work, device)
         self._like = found[0]
         self._leaves = self._sources(self._like, given)
-        self.checks = CHECKED_REPLAYS
+        self.replays = 0
+
+    def _fill(self, given: Sequence[Tensor]) -> None:
+        """Copy arguments to where the recording reads them."""
+        copy([(once(room), once(x)) for room, x in zip(self._rooms, given) if room is not None])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the memory that it reads."""
+        return sum([x.nbytes for x in self._rooms if x is not None])
 
     def _sources(self, result: Stack, given: Sequence[Tensor]) -> list[_Leaf]:
         """Return where each leaf of a result comes from."""
@@ -149,11 +196,13 @@ class _Recording:
                 sources.append(_Leaf("number", leaf.place, leaf.more))
             elif id(leaf) in inputs:
                 sources.append(_Leaf("given", inputs[id(leaf)]))
-            elif not isinstance(leaf, Tensor) or leaf.device != self._device:
-                sources.append(_Leaf("constant", 0, leaf))
-            else:
+            elif isinstance(leaf, Tensor) and leaf.device == self._device:
                 sources.append(_Leaf("recorded", recorded))
                 recorded += 1
+            elif leaf is None or isinstance(leaf, str | bool | int | float | Tensor):
+                sources.append(_Leaf("constant", 0, leaf))
+            else:
+                raise LookupError(f"it returns {type(leaf).__name__}")
         return sources
 
     def _places(self, result: Stack, given: Sequence[Tensor]) -> list[int]:
@@ -163,7 +212,7 @@ class _Recording:
     def __call__(self, args: Sequence[Stack]) -> Stack:
         """Return the result for these arguments."""
         given = tensors(*args)
-        copy([(room, x) for room, x in zip(self._rooms, given) if room is not None])
+        self._fill(given)
         recorded = own(self._replay())
         numbers = [x for arg in args for x in arg.leaves if _is_number(x)]
         leaves: list[Any] = []
@@ -172,8 +221,11 @@ class _Recording:
                 leaves.append(recorded[place])
             elif kind == "given":
                 leaves.append(given[place])
+            elif kind == "number":
+                leaves.append(numbers[place] + value)
             else:
-                leaves.append(numbers[place] + value if kind == "number" else value)
+                leaves.append(value.clone() if isinstance(value, Tensor) else value)
+        self.replays += 1
         return Stack(leaves, self._like.has_rows, self._like.spec, self._like.n)
 
 
@@ -188,10 +240,14 @@ class _Known:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """Lifted functions, which a GPU replays once they have been called alike a few times."""
+    """Lifted functions, which a GPU replays once they have been called alike a few times.
+
+    `otherwise` lifts them where there is no GPU.
+    """
 
     name: str
-    known: dict[Any, _Known] = field(default_factory=dict)
+    otherwise: Callable[..., Stack] = lift
+    known: OrderedDict[Any, _Known] = field(default_factory=OrderedDict)
 
     def function(self, fn: Callable[..., Any], *given: Any) -> Any:
         """Compute `fn(*given)`."""
@@ -201,15 +257,17 @@ class Replayed:
         result = self(fn, fn, *[Stack.of(x, 1, rows=False) for x in given])
         return unflatten(result.spec, iter(result.leaves))
 
-    def __call__(self, of: Hashable, fn: Callable[..., Any], *args: Stack) -> Stack:
-        """Compute `lift(fn, *args)`; `of` is what tells this function from others."""
+    def __call__(self, of: Callable[..., Any], fn: Callable[..., Any], *args: Stack) -> Stack:
+        """Compute `lift(fn, *args)`, where `fn` is the same as long as it is made `of` the same."""
         given = tensors(*args)
         device = _device(given)
-        if device is None or sum([x.nbytes for x in given]) > MOST_BYTES:
+        if device is None:
+            return self.otherwise(fn, *args)
+        # when replays begin is a matter of time, and so nothing for a run that repeats its bits
+        if sum([x.nbytes for x in given]) > MOST_BYTES or torch.are_deterministic_algorithms_enabled():
             return lift(fn, *args)
-        key = of, *[_kind(arg) for arg in args]
         try:
-            known = self.known.setdefault(key, _Known())
+            known = self._of_kind((of, *[_kind(arg) for arg in args]))
         except TypeError:  # something that has no hash: nobody can tell whether it is the same again
             return lift(fn, *args)
         if known.recording is not None:
@@ -219,35 +277,81 @@ class Replayed:
         took = time.perf_counter() - begin
         known.seconds += took
         if known.seconds > RECORDING_SECONDS and took > REPLAY_SECONDS and not known.refused:
-            self._record(known, fn, args, device)
+            self._record(known, of, fn, args, device)
         return result
 
+    def _of_kind(self, kind: Any) -> _Known:
+        """Return what is known of calls of a kind; the last one that was called comes last."""
+        known = self.known.setdefault(kind, _Known())
+        self.known.move_to_end(kind)
+        if len(self.known) > MOST_KINDS:
+            self.known.popitem(last=False)
+        return known
+
     def _record(
-        self, known: _Known, fn: Callable[..., Any], args: Sequence[Stack], device: torch.device
+        self,
+        known: _Known,
+        of: Callable[..., Any],
+        fn: Callable[..., Any],
+        args: Sequence[Stack],
+        device: torch.device,
     ) -> None:
-        others = [other for other in self.known.values() if other.recording is not None]
-        if len(others) >= MOST_RECORDINGS:
-            others[0].recording, others[0].seconds = None, 0.0
+        if not is_ours(of, set()):
+            self._refuse(known, "it is none of this package's, and may depend on more than its arguments")
+            return
         try:
             known.recording = _Recording(fn, args, device)
         except Exception as error:  # it looks at values, or reads what the host has
             self._refuse(known, check.named_reason(error))
+            return
+        recorded = [each for each in self.known.values() if each.recording is not None]
+        room = sum([each.recording.nbytes for each in recorded if each.recording is not None])
+        for each in recorded[:-1]:  # those that were not called for longest
+            if room > ROOM and each.recording is not None:
+                room -= each.recording.nbytes
+                each.recording, each.refused = None, True  # for good: else they would take turns
 
     def _replayed(
         self, known: _Known, recording: _Recording, fn: Callable[..., Any], args: Sequence[Stack]
     ) -> Stack:
         result = recording(args)
-        if recording.checks:
-            recording.checks -= 1
+        if recording.replays in CHECKED_REPLAYS:
             expected = lift(fn, *args)
             if not _alike(result, expected):
                 self._refuse(known, "results differ")
                 return expected
+            if not _finite(expected):  # that tells nothing
+                recording.replays -= 1
         return result
 
     def _refuse(self, known: _Known, reason: str) -> None:
         known.recording, known.refused = None, True
         LOG.info("%s is not recorded: %s", self.name, reason)
+
+
+def is_ours(value: Any, seen: set[int]) -> bool:
+    """Return whether a function is of this package, with all that it was made from."""
+    if value is None or isinstance(value, CONSTANTS) or id(value) in seen:
+        return True
+    seen.add(id(value))
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(is_ours(x, seen) for x in value)
+    if isinstance(value, Mapping):
+        return all(is_ours(x, seen) for x in value.values())
+    if isinstance(value, functools.partial):
+        return is_ours((value.func, value.args, value.keywords), seen)
+    if isinstance(value, MethodType):
+        return is_ours((value.__func__, value.__self__), seen)
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        made_from = cells, value.__defaults__, value.__kwdefaults__
+        return f"{value.__module__}.".startswith(OURS) and is_ours(made_from, seen)
+    if isinstance(value, type):
+        return f"{value.__module__}.".startswith(OURS)
+    module = f"{type(value).__module__}."
+    if module.startswith(OPAQUE) or isinstance(value, Replayed):
+        return True
+    return module.startswith(OURS) and is_ours(list(vars(value).values()), seen)
 
 
 def replaying(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,7 +371,9 @@ def _is_number(leaf: Any) -> bool:
 def _kind(stack: Stack) -> tuple[Spec, int, tuple[Any, ...]]:
     """Return what a recording depends on: structure, shapes, and all that is neither a tensor nor unread."""
     leaves = [
-        (x.shape, x.dtype, x.device, r) if isinstance(x, Tensor) else int if _is_number(x) else x
+        (x.shape, x.stride(), x.dtype, x.device, r)
+        if isinstance(x, Tensor)
+        else (int if _is_number(x) else (type(x), x))
         for x, r in zip(stack.leaves, stack.has_rows)
     ]
     return stack.spec, stack.n, tuple(leaves)
@@ -295,8 +401,19 @@ def _with_rooms(stack: Stack, rooms: Any, first: int) -> Stack:
 
 
 def _alike(a: Stack, b: Stack) -> bool:
+    """Return whether results are the same but for roundings."""
     if (a.spec, a.has_rows, len(a.leaves)) != (b.spec, b.has_rows, len(b.leaves)):
         return False
-    return tree.close(tuple(a.leaves), tuple(b.leaves), TOLERANCE) and all(
-        isinstance(x, Tensor) or x is y or x == y for x, y in zip(a.leaves, b.leaves)
-    )
+    return all(map(_same_leaf, a.leaves, b.leaves)) and tree.close(a.leaves, b.leaves, TOLERANCE)
+
+
+def _same_leaf(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
+    return type(x) is type(y) and x == y
+
+
+def _finite(stack: Stack) -> bool:
+    """Return whether all numbers of a result are finite."""
+    numbers = [x for x in stack.leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    return all(bool(x.isfinite().all()) for x in numbers)
