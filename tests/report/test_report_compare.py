@@ -9,6 +9,7 @@ from report_rows import client, fake
 
 from partita.engine.record import Record
 from partita.report.compare import paired, table
+from partita.report.ranking import sentence, standing
 
 
 def test_a_row_of_the_table_by_hand() -> None:
@@ -135,6 +136,22 @@ def test_numbered_clients_of_other_data_are_units_by_seed() -> None:
     # no seed in common and other data: nobody to compare
     [row] = paired({"a": runs(0.5, 0.9)[:1], "b": runs(0.4, 0.95)[1:]}, against="b")
     assert (row["clients"], row["p"]) == (0, None)
+
+
+@pytest.mark.parametrize(("other", "pairs"), [("d1", 1), ("d2", 0)])
+def test_clients_of_other_data_are_not_ranked_together(other: str, pairs: int) -> None:
+    """Client 3 of one data set has nothing to do with client 3 of another: nothing is said of them."""
+
+    def run(digest: str, gain: float) -> Record:
+        found = fake(*[client(str(i), 0.5 + 0.01 * i + gain) for i in range(20)])
+        found.config["data"] = {"fingerprint": digest}
+        return found
+
+    runs = {"one": [run("d1", 0.1)], "two": [run(other, 0.0)]}
+    where = standing(runs)
+    assert len(where.pairs) == pairs
+    assert where.means["one"].mean == pytest.approx(0.695)
+    assert ("have different data" in sentence(where, "accuracy", runs)) == (not pairs)
 
 
 def test_rounding_is_no_difference() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from partita.engine.record import Record, number
 from partita.engine.significance import Interval, mean_interval, rank_methods
 from partita.engine.verdict import Difference, listed, trained, untrained
-from partita.report.rows import Runs, checked, first, suffixes
+from partita.report.rows import Runs, checked, first, same_clients, suffixes
 
 MOST_CLIENTS = 5_000
 """Clients beyond this number are grouped for intervals, and drawn at random for ranks."""
@@ -86,7 +86,7 @@ def standing(runs: Runs) -> Standing:
     means = {name: interval(x, scores.weights) for name, x in scores.methods.items()}
     known = {name: x for name, x in scores.methods.items() if np.isfinite(x).any()}
     nothing = Standing(0, means, {}, np.nan, np.nan, [], [], next(iter(known), None))
-    if len(known) < 2:
+    if len(known) < 2 or not same_everywhere(runs):
         return nothing
     with np.errstate(invalid="ignore"):
         table = np.stack([over_seeds(x) for x in known.values()], axis=1)
@@ -115,6 +115,13 @@ def standing(runs: Runs) -> Standing:
         pairs=pairs,
         best=names[ranking.best],
     )
+
+
+def same_everywhere(runs: Runs) -> bool:
+    """Return whether a name is the same client for all labels, in each seed."""
+    seeds = _common_seeds(runs)
+    groups = [[r for rs in runs.values() for r in rs if r.facts.get("seed") == seed] for seed in seeds]
+    return all(map(same_clients, groups or zip(*runs.values())))
 
 
 def gathered(runs: Runs, model: str = "personal") -> Scores:
@@ -233,6 +240,8 @@ def sentence(where: Standing, metric: str, runs: Runs) -> str:
     rivals = where.against_best()
     if not rivals:
         others = [label for label in where.means if label != best]
+        if not same_everywhere(runs):
+            return f"{listed([best, *others])} have different data, so that no client is in all of them."
         return f"There are too few clients in common to compare {listed([best, *others])}."
     everyone = _trainings(runs)
     if any(trained(t) is not True for t in everyone[best]):
