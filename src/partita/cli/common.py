@@ -139,7 +139,7 @@ def show_study(runs: Runs, figures: Sequence[Table], options: RunOptions) -> Non
     if runs:
         where = ranking.standing(runs)
         console.print(tables.comparison(rows, where.clearly_best, console.width))
-        if pairs:
+        if where.pairs:
             console.print(tables.pairs(where))
         for words in header.said(runs):
             console.print(Text(words))

@@ -241,7 +241,7 @@ def sentence(where: Standing, metric: str, runs: Runs) -> str:
     if not rivals:
         others = [label for label in where.means if label != best]
         if not same_everywhere(runs):
-            return f"{listed([best, *others])} have different data, so that no client is in all of them."
+            return "The methods have different data, so that no client is in all of them."
         return f"There are too few clients in common to compare {listed([best, *others])}."
     everyone = _trainings(runs)
     if any(trained(t) is not True for t in everyone[best]):
