@@ -32,7 +32,7 @@ from partita.engine.account import upload_like
 from partita.engine.channel import Channel
 from partita.engine.execute import Executor, Runner, Task, budget, make_executor
 from partita.engine.execute.cuda.replayed import replaying
-from partita.engine.execute.task import called
+from partita.engine.execute.task import each_time
 from partita.engine.lockstep import Seat, once, seat
 from partita.engine.lockstep.member import Following, Member, joins
 from partita.engine.look import Look, LookAtSome
@@ -301,7 +301,7 @@ def bind(
         method_loss=algorithm.loss,
         augment=settings.augment,
         steps=_steps(plan, data),
-        once=called if place is None else lambda what, make: once(("stackable", kind, what), make),
+        once=each_time if place is None else lambda what, make: once(("stackable", kind, what), make),
     )
     whole = make_executor(settings.executor, task)
     problem = whole.bound.problem
@@ -318,9 +318,7 @@ def bind(
     aggregate = releases.totals if releases else devices.aggregate(algorithm.aggregate(problem))
     server_rule = serving(algorithm.server(problem), channel.uploads.transforms, channel.like, releases)
     if data.device.type == "cuda" and devices.alike:  # else what is done depends on who has sent what
-        aggregate = replaying("aggregation", aggregate)
-        if releases is None:  # which replays itself what has no number of a round in it
-            server_rule = server_rule._replace(step=replaying("the server's step", server_rule.step))
+        aggregate, server_rule = _replayed(aggregate, server_rule, releases)
     is_global = setup.is_global(number)
     new_client = channel.new_client(setup.new_client(algorithm, initial))
     limits = _limits(setup, new_client, tree.pick(initial, partition.shared), plan.batch)
@@ -368,6 +366,15 @@ def _in_lockstep(setup: Setup, number: int) -> tuple[Seat | None, str]:
     place = seat()
     joined = setup.devices.uniform and setup.crew is None and joins(setup.settings.executor)
     return (place, place.kin(setup, number)) if place is not None and joined else (None, "")
+
+
+def _replayed(
+    aggregate: Callable[[Upload, Tensor], Upload], rule: ServerRule, releases: Releases | None
+) -> tuple[Callable[[Upload, Tensor], Upload], ServerRule]:
+    """Return what the server does as recordings; releases replay by themselves what knows no round."""
+    if releases is None:
+        rule = rule._replace(step=replaying("the server's step", rule.step))
+    return replaying("aggregation", aggregate), rule
 
 
 def _memory(setup: Setup) -> int | None:

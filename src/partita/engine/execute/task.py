@@ -33,7 +33,7 @@ TRIALS, TRIALS_SHARE = 25, 0.1  # steps that it takes to try executors, and the 
 SLOW_BYTES = 8e6  # that autograd saves in a step: above this, steps of a CPU take tens of milliseconds
 
 
-def called(what: Hashable, make: Callable[[], str]) -> str:  # noqa: ARG001
+def each_time(what: Hashable, make: Callable[[], str]) -> str:  # noqa: ARG001
     """Return what a function returns."""
     return make()
 
@@ -80,7 +80,7 @@ class Task:
     bind: Callable[[ModelProblem, FederatedData], BoundProblem] = BoundProblem
     stacks: bool = False
     steps: float = math.inf
-    once: Callable[[Hashable, Callable[[], str]], str] = called
+    once: Callable[[Hashable, Callable[[], str]], str] = each_time
 
     @functools.cached_property
     def alone(self) -> ModelProblem:

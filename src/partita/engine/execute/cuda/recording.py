@@ -76,7 +76,7 @@ def copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 def own(results: Sequence[Tensor]) -> list[Tensor]:
     """Return copies in memory of their own: that of a recording is soon written to again."""
     copies = [room_for(x) for x in results]
-    copy([(once(to), once(x)) for to, x in zip(copies, results)])
+    copy([(unexpanded(to), unexpanded(x)) for to, x in zip(copies, results)])
     return copies
 
 
@@ -85,7 +85,7 @@ def room_for(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
-def once(x: Tensor) -> Tensor:
+def unexpanded(x: Tensor) -> Tensor:
     """Return what lies in memory of a tensor that is expanded: each entry once."""
     if 0 not in x.stride():
         return x

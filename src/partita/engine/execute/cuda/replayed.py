@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.core import check, tree
-from partita.engine.execute.cuda.recording import copy, once, own, record, room_for
+from partita.engine.execute.cuda.recording import copy, own, record, room_for, unexpanded
 from partita.engine.execute.stack import Spec, Stack, lift, tensors, unflatten
 
 LOG = logging.getLogger("partita")
@@ -180,7 +180,7 @@ class _Recording:
 
     def _fill(self, given: Sequence[Tensor]) -> None:
         """Copy arguments to where the recording reads them."""
-        copy([(once(room), once(x)) for room, x in zip(self._rooms, given) if room is not None])
+        copy([(unexpanded(room), unexpanded(x)) for room, x in zip(self._rooms, given) if room is not None])
 
     @property
     def nbytes(self) -> int:
